@@ -131,10 +131,10 @@ def guardian(parts: Parts | None, rm: FakeRm | None) -> Iterator[tuple[Path, int
                 change(where, method, parts.timed("asked", getattr(where, method)))
         made = server.Guardian(folder, Journal(), FileSets(), ObjectTable(), {})
         if rm is not None:
-            made.supervisor.major, made.supervisor.uvm_major = (os.major(os.stat(file).st_rdev) for file in (_RM, _UVM))
-            made.supervisor.perform = made.supervisor.uvm_files.perform = _in_kernel(rm.perform)
+            made.shared.major, made.shared.uvm_major = (os.major(os.stat(file).st_rdev) for file in (_RM, _UVM))
+            made.shared.perform = made.shared.uvm_files.perform = _in_kernel(rm.perform)
         if parts is not None:
-            made.supervisor.perform = parts.timed("rm", made.supervisor.perform)
+            made.shared.perform = parts.timed("rm", made.shared.perform)
         over = threading.Event()
         change(made, "_is_unused", over.is_set)
         loop = threading.Thread(target=made.run, daemon=True)

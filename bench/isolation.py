@@ -5,7 +5,7 @@
     python bench/isolation.py --vm               in the virtual machine of the module's lanes: plane kmod
     python bench/isolation.py --only raw,race    some families of nothing, cuda, raw, race, control, fault, door, safe
     python bench/isolation.py --group --only cuda,raw,race    on plane seccomp, each attacker in a share group with MPS
-    python bench/isolation.py --only moments     daemon, guardian, supervisor: failing at 42 random moments
+    python bench/isolation.py --only moments     daemon, guardian, launcher: failing at 42 random moments
 
 Prints a table of path and plane, and merges it into docs/results/isolation.json. attacks/judge.py and attacks/safe.py
 explain each figure at the top; attacks/cases.py lists the attacks. The exit code is 1 if any attack got through.

@@ -93,3 +93,14 @@ def test_scripts_and_targets_named_in_passing_are_there() -> None:
             if not re.search(rf"^[\w -]*\b{target[2]}\b[\w -]*:", makefile, re.MULTILINE):
                 wrong.append(f"{place}: {line}")
     assert wrong == []
+
+
+def test_files_named_in_passing_are_there() -> None:
+    rooms = "qgpu|kmod|bpf|tests|bench|docs|deploy|packaging|examples|dashboards"
+    named = [
+        (place, path)
+        for place, line in in_passing()
+        for path in re.findall(rf"(?<![\w./])(?:{rooms})/[\w./-]+\.[a-z]+", line)
+    ]
+    assert len(named) > 100
+    assert [(place, path) for place, path in named if not (ROOT / path).exists()] == []

@@ -65,7 +65,7 @@ def guardians(bench: Bench) -> list[psutil.Process]:
     return [process for process in _processes(bench, "qgpu.guardian") if process.name() == "qgpu-guardian"]
 
 
-def supervisors(bench: Bench) -> list[psutil.Process]:
+def launchers(bench: Bench) -> list[psutil.Process]:
     """Find the ``qgpuctl run`` that started the neighbour."""
     return [process for process in _processes(bench, "qgpu.cli.main") if "neighbour" in process.cmdline()]
 
@@ -151,7 +151,7 @@ _CASES: tuple[tuple[str, Act, tuple[str, ...], Then], ...] = (
     ("guardian killed (-9)", _signal(signal.SIGKILL, guardians), ("seccomp",), Then.AGAIN),
     ("guardian stopped (SIGSTOP)", _signal(signal.SIGSTOP, guardians), ("seccomp",), Then.AGAIN),
     ("guardian and the one in reserve killed", _signal(signal.SIGKILL, reserves, guardians), ("seccomp",), Then.AGAIN),
-    ("supervisor stopped (SIGSTOP)", _signal(signal.SIGSTOP, supervisors), ("seccomp", "kmod"), Then.HOLDS),
+    ("launcher stopped (SIGSTOP)", _signal(signal.SIGSTOP, launchers), ("seccomp", "kmod"), Then.HOLDS),
     ("daemon hangs (frozen)", _freeze(daemons), ("seccomp", "kmod"), Then.ENDS),
     ("guardian hangs (frozen)", _freeze(guardians), ("seccomp",), Then.AGAIN),
 )
@@ -250,7 +250,7 @@ def _tried(
         _wait_closed(world, watch, 0 if then is Then.HOLDS else _SEEN_S, period_ms / 1000)
     at = act(bench)
     first, full = _seen(watch, at, alone_rate if then is Then.ENDS else None, _SEEN_S)
-    _signal(signal.SIGCONT, guardians, supervisors)(bench)
+    _signal(signal.SIGCONT, guardians, launchers)(bench)
     _thaw()
     if then is Then.ENDS:
         _end_daemon(bench)
@@ -288,7 +288,7 @@ def _left_over(world: World) -> dict[str, int]:
 
 def _end_daemon(bench: Bench) -> None:
     """Let what was stopped or frozen go on, and the daemon end."""
-    _signal(signal.SIGCONT, guardians, supervisors)(bench)
+    _signal(signal.SIGCONT, guardians, launchers)(bench)
     _thaw()
     bench.kill_daemon()
 

@@ -74,7 +74,7 @@ class _Answer(dict[str, Any]):
     """A daemon's answer. What an older daemon does not tell is no defect of ours."""
 
     def __missing__(self, key: str) -> Any:
-        raise QgpuError(f"qgpud: it does not tell {key!r}; is it older than qgpuctl? restart it")
+        raise QgpuError(f"qgpud: its answer has no {key!r}; is it older than qgpuctl? restart it")
 
 
 def _checked(value: Any) -> Any:

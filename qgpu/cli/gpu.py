@@ -200,7 +200,7 @@ _NUMBERED = ", ".join(f"{name} ({info.number})" for name, info in POLICIES.items
     "--memory-overcommit",
     "overcommit",
     type=FACTOR,
-    help="How many times its memory may be granted, such as 2.0; 1 is not beyond it.",
+    help="How many times its memory may be granted, such as 2.0; 1: no overcommit.",
 )
 @pass_context
 def set_(

@@ -17,7 +17,7 @@ from qgpu import config as configuration
 from qgpu import log
 from qgpu.config import Config, MetricsCompat
 from qgpu.daemon import plane_choice
-from qgpu.daemon.containers import Containers, agent_socket, claim_files
+from qgpu.daemon.container_runtimes import ContainerRuntimes, agent_socket, claim_files
 from qgpu.daemon.events import Events
 from qgpu.daemon.metrics_endpoint import MetricsEndpoint
 from qgpu.daemon.prepared_grants import PreparedGrants
@@ -73,7 +73,7 @@ def run(
                 ends.callback(endpoint.close)
             server = Server(directory, config.socket_mode, config.socket_gid, service.handle, store, service.pod_of)
             ends.callback(server.close)
-            containers = Containers(chosen.plane, host.pgpus(), directory, config, store, service.take_listener)
+            containers = ContainerRuntimes(chosen.plane, host.pgpus(), directory, config, store, service.take_listener)
             ends.callback(containers.close)
             _log.info("ready", plane=chosen.plane.value, why=chosen.why, runtime_dir=str(directory))
             restored = partial(place.refresh, restore=(server.restore, containers.restore))
@@ -103,7 +103,7 @@ def _endpoint(service: Service, config: Config) -> MetricsEndpoint | None:
 
 def _watch(
     service: Service,
-    containers: Containers,
+    containers: ContainerRuntimes,
     prepared: PreparedGrants,
     endpoint: MetricsEndpoint | None,
     restore: Callable[[], None],

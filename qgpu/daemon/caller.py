@@ -1,4 +1,4 @@
-"""Who made a request, by what the kernel knows of the peer. The request itself is not asked."""
+"""Who made a request, as the kernel says. Nothing that the request itself says counts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qgpu.ipc.control_socket import Session
 from qgpu.ipc.wire import has_ended
 from qgpu.linux import cgroup, proc
 
-#: The id of a container, as its runtime puts it into the name of its cgroup; and how much of it people use.
+#: The id of a container in its cgroup's name, and how many of its digits are shown.
 _CONTAINER = re.compile(r"[0-9a-f]{64}")
 _SHORT = 12
 #: In place of a login user: the process belongs to no login (audit(7), AUDIT_UID_UNSET).

@@ -1,4 +1,4 @@
-"""Makes containers pods: their hook's request, and the seccomp listeners that their runtime hands over.
+"""Makes pods of containers: handles the request of their hook, and the seccomp listeners of their runtime.
 
 A container without prepared devices gets what it asks for, if that fits. One with prepared devices gets those
 (``qgpu/daemon/claim_requests.py``). One with a group's device is a member of that group.
@@ -85,7 +85,7 @@ class ContainerRequests:
         beyond = set(container.gpus(self._minors())) - set(pod.grants)
         if beyond:
             raise RefusedError(
-                f"container {container.id}: it has pGPU {min(beyond)}, which group {group} has not; give it the "
+                f"container {container.id}: it has pGPU {min(beyond)}, which is not group {group}'s; give it the "
                 "group's device alone"
             )
         cgroup.set_xattr(at, _BEYOND, container.beyond_limits())

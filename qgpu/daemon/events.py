@@ -1,8 +1,8 @@
 """The record of changes: who changed which policy or grant when, from what to what. It outlives the daemon.
 
 A file of JSON lines in the state directory, and the log. A change of settings is recorded before it is made, and is not
-made if it cannot be. What became of pods waits for room on the disk. The file is bounded by its predecessor: when it is
-full, it takes that one's place. Numbers tell the order of events, because clocks are set back.
+made if it cannot be. Events of pods wait until the disk has room. A full file replaces its predecessor, and a new one
+begins. Numbers order the events, because clocks may be set back.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Carries memory turns out: looks at every overcommitted pGPU, and lets pods yield and come back as the policy decides.
 
 It runs in a thread of its own, once a second and when told. ``qgpu/policies/memory_turns.py`` decides,
-``suspensions.py`` moves. To look at a pod's processes takes as long as the pod likes, so each move begins in a thread
-of its own, without the lock. A pod that cannot be moved runs on, and is tried again later and later. A daemon that
-starts finds who yielded in the file of suspensions, and who has not begun yet by a note at its cgroup.
+``suspensions.py`` moves. A pod can make its processes slow to look at, so each move begins in a thread of its own,
+without the lock. A pod that cannot be moved runs on, and is tried again later and later. After a restart the file of
+suspensions says which pods yielded, and notes at cgroups say which have not begun yet.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class MemoryTurns:
 
     @contextmanager
     def room(self, index: int, name: str) -> Iterator[int | None]:
-        """Give what no limit reserves of a pGPU, besides a pod's own, while nobody comes; None if all limits fit."""
+        """Give the bytes of a pGPU that limits of other pods leave, and let no pod come meanwhile; None if all fit."""
         with self._lock:
             if not self._overcommitted(index):
                 yield None
@@ -211,7 +211,7 @@ class MemoryTurns:
             return self._moves
 
     def mark_all_begun(self) -> None:
-        """Take pods for ones that have begun, before memory of their pGPU is overcommitted."""
+        """Count all pods as begun, before memory of their pGPU is overcommitted."""
         with self._lock:
             pods, now_ns = self._pods.listed(), self._now_ns()
             self._forget({pod.name for pod in pods})
@@ -244,7 +244,7 @@ class MemoryTurns:
         return loop is not None and loop.settings.memory_overcommit > 1
 
     def _forget(self, here: Collection[str]) -> None:
-        """Keep what is known of these pods only, and not of earlier ones of their names."""
+        """Forget all pods but these, and earlier pods of the same names."""
         gone = {self._retired.popleft() for _ in range(len(self._retired))}
         self._known = {name: known for name, known in self._known.items() if name in here and name not in gone}
         for card in self._cards.values():

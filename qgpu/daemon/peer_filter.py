@@ -45,9 +45,9 @@ def pods_by_cgroup(pods: Iterable[PodInfo]) -> dict[str, str]:
     return {at: pod.name for pod in pods for at in pod.cgroups}
 
 
-def refuse_pods(pid: int, process: int | None, pods: Iterable[PodInfo], *, root: bool = False) -> None:
+def refuse_pods(pid: int, process: int | None, by_cgroup: Mapping[str, str], *, root: bool = False) -> None:
     """Raise PermissionDeniedError if a peer's process is in a pod, or may be."""
-    name = pod_of(pid, process, pods_by_cgroup(pods), root=root)
+    name = pod_of(pid, process, by_cgroup, root=root)
     if name == UNKNOWN:
         raise PermissionDeniedError(f"process {pid}: it has ended, or is not visible from here")
     if name:

@@ -30,8 +30,8 @@ class PodMoves:
 
     def __init__(self, pods: Pods) -> None:
         self._pods = pods
-        #: Holds still, for a block, who is on a pGPU, and gives what is not reserved there for pods besides the named
-        #: one, in bytes; None where memory is granted once.
+        #: Lets no pod come to a pGPU for a block, and gives the bytes that limits of the other pods leave there; None
+        #: where memory is granted once.
         self.room: Callable[[int, str], AbstractContextManager[int | None]] = lambda _index, _name: nullcontext()
 
     def begin(self, suspensions: Suspensions, name: str, target: int, source: int | None) -> None:

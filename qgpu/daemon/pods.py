@@ -58,11 +58,11 @@ class Pods:
         self._works = works
         #: Which pods cannot make room for others, and what host memory holds of those that do.
         self.yielding: Callable[[], Yielding] = admission.Yielding
-        #: Told of pods that are gone: the next of that name is another.
+        #: Called with the name of a pod that is gone; a later pod of that name is another one.
         self.retired: Callable[[str], None] = lambda _name: None
         #: Pods that begin without asking whether there is room.
         self.begun: set[str] = set()
-        #: Pods by cgroup, as last listed.
+        #: Pods by cgroup. A cgroup is in it before its pod's first process, and until its pod is known to be gone.
         self.by_cgroup = pods_by_cgroup(host.pods())
         #: Pods whose launcher is still connected, with the launcher's session.
         self._launchers: dict[str, Session] = {}
@@ -235,7 +235,7 @@ class Pods:
         """Check what a claim is to hold, in place of what it holds now. Raises RefusedError."""
         known = self.prepared.by_name.keys() | {device.name for device in grant.devices}
         groups = self.prepared.by_group.keys() | {grant.group}
-        # Containers that outlived a loss of their claim are in it again.
+        # Containers whose claim was lost count to it again.
         others = bound_containers.outside(pods, known, groups)
         beside = replace(self._occupancy(()), pods=others, prepared=self.prepared.held(besides=grant.uid))
         admission.check_prepared(self.prepared.wanted(grant), beside)
@@ -261,7 +261,7 @@ class Pods:
         return result
 
     def overdrawn(self, index: int) -> int:
-        """Return by how many bytes what is sold of a pGPU, and what ended pods hold of it, exceed what may be sold."""
+        """Return how many bytes of a pGPU are granted, or held for ended pods, beyond what may be granted."""
         sold = [held.grant for held in self.prepared.held() if held.index == index]
         sold += [pod.grants[index] for pod in self.outside(self.host.pods()) if index in pod.grants]
         left = self.host.orphaned_memory().get(index, 0)

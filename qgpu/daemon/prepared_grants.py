@@ -1,8 +1,8 @@
 """Keeps prepared grants: one file a claim in the state directory, and one CDI file for container runtimes.
 
-A claim is on disk before its preparation is answered, and off it before its end is. A daemon that is killed in between
-finds at its next start what it had promised, and makes the CDI files agree with it. It does not judge whether a grant
-fits (``qgpu/admission.py``) or which containers use it (``qgpu/daemon/claim_requests.py``).
+A claim is on disk before its preparation is answered, and removed from it before its end is answered. A daemon that is
+killed in between finds at its next start what it had promised, and makes the CDI files agree with it. It does not judge
+whether a grant fits (``qgpu/admission.py``) or which containers use it (``qgpu/daemon/claim_requests.py``).
 """
 
 from __future__ import annotations
@@ -273,7 +273,7 @@ def _matched(what: str, text: Any, pattern: re.Pattern[str]) -> str:
 
 
 def _unused(name: str, taken: Iterable[str]) -> str:
-    """Return a name that its claim has not: two devices may answer one request without a share."""
+    """Return a name that no device of its claim has: two may answer one request without a share."""
     return (
         name
         if name not in taken

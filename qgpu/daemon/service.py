@@ -21,7 +21,7 @@ from qgpu.daemon import bound_containers, views
 from qgpu.daemon.claim_groups import ClaimGroups
 from qgpu.daemon.claim_requests import ClaimRequests
 from qgpu.daemon.container_requests import ContainerRequests, check_reach
-from qgpu.daemon.containers import cdi_directory
+from qgpu.daemon.container_runtimes import cdi_directory
 from qgpu.daemon.device_isolation import DeviceIsolation
 from qgpu.daemon.events import Events
 from qgpu.daemon.gang_exchange import GangExchange
@@ -175,16 +175,14 @@ class Service:
     def handle(self, session: Session, message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         """Answer one request. Raises a QgpuError if it cannot be done."""
         op = str(message.get("op"))
-        pods: Sequence[PodInfo] = ()
         if not op.startswith("sim."):  # a pod uses its simulated card through the daemon
-            pods = self._host.pods()
-            refuse_pods(session.peer.pid, session.process, pods, root=session.peer.uid == 0)
+            refuse_pods(session.peer.pid, session.process, self.pods.by_cgroup, root=session.peer.uid == 0)
         if op in self._changing and not session.may_change:
             raise PermissionDeniedError(
                 f"{op}: only root, the daemon's own user and the socket's group may change things"
             )
         if look := self._looking.get(op):
-            return look(pods)
+            return look(self._host.pods())
         request = self._changing.get(op) or self._reading.get(op)
         if request is None:
             raise InvalidValueError(f"request {op!r}: there is no such request; is qgpuctl of the daemon's version?")
@@ -197,7 +195,7 @@ class Service:
         return answer
 
     def pod_of(self, session: Session) -> str:
-        """Return the pod that a client is in, as last listed. ``handle`` checks again for each request."""
+        """Return the pod that a client is in. ``handle`` checks again for each request."""
         return pod_of(session.peer.pid, session.process, self.pods.by_cgroup, root=session.peer.uid == 0)
 
     @property

@@ -1,4 +1,4 @@
-"""Makes Slurm's jobs pods, when the SPANK plugin asks for it from within a task that is about to start.
+"""Makes pods of Slurm's jobs, when the SPANK plugin asks for it in a task that is about to start.
 
 What a job's steps were given is in ``qgpu.slurm.job``. A limit that an administrator set on a job's pod stays, whatever
 later steps were given.

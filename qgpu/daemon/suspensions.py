@@ -215,7 +215,7 @@ class Suspensions:
         self._stop.set()
 
     def _keep_off(self, name: str) -> None:
-        """Let a suspended pod that came back by itself stay where it is."""
+        """Keep a suspended pod off its cards that would come back by itself."""
         with self._changed:
             found = self.state(name)
             if found.yielded and found.residency is Residency.SUSPENDED and name not in self._taken:
@@ -253,7 +253,7 @@ class Suspensions:
 
     @contextmanager
     def _taking(self, name: str, wanted: Residency | None) -> Iterator[bool]:
-        """Reserve a pod for an operation, which keeps it if it begins; False if it is where that would lead.
+        """Reserve a pod for an operation; False if the pod is already where that would bring it.
 
         Raises RefusedError if it is taken.
         """

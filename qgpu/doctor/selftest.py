@@ -20,10 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from qgpu import errors
+from qgpu.config import GpuSettings
 from qgpu.doctor.report import Check, Verdict
 from qgpu.errors import DaemonUnreachableError, QgpuError, RefusedError, TimedOutError, no_pgpu
 from qgpu.ipc.control_socket import Client
 from qgpu.linux.parent_death import terminated_with_parent
+from qgpu.model import Grant, Pod, Snapshot, Tsg
+from qgpu.policies.registry import POLICIES
 
 #: The largest relative error of a measured share in a test this short.
 TOLERANCE = 0.10
@@ -34,8 +37,6 @@ _MEASURE_S, _LONGER_S = 1.2, 5.0
 _PODS = ("self-test-a", "self-test-b")
 #: The memory limit of its pods where every pod needs one.
 _LIMIT = "1GiB"
-#: Best Effort asks for the same share for both, whatever their quotas.
-EQUAL = (1, 1)
 #: About 1 ms on an H100. The loads do not calibrate: they would do so at once, and get kernels of different lengths.
 _ITERATIONS = 12_500
 
@@ -85,9 +86,18 @@ def _test_gate(client: Client, gpu: int, quotas: tuple[int, int]) -> Check:
 
 
 def _check(client: Client, gpu: int, policy: str, quotas: tuple[int, int]) -> Check:
-    """Measure and judge what a policy promises."""
-    judges = {"fixed-share": partial(judge_gate, quotas), "best-effort": partial(judge_ratio, EQUAL)}
-    return _measured(client, gpu, judges.get(policy, partial(judge_ratio, quotas)))
+    """Measure and judge what a policy promises: quotas, or the ratio of its weights."""
+    if POLICIES[policy].caps:
+        return _measured(client, gpu, partial(judge_gate, quotas))
+    return _measured(client, gpu, partial(judge_ratio, policy, weights(policy, quotas)))
+
+
+def weights(policy: str, quotas: tuple[int, int]) -> tuple[int, int]:
+    """Return the weights that a policy gives to the two pods."""
+    pods = (Pod(name, Grant(cores=quota), (Tsg("one", busy=True),)) for name, quota in zip(_PODS, quotas, strict=True))
+    plan = POLICIES[policy].plan(Snapshot(0, GpuSettings().period_ns, tuple(pods)))
+    one, other = (part.weight for part in plan.pods)
+    return one, other
 
 
 def _measured(client: Client, gpu: int, judge: Callable[[tuple[float, float]], Check]) -> Check:
@@ -99,11 +109,11 @@ def _measured(client: Client, gpu: int, judge: Callable[[tuple[float, float]], C
     return check if check.verdict is Verdict.OK else judge(_shares(client, gpu, _LONGER_S))
 
 
-def judge_ratio(quotas: tuple[int, int], shares: tuple[float, float]) -> Check:
-    """Compare the ratio of measured shares with that of the quotas."""
-    asked, got = quotas[0] / quotas[1], shares[0] / max(shares[1], 1e-9)
+def judge_ratio(policy: str, weights: tuple[int, int], shares: tuple[float, float]) -> Check:
+    """Compare the ratio of measured shares with that of the weights."""
+    asked, got = weights[0] / weights[1], shares[0] / max(shares[1], 1e-9)
     found = f"asked {asked:.2f}:1, got {got:.2f}:1 ({shares[0]:.1%} and {shares[1]:.1%} of true GPU time)"
-    return _judged("burst share" if quotas != EQUAL else "best effort", abs(got / asked - 1) <= TOLERANCE, found)
+    return _judged(policy.replace("-", " "), abs(got / asked - 1) <= TOLERANCE, found)
 
 
 def judge_count(shares: tuple[float, float], kernels: list[int]) -> Check:

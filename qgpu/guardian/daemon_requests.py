@@ -11,7 +11,7 @@ from typing import Any
 from qgpu.errors import RefusedError, no_pod
 from qgpu.guardian.daemon_sessions import Answer, DaemonSession
 from qgpu.guardian.gpu.gpu import Gpu
-from qgpu.guardian.proxy.supervisor import Supervisor
+from qgpu.guardian.proxy.shared_state import SharedState
 from qgpu.ipc.codec import PROTOCOL, grants_to_json, plan_from_json
 from qgpu.linux import cgroup, fd_budget
 
@@ -21,7 +21,7 @@ class DaemonRequests:
     """Handles requests in the main loop, under the one lock."""
 
     _version: str
-    _supervisor: Supervisor
+    _shared: SharedState
     _cards: Mapping[int, Gpu]
     #: Serves a listener, if it is not served yet.
     _serve: Callable[[int], None]
@@ -41,25 +41,25 @@ class DaemonRequests:
             "version": self._version,
             "pid": os.getpid(),
             "cards": [{"index": c.index, "minor": c.device.minor, "pci": c.device.pci} for c in self._cards.values()],
-            "listeners": {str(number): pod for number, (pod, _) in self._supervisor.listeners.items()},
+            "listeners": {str(number): pod for number, (pod, _) in self._shared.listeners.items()},
         }
-        return answer, [self._supervisor.journal.fd, self._supervisor.files.fd]
+        return answer, [self._shared.journal.fd, self._shared.files.fd]
 
     def _op_listener(self, _: DaemonSession, message: dict[str, Any], __: list[int]) -> Answer:
-        return {}, [self._supervisor.listeners[message["listener"]][1].fd]
+        return {}, [self._shared.listeners[message["listener"]][1].fd]
 
     def _op_adopt(self, _: DaemonSession, message: dict[str, Any], fds: list[int]) -> Answer:
         """Take over a dead guardian's listener that we have no copy of; it is served once all are here."""
-        self._supervisor.listeners.add(message["pod"], fds[0], message["listener"])
+        self._shared.listeners.add(message["pod"], fds[0], message["listener"])
         return {}, []
 
     def _op_adopted(self, _: DaemonSession, __: dict[str, Any], ___: list[int]) -> Answer:
-        for number in self._supervisor.listeners:
+        for number in self._shared.listeners:
             self._serve(number)
-        self._supervisor.listeners.release_slots()
-        served = {pod for pod, _ in self._supervisor.listeners.values()}
-        known = {client.pod for client in self._supervisor.table.clients.values()}
-        self._supervisor.recheck_pods(known - served)
+        self._shared.listeners.release_slots()
+        served = {pod for pod, _ in self._shared.listeners.values()}
+        known = {client.pod for client in self._shared.table.clients.values()}
+        self._shared.recheck_pods(known - served)
         return {}, []
 
     def _op_attach(self, _: DaemonSession, message: dict[str, Any], fds: list[int]) -> Answer:
@@ -70,19 +70,19 @@ class DaemonRequests:
             listener = fd_budget.check_headroom(fds.pop())
         except (OSError, IndexError) as error:  # the kernel drops a passed descriptor if no number is free
             raise RefusedError(f"pod {name}: it cannot be served: too many open files; end other pods first") from error
-        number = self._supervisor.listeners.number_of(name, listener)
+        number = self._shared.listeners.number_of(name, listener)
         if number is not None:
             os.close(listener)
             return {"listener": number}, []
         number = 0
         try:
-            pod = self._supervisor.table.pods[name]
+            pod = self._shared.table.pods[name]
             cgroup.ensure_in(name, pid, pod.cgroup, pod.joined)
-            number = self._supervisor.listeners.add(name, listener)
+            number = self._shared.listeners.add(name, listener)
             self._serve(number)
         except BaseException as error:
             if number:
-                self._supervisor.listener_closed(number)
+                self._shared.listener_closed(number)
             os.close(listener)
             if isinstance(error, RuntimeError):  # no thread is available
                 raise RefusedError(f"pod {name}: it cannot be served: {error}; end other pods first") from error
@@ -92,8 +92,8 @@ class DaemonRequests:
     def _op_pods(self, _: DaemonSession, __: dict[str, Any], ___: list[int]) -> Answer:
         instances = {card.device.instance: card.index for card in self._cards.values()}
         refused: dict[str, dict[str, int]] = {}
-        live_pods = self._supervisor.listeners.live_pods()
-        for (name, what), count in self._supervisor.refusals.counts.items():
+        live_pods = self._shared.listeners.live_pods()
+        for (name, what), count in self._shared.refusals.counts.items():
             refused.setdefault(name, {})[what] = count
         pods = [
             {
@@ -102,15 +102,15 @@ class DaemonRequests:
                 "joined": pod.joined,
                 "alive": name in live_pods,
                 "grants": grants_to_json(pod.grants),
-                "memory": {index: self._supervisor.quota.used(name, i) for i, index in instances.items()},
+                "memory": {index: self._shared.quota.used(name, i) for i, index in instances.items()},
                 "refused": refused.get(name, {}),
             }
-            for name, pod in self._supervisor.table.pods.items()
+            for name, pod in self._shared.table.pods.items()
         ]
-        held = self._supervisor.table.allocations.held
+        held = self._shared.table.allocations.held
         left: dict[int, int] = {}
         for (name, i), size in held.items():
-            if name not in self._supervisor.table.pods and i in instances:
+            if name not in self._shared.table.pods and i in instances:
                 left[instances[i]] = left.get(instances[i], 0) + size
         return {"pods": pods, "left": left}, []
 
@@ -128,16 +128,16 @@ class DaemonRequests:
 
     def _op_join(self, _: DaemonSession, message: dict[str, Any], __: list[int]) -> Answer:
         self._known(message["name"])
-        pod = self._supervisor.table.pods[message["name"]]
+        pod = self._shared.table.pods[message["name"]]
         self._set_grants({"name": message["name"], "grants": grants_to_json(pod.grants), "joined": message["cgroups"]})
         return {}, []
 
     def _op_retire(self, _: DaemonSession, message: dict[str, Any], __: list[int]) -> Answer:
         self._known(message["name"])
-        if message["name"] in self._supervisor.listeners.live_pods():
+        if message["name"] in self._shared.listeners.live_pods():
             raise RefusedError(f"pod {message['name']}: a process of it still runs; end it first")
-        self._supervisor.note({"fact": "pod_retired", "name": message["name"]})
-        self._supervisor.retired(message["name"])
+        self._shared.note({"fact": "pod_retired", "name": message["name"]})
+        self._shared.retired(message["name"])
         cgroup.remove(message["name"])
         self._retired(message["name"])
         return {}, []
@@ -160,22 +160,22 @@ class DaemonRequests:
         return {"held": held}, []
 
     def _set_grants(self, message: dict[str, Any]) -> None:
-        self._supervisor.note(
+        self._shared.note(
             {"fact": "pod"} | {key: message[key] for key in ("name", "cgroup", "grants", "joined") if key in message}
         )
         self._amended(message["name"])
 
     def _check_first_limit(self, name: str, grants: dict[str, Any]) -> None:
         """Refuse a first memory limit while programs run that may use UVM in ways that no call shows."""
-        table = self._supervisor.table
+        table = self._shared.table
         begun = any(table.processes.get(pid) == name for pid in table.allocations.managed)
         limited = any(grant["memory"] is not None for grant in grants.values())
-        if begun and limited and not self._supervisor.allowance(name).limited:
+        if begun and limited and not self._shared.allowance(name).limited:
             raise RefusedError(
                 f"pod {name}: programs in it started without a memory limit and cannot be limited now; "
                 "end them first, or start the pod with a limit"
             )
 
     def _known(self, name: str) -> None:
-        if name not in self._supervisor.table.pods:
+        if name not in self._shared.table.pods:
             raise no_pod(name)

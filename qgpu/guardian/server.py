@@ -31,7 +31,7 @@ from qgpu.guardian.gpu.gpu import Gpu
 from qgpu.guardian.gpu.gpu_ops import GpuOps
 from qgpu.guardian.proxy.dispatcher import Dispatcher
 from qgpu.guardian.proxy.moved_files import MovedFileSearch
-from qgpu.guardian.proxy.supervisor import Supervisor
+from qgpu.guardian.proxy.shared_state import SharedState
 from qgpu.guardian.proxy.uvm_files import UvmFile
 from qgpu.linux import capabilities
 from qgpu.linux.open_file_set import FileSets
@@ -76,7 +76,7 @@ class Guardian:
             self.gpu_ops.open_gates(device)  # first of all: a pod may be waiting behind a gate
         self._search_for_moved_files()
         self.cards: dict[int, Gpu] = {}
-        self.supervisor = Supervisor(
+        self.shared = SharedState(
             table,
             journal,
             self.gpu_ops,
@@ -92,7 +92,7 @@ class Guardian:
             files=files,
         )
         self._add_cards(devices)
-        self.lock = self.supervisor.lock
+        self.lock = self.shared.lock
         self._allowances: dict[str, Allowance] = {}
         self._threads: dict[int, threading.Thread] = {}
         self._dispatchers: dict[str, Dispatcher] = {}
@@ -114,7 +114,7 @@ class Guardian:
         sys.setswitchinterval(_SWITCH_S)
         self._resume(listeners)
         serve, amended, retired = self._serve_listener, self._amended, self._retired
-        requests = DaemonRequests(version, self.supervisor, self.cards, serve, amended, retired)
+        requests = DaemonRequests(version, self.shared, self.cards, serve, amended, retired)
         # Last, because a daemon that can connect expects an answer.
         path = runtime_dir / "guardian.sock"
         self._sessions = DaemonSessions(path, self._selector, table, requests.find, self._end_plan)
@@ -125,7 +125,7 @@ class Guardian:
             self.table,
             self.gpu_ops.clients_behind_fd,
             lambda client: self.gpu_ops.exists((client, client)),
-            lambda client, pid, fd: self.supervisor.record_file_found(client, pid, fd),
+            lambda client, pid, fd: self.shared.record_file_found(client, pid, fd),
             lambda: self._in_main_loop(self._changed),
         )
         self.gpu_ops.on_unreachable, self.gpu_ops.lost = search.search_for, search.lost
@@ -139,19 +139,19 @@ class Guardian:
                 _log.error("card excluded: no context-switch records", pci=device.pci, reason=str(error))
                 continue
             index = device.index
-            self.cards[index] = Gpu(index, device, self.table, self.gpu_ops, log, self.supervisor.reconciler.recheck)
+            self.cards[index] = Gpu(index, device, self.table, self.gpu_ops, log, self.shared.reconciler.recheck)
         if not self.cards:
             raise NoGpuError("no NVIDIA card here that qgpu can share; its log says why")
 
     def _resume(self, listeners: Mapping[int, tuple[str, int]]) -> None:
         """Continue where the last guardian ended: with its object table, its cards' timeslices and its listeners."""
         with self.lock:  # a search thread may have started, and writes to the table
-            self.supervisor.resume()
+            self.shared.resume()
             for card in self.cards.values():
                 card.enforcer.forget_timeslices()
                 card.release(time.monotonic_ns())
         for number, (pod, fd) in listeners.items():
-            self.supervisor.listeners.add(pod, fd, number)
+            self.shared.listeners.add(pod, fd, number)
         self._in_main_loop(self._serve_listeners)
         self._in_main_loop(self._find_moved_uvm_files)
 
@@ -197,7 +197,7 @@ class Guardian:
         """Return the time in ns until the main loop must run, whatever else happens."""
         now = time.monotonic_ns()
         due = [now if self._ended else now + NS_PER_S]
-        if (confirm := self.supervisor.reconciler.due_ns()) is not None:
+        if (confirm := self.shared.reconciler.due_ns()) is not None:
             due.append(confirm)
         for card in self.cards.values():
             if (wait := card.enforcer.step(now)) is not None:
@@ -211,7 +211,7 @@ class Guardian:
     def _run_due(self) -> None:
         """Do what is due by time or because of the last messages."""
         now = time.monotonic_ns()
-        if self._forget_ended() | self.supervisor.reconciler.run_due(now):
+        if self._forget_ended() | self.shared.reconciler.run_due(now):
             self._changed()
         if now - self._looked_ns >= NS_PER_S:
             self._looked_ns = now
@@ -226,7 +226,7 @@ class Guardian:
                 card.drain(now)
 
     def _is_used(self) -> bool:
-        return bool(self._sessions or self.table.processes or self.supervisor.listeners)
+        return bool(self._sessions or self.table.processes or self.shared.listeners)
 
     def _is_unused(self) -> bool:
         now = time.monotonic_ns()
@@ -250,7 +250,7 @@ class Guardian:
 
     def _find_moved_uvm_files(self) -> None:
         with suppress(RuntimeError):
-            _start(self.supervisor.find_moved_uvm_files, "qgpu-moved")
+            _start(self.shared.find_moved_uvm_files, "qgpu-moved")
 
     def _allowance(self, pod: str) -> Allowance:
         if pod not in self.table.pods:
@@ -294,17 +294,17 @@ class Guardian:
         changed, until_ns = False, time.monotonic_ns() + _FORGETTING_NS
         while self._ended and time.monotonic_ns() < until_ns:
             pid = self._ended.popleft()
-            if files := self.supervisor.uvm_files.take(pid):
+            if files := self.shared.uvm_files.take(pid):
                 self._release(files, partial(self._ended.append, pid))
             else:
-                changed |= self.supervisor.exited(pid)
+                changed |= self.shared.exited(pid)
         return changed
 
     def _release(self, files: list[UvmFile], then: Callable[[], None]) -> None:
         """Empty UVM files in a thread, because it takes as long as freeing their memory."""
 
         def release() -> None:
-            self.supervisor.uvm_files.release(files)
+            self.shared.uvm_files.release(files)
             self._in_main_loop(then)
 
         try:
@@ -317,7 +317,7 @@ class Guardian:
         again, self._unreleased = self._unreleased, []
         for release in again:
             release()
-        with_files = {self.table.processes.get(pid, "") for pid in self.supervisor.uvm_files.processes()}
+        with_files = {self.table.processes.get(pid, "") for pid in self.shared.uvm_files.processes()}
         for pod in with_files - {""}:
             self._look(pod, partial(self._release_closed, pod))
         if self.table.allocations.carriers():
@@ -331,12 +331,12 @@ class Guardian:
 
     def _release_closed(self, pod: str) -> None:
         """Empty UVM files that a pod's processes have closed: their memory stays for as long as we hold them."""
-        for pid, files in self.supervisor.uvm_files.take_closed(self.table.pids_of(pod)).items():
-            self._release(files, partial(self.supervisor.uvm_files_released, pid, files))
+        for pid, files in self.shared.uvm_files.take_closed(self.table.pids_of(pod)).items():
+            self._release(files, partial(self.shared.uvm_files_released, pid, files))
 
     def _look_at_carriers(self) -> None:
         """Discharge exported memory whose exporting file is closed everywhere."""
-        self.supervisor.quota.carriers_closed(self.supervisor.quota.closed_carriers())
+        self.shared.quota.carriers_closed(self.shared.quota.closed_carriers())
 
     def _serve_pod(self, number: int) -> None:
         """Serve a listener until no process is behind it; a pod's thread runs this.
@@ -347,10 +347,10 @@ class Guardian:
         capabilities.keep_only(
             capabilities.CAP_SYS_PTRACE, capabilities.CAP_DAC_READ_SEARCH, at_hand=capabilities.CAP_PERFMON
         )
-        pod, listener = self.supervisor.listeners[number]
+        pod, listener = self.shared.listeners[number]
         dispatcher = self._dispatchers[pod]
-        dispatcher.resume(listener, self.supervisor.listeners.unanswered_call(number))
-        self._in_main_loop(lambda: self.supervisor.recheck_pods([pod]))
+        dispatcher.resume(listener, self.shared.listeners.unanswered_call(number))
+        self._in_main_loop(lambda: self.shared.recheck_pods([pod]))
         poll = select.poll()
         poll.register(listener.fd, select.POLLIN)
         while True:
@@ -365,19 +365,19 @@ class Guardian:
     def _listener_closed(self, number: int, fd: int) -> None:
         """Forget a listener once all processes behind it have ended."""
         self._threads.pop(number).join()
-        self.supervisor.listener_closed(number)
+        self.shared.listener_closed(number)
         os.close(fd)
         self._sessions.broadcast({"event": "listener-gone", "listener": number})
 
     def _serve_listeners(self) -> None:
-        for number in self.supervisor.listeners:
+        for number in self.shared.listeners:
             self._serve_listener(number)
 
     def _serve_listener(self, number: int) -> None:
         if number in self._threads:
             return
-        pod, _ = self.supervisor.listeners[number]
-        self._dispatchers.setdefault(pod, Dispatcher(self.supervisor, pod))
+        pod, _ = self.shared.listeners[number]
+        self._dispatchers.setdefault(pod, Dispatcher(self.shared, pod))
         name = f"qgpu-pod-{number}"
         thread = threading.Thread(target=self._serve_pod, args=(number,), name=name, daemon=True)
         thread.start()  # RuntimeError without a free thread: then the listener counts as not served

@@ -28,8 +28,8 @@ from qgpu.k8s.options import NodeConfig
 from qgpu.k8s.publisher import Publisher
 from qgpu.k8s.qgpud import Qgpud
 from qgpu.k8s.registration import Registration
+from qgpu.k8s.resource_slices import SharingOptions
 from qgpu.k8s.resync import Resync
-from qgpu.k8s.slices import SharingOptions
 from qgpu.k8s.threads import Threads
 from qgpu.linux.shutdown import Shutdown
 

@@ -54,7 +54,7 @@ def dra(
     """
     try:
         from qgpu.k8s import dra_driver
-        from qgpu.k8s.slices import SharingOptions
+        from qgpu.k8s.resource_slices import SharingOptions
     except ImportError as error:
         raise _missing(error) from error
     default = -(-memory_default // memory_step) * memory_step

@@ -17,11 +17,11 @@ from lightkube.models.resource_v1 import ResourceSliceSpec
 from lightkube.resources.core_v1 import Node as NodeObject
 
 from qgpu.errors import InvalidValueError
-from qgpu.k8s import slices
+from qgpu.k8s import resource_slices
 from qgpu.k8s.card_watch import CardWatch
 from qgpu.k8s.cluster import ApiServerError, Cluster, ConflictError
 from qgpu.k8s.names import DRAIN_ANNOTATION, DRIVER
-from qgpu.k8s.slices import Condition, Effect, SharingOptions
+from qgpu.k8s.resource_slices import Condition, Effect, SharingOptions
 from qgpu.k8s.threads import Threads
 
 _log = structlog.get_logger("k8s.slice")
@@ -84,19 +84,19 @@ class Publisher:
         if state.node is None:
             return False
         condition = Condition(state.problem, self.conflict, self._drain)
-        wanted = slices.spec(state.node, self._cluster.node_name, self._sharing, condition, self._generation)
-        if not read_back and self._written is not None and slices.same(wanted, self._written):
+        wanted = resource_slices.spec(state.node, self._cluster.node_name, self._sharing, condition, self._generation)
+        if not read_back and self._written is not None and resource_slices.same(wanted, self._written):
             return False
         kept = self._cluster.slice(self._name)
         if kept is not None and kept.spec is not None:
             self._generation = max(self._generation, kept.spec.pool.generation)
-            if slices.same(wanted, kept.spec):
+            if resource_slices.same(wanted, kept.spec):
                 self._written, self._written_version = wanted, _version(kept)
                 return True
         if time.monotonic() < self._try_gate_at_s:
             return True
         wanted.pool.generation = self._generation + 1
-        made = slices.slice_object(self._name, self._node_reference(), wanted)
+        made = resource_slices.slice_object(self._name, self._node_reference(), wanted)
         try:
             if kept is None:
                 write = self._cluster.create_slice
@@ -119,7 +119,7 @@ class Publisher:
 
     def _would_keep(self, trial: ResourceSliceSpec | None) -> bool:
         """Tell whether the server keeps what lets pods share a card; else a pod would get a whole card unlimited."""
-        kept = trial is not None and slices.shares_cards(trial)
+        kept = trial is not None and resource_slices.shares_cards(trial)
         if not kept:
             if not self._try_gate_at_s:
                 _log.error(
@@ -159,7 +159,7 @@ class Publisher:
         metadata = found.metadata
         text = ((metadata.annotations if metadata is not None else None) or {}).get(DRAIN_ANNOTATION, "")
         try:
-            drain = slices.drained(text)
+            drain = resource_slices.drained(text)
         except InvalidValueError as error:
             _log.error("drain annotation not understood, keeping what was", error=str(error))
             return

@@ -56,17 +56,19 @@ def listener(runtime_dir: Path) -> Path:
 def profile(base: Mapping[str, Any], socket: Path) -> dict[str, Any]:
     """Add the pods' filter to a base profile. Raises InvalidValueError if the base conflicts with it."""
     if base.get("listenerPath"):
-        raise InvalidValueError(f"seccomp profile: it has a listener already ({base['listenerPath']})")
+        raise InvalidValueError(
+            f"seccomp profile: it has a listener already ({base['listenerPath']}); give another --base"
+        )
     kept = []
     for entry in base.get("syscalls") or []:
         said = [*(entry.get("names") or ()), *filter(None, [entry.get("name")])]
         names = [name for name in said if name not in _CALLS]
         if len(names) < len(said) and (entry.get("args") or entry.get("action") != _ALLOW):
-            raise InvalidValueError("seccomp profile: it has rules of its own for ioctl or mmap")
+            raise InvalidValueError("seccomp profile: it has rules of its own for ioctl or mmap; give another --base")
         if names:
             kept.append({key: value for key, value in entry.items() if key != "name"} | {"names": names})
     if _NOTIFY in (base.get("defaultAction"), *(entry.get("action") for entry in kept)):
-        raise InvalidValueError("seccomp profile: it has calls of its own that ask a listener")
+        raise InvalidValueError("seccomp profile: it sends other calls to a listener; give another --base")
     rest = {key: value for key, value in base.items() if key != "archMap"}
     rules = _rules(base.get("defaultAction") == _ALLOW)
     return rest | {"architectures": [_native()], "listenerPath": str(socket), "syscalls": [*kept, *rules]}
@@ -88,8 +90,8 @@ def check(container: Container, socket: Path) -> None:
             )
     if strange := set(map(str, section.get("architectures") or ())) - {_native()}:
         raise RefusedError(
-            f"container {container.id}: its seccomp profile lists {min(strange)}, by whose calls memory is "
-            f"mapped past any limit; {remedy}"
+            f"container {container.id}: its seccomp profile allows {min(strange)}, whose calls bypass memory limits; "
+            f"{remedy}"
         )
     entries = section.get("syscalls") or []
     rules = [entry for entry in entries if set(_names(entry)) & set(_CALLS)]
@@ -97,14 +99,14 @@ def check(container: Container, socket: Path) -> None:
         raise RefusedError(f"container {container.id}: its seccomp rules for ioctl and mmap are not qgpu's; {remedy}")
     others = [entry.get("action") for entry in entries if entry not in rules]
     if _NOTIFY in (section.get("defaultAction"), *others):
-        raise RefusedError(f"container {container.id}: calls other than ioctl and mmap ask qgpu's listener; {remedy}")
+        raise RefusedError(f"container {container.id}: calls other than ioctl and mmap go to qgpu's listener; {remedy}")
 
 
 def _native() -> str:
     """Return the architecture that a profile may list. Raises NotSupportedError."""
     machine = platform.machine()
     if machine not in _ARCHITECTURES:
-        raise NotSupportedError(f"machine {machine}: qgpu has no seccomp profile for it; it has for x86_64 and aarch64")
+        raise NotSupportedError(f"machine {machine}: qgpu has no seccomp profile for it; supported: x86_64, aarch64")
     return _ARCHITECTURES[machine]
 
 

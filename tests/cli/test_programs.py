@@ -248,7 +248,7 @@ def test_the_daemon_has_as_many_descriptors_as_it_may(tmp_path: Path) -> None:
 
 def test_what_an_older_daemon_does_not_tell_is_one_line(shared: Daemon) -> None:
     (gpu, _) = Context(shared.runtime_dir, 10.0).ask("gpu.list")["gpus"]
-    with pytest.raises(QgpuError, match="it does not tell 'altitude'; is it older than qgpuctl"):
+    with pytest.raises(QgpuError, match="its answer has no 'altitude'; is it older than qgpuctl"):
         gpu["altitude"]
 
 

@@ -14,9 +14,8 @@ from qgpu.daemon.peer_filter import pod_of, refuse_pods
 from qgpu.errors import PermissionDeniedError
 from qgpu.ipc import wire
 from qgpu.linux import cgroup
-from qgpu.model.plane_api import PodInfo
 
-WEB = PodInfo("web", cgroup="/qgpu/web")
+WEB = {"/qgpu/web": "web"}
 
 
 @pytest.fixture
@@ -31,16 +30,16 @@ def test_a_process_of_a_pod_is_not_heard(monkeypatch, own):
     monkeypatch.setattr(cgroup, "of", lambda pid: {7: "/qgpu/web/inner", 8: "/qgpu/web2"}[pid])
 
     with pytest.raises(PermissionDeniedError, match="it is in pod web"):
-        refuse_pods(7, own, [WEB])
-    refuse_pods(8, own, [WEB])
+        refuse_pods(7, own, WEB)
+    refuse_pods(8, own, WEB)
 
 
 def test_the_kernels_word_is_taken_on_where_a_process_is(own):
     here = cgroup.of(os.getpid())
 
     with pytest.raises(PermissionDeniedError):
-        refuse_pods(os.getpid(), own, [PodInfo("own", cgroup=here)])
-    refuse_pods(os.getpid(), own, [PodInfo("other", cgroup="/qgpu/no-such-pod")])
+        refuse_pods(os.getpid(), own, {here: "own"})
+    refuse_pods(os.getpid(), own, {"/qgpu/no-such-pod": "other"})
 
 
 def test_ended_process_is_refused_where_pods_exist():
@@ -48,8 +47,8 @@ def test_ended_process_is_refused_where_pods_exist():
     ended.wait()
 
     with pytest.raises(PermissionDeniedError, match="ended"):
-        refuse_pods(ended.pid, None, [WEB])
-    refuse_pods(ended.pid, None, [PodInfo("simulated")])
+        refuse_pods(ended.pid, None, WEB)
+    refuse_pods(ended.pid, None, {})
 
 
 @contextmanager
@@ -75,7 +74,7 @@ def test_connection_with_reused_pid_is_refused(tmp_path, monkeypatch):
         monkeypatch.setattr(cgroup, "of", lambda pid: "/host")  # the number has been given out again, outside
 
         with pytest.raises(PermissionDeniedError, match="ended"):
-            refuse_pods(connection.peer().pid, process, [WEB])
+            refuse_pods(connection.peer().pid, process, WEB)
 
 
 def test_peer_is_looked_up_by_pid_on_older_kernels(tmp_path, monkeypatch):

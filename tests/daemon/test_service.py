@@ -19,7 +19,7 @@ from qgpu.daemon import container_requests
 from qgpu.daemon.plane_choice import PlaneChoice
 from qgpu.daemon.service import Service
 from qgpu.daemon.state import State
-from qgpu.errors import InvalidValueError, QgpuError, RefusedError
+from qgpu.errors import InvalidValueError, PermissionDeniedError, QgpuError, RefusedError
 from qgpu.ipc import wire
 from qgpu.ipc.control_socket import Client, Server, Session
 from qgpu.ipc.systemd import FdStore
@@ -180,6 +180,29 @@ def test_a_card_left_out_is_named_and_the_others_work() -> None:
             service.handle(me, {"op": "pod.create", "name": "two", "grants": {"0": {"cores": 30}}}, [])
     finally:
         service.close()
+
+
+def test_request_that_shows_no_pods_lists_none(
+    host: SimHost, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    me = Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=os.pidfd_open(os.getpid()))
+    listed: list[int] = []
+    pods = SimHost.pods
+    monkeypatch.setattr(SimHost, "pods", lambda self: listed.append(1) or pods(self))
+
+    service.handle(me, {"op": "events"}, [])
+    assert not listed
+    service.handle(me, {"op": "pod.list"}, [])
+    assert len(listed) == 1
+
+
+def test_new_pods_processes_are_not_heard(service: Service) -> None:
+    me = Session(wire.Peer(os.getpid(), 1, 0), may_change=True, process=os.pidfd_open(os.getpid()))
+    service.handle(me, {"op": "status"}, [])
+    service.pods.make("one", {0: Grant()}, cgroup.of(os.getpid()))
+
+    with pytest.raises(PermissionDeniedError, match="in pod one"):
+        service.handle(me, {"op": "status"}, [])
 
 
 def test_a_limit_comes_too_late_for_who_reaches_past_it(host: SimHost, service: Service, at: str) -> None:

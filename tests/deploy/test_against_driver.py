@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("lightkube", reason="needs the extra k8s")
 cel = pytest.importorskip("cel_expr_python.cel", reason="needs cel-expr-python")
 
-from qgpu.k8s import main, quantities, resources, slices  # noqa: E402  (these need the extra)
+from qgpu.k8s import main, quantities, resource_slices, resources  # noqa: E402  (these need the extra)
 from qgpu.k8s.claims import CORES, MEMORY  # noqa: E402
 from qgpu.k8s.names import DRIVER, KUBELET_DIR  # noqa: E402
 from qgpu.k8s.parameters import Source, merge  # noqa: E402
@@ -123,8 +123,8 @@ def test_the_resources_of_examples_are_for_sale() -> None:
 
 def device() -> dict[str, Any]:
     """Return a card as selectors see it. Quantities are numbers here, and versions lists of them."""
-    sharing = slices.SharingOptions(_GI // 2, _GI // 4, _GI, 64)
-    (made,) = slices.spec(NODE, "n", sharing, slices.Condition(), 1).to_dict()["devices"]
+    sharing = resource_slices.SharingOptions(_GI // 2, _GI // 4, _GI, 64)
+    (made,) = resource_slices.spec(NODE, "n", sharing, resource_slices.Condition(), 1).to_dict()["devices"]
     attributes = {name: next(iter(value.values())) for name, value in made["attributes"].items()}
     attributes["driverVersion"] = [int(each) for each in attributes["driverVersion"].split(".")]
     capacity = {name: quantities.whole(value["value"]) for name, value in made["capacity"].items()}

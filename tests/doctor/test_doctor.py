@@ -9,9 +9,12 @@ import pytest
 
 from qgpu.doctor.module import absent
 from qgpu.doctor.report import Verdict
-from qgpu.doctor.selftest import judge_count, judge_gate, judge_ratio, until_busy
+from qgpu.doctor.selftest import judge_count, judge_gate, judge_ratio, until_busy, weights
 from qgpu.errors import ExitCode, QgpuError
 from qgpu.ipc.control_socket import Client
+from qgpu.model import Plan, Snapshot
+from qgpu.policies.mechanism import by_weights
+from qgpu.policies.registry import POLICIES, PolicyInfo
 from tests.cli import programs
 
 
@@ -26,7 +29,21 @@ from tests.cli import programs
     ],
 )
 def test_a_ratio_is_held_within_a_tenth(shares: tuple[float, float], verdict: Verdict) -> None:
-    assert judge_ratio((60, 30), shares).verdict is verdict
+    assert judge_ratio("burst-share", (60, 30), shares).verdict is verdict
+
+
+def test_policy_is_judged_by_the_weights_that_it_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    def squared(snapshot: Snapshot) -> Plan:
+        return by_weights(snapshot, [(pod.grant.cores or 1) ** 2 for pod in snapshot.pods])
+
+    monkeypatch.setitem(POLICIES, "square-share", PolicyInfo(9, squared))
+    given = {name: weights(name, (60, 30)) for name, info in POLICIES.items() if not info.caps}
+
+    assert {name: one / other for name, (one, other) in given.items()} == {
+        "best-effort": 1,
+        "burst-share": 2,
+        "square-share": 4,
+    }
 
 
 @pytest.mark.parametrize(("kernels", "verdict"), [([200, 100], Verdict.OK), ([100, 100], Verdict.FAIL)])

@@ -18,7 +18,7 @@ from qgpu.guardian.accounting.memory_quota import Allowance
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.failover.journal import Journal
 from qgpu.guardian.proxy.dispatcher import Dispatcher
-from qgpu.guardian.proxy.supervisor import Supervisor
+from qgpu.guardian.proxy.shared_state import SharedState
 from qgpu.guardian.rules.classes import PHYSICAL
 from qgpu.linux.seccomp_notify import Notification
 from qgpu.nvidia import abi, uvm
@@ -209,7 +209,7 @@ class Pod:
     def __init__(self, random: Random) -> None:
         self.random = random
         self.rm = CountingRm()
-        self.supervisor = Supervisor(
+        self.shared = SharedState(
             ObjectTable(),
             Journal(),
             self.rm,
@@ -222,9 +222,9 @@ class Pod:
             uvm_layouts=uvm.layouts("580.1"),
             perform=self.rm.perform,
         )
-        self.supervisor.note({"fact": "pod", "name": "web", "grants": {}})
+        self.shared.note({"fact": "pod", "name": "web", "grants": {}})
         self.listener = _Listener()
-        self.dispatcher = Dispatcher(self.supervisor, "web")
+        self.dispatcher = Dispatcher(self.shared, "web")
         self.call, self.params, self.outer = (abi.ffi.new("char[]", size) for size in (4096, 1 << 16, 16))
         proxy = self.dispatcher._proxy
         proxy.memory = _Flickering(proxy.memory, random, self._rewrite, (self.call, self.params, self.outer))
@@ -238,7 +238,7 @@ class Pod:
         os.close(self.fd)
         for pid in list(self.rm.pidfds):
             self.rm.unwatch(pid)
-        os.close(self.supervisor.journal.fd)
+        os.close(self.shared.journal.fd)
 
     def ask(self, number: int, argument: bytes, params: bytes) -> None:
         """Make one call, wrapped or not."""
@@ -348,7 +348,7 @@ def judged(random: Random):
             argument, params = mutate.data(random, argument), mutate.data(random, params)
         pod.ask(number, argument, params)
         if random.randrange(20) == 0:
-            pod.supervisor.reconciler.run_due(time.monotonic_ns() + random.randrange(3) * 10**9)
+            pod.shared.reconciler.run_due(time.monotonic_ns() + random.randrange(3) * 10**9)
         if pod.rm.held > LIMIT:
             raise AssertionError(f"RM holds {pod.rm.held} after {number:#x} {argument.hex()} {params.hex()}")
 

@@ -166,7 +166,7 @@ class MortalPod(Pod):
     def begin_anew(self) -> None:
         """Forget all, RM too, but for the process and its filter."""
         self._close()
-        os.close(self.supervisor.journal.fd)
+        os.close(self.shared.journal.fd)
         if hasattr(self.rm, "fd"):
             os.close(self.rm.fd)
         self.rm = LastingRm()
@@ -175,27 +175,27 @@ class MortalPod(Pod):
         self._lives += 1
         if self._lives % 25 == 0:
             gc.collect()  # journals that are mapped
-        self.supervisor = self.fresh(Journal())
-        self.supervisor.note({"fact": "pod", "name": "web", "grants": {}})
-        self.supervisor.listeners.add("web", self.listener, self.number)
-        self.dispatcher = self.judge_of(self.supervisor, self.number)
+        self.shared = self.fresh(Journal())
+        self.shared.note({"fact": "pod", "name": "web", "grants": {}})
+        self.shared.listeners.add("web", self.listener, self.number)
+        self.dispatcher = self.dispatcher_of(self.shared, self.number)
 
     def succeed(self) -> None:
         """Become the next guardian, up to what the last one had in hand."""
         self._close()
-        fd = self.supervisor.journal.fd
-        settings = self.supervisor.major, self.supervisor.uvm_major
-        self.supervisor = self.fresh(Journal(fd))
-        self.supervisor.major, self.supervisor.uvm_major = settings
-        for fact in self.supervisor.journal.read()[1]:
-            self.supervisor.table.note(fact)
-        self.supervisor.listeners.add("web", self.listener, self.number)
-        self.supervisor.resume()
-        self.dispatcher = self.judge_of(self.supervisor, self.number)
+        fd = self.shared.journal.fd
+        settings = self.shared.major, self.shared.uvm_major
+        self.shared = self.fresh(Journal(fd))
+        self.shared.major, self.shared.uvm_major = settings
+        for fact in self.shared.journal.read()[1]:
+            self.shared.table.note(fact)
+        self.shared.listeners.add("web", self.listener, self.number)
+        self.shared.resume()
+        self.dispatcher = self.dispatcher_of(self.shared, self.number)
 
     def _serve_once(self) -> None:
         """Serve a call, unless it has its answer."""
-        listener = self.supervisor.listeners[self.number][1]
+        listener = self.shared.listeners[self.number][1]
         ready, _, _ = select.select([self.child.sock, self.listener], [], [], PATIENCE_S)
         if self.child.sock not in ready and (call := listener.receive()) is not None:
             self.dispatcher.serve(listener, call)
@@ -203,14 +203,14 @@ class MortalPod(Pod):
     def _close(self) -> None:
         """Close what a guardian has open, as its death does."""
         for pid in list(self.rm.pidfds):
-            for file in self.supervisor.uvm_files.take(pid):
+            for file in self.shared.uvm_files.take(pid):
                 os.close(file.ours)
             self.rm.unwatch(pid)
 
     def resume(self) -> None:
         """Settle what the last one had in hand."""
         self.dispatcher.resume(
-            self.supervisor.listeners[self.number][1], self.supervisor.listeners.unanswered_call(self.number)
+            self.shared.listeners[self.number][1], self.shared.listeners.unanswered_call(self.number)
         )
 
     def guardian_that_dies(self, line: int) -> int:
@@ -223,7 +223,7 @@ class MortalPod(Pod):
             try:
                 self.succeed()
                 with _death_at(line):
-                    if self.supervisor.listeners.unanswered_call(self.number) is not None:
+                    if self.shared.listeners.unanswered_call(self.number) is not None:
                         self.resume()
                     else:
                         self._serve_once()

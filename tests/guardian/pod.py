@@ -1,6 +1,6 @@
 """A pod over a real seccomp filter: a real process, stopped by the kernel, its calls carried out for it.
 
-There is no NVIDIA driver here: the pod's descriptor is /dev/random, whose major the judge is told to watch, and
+There is no NVIDIA driver here: the pod's descriptor is /dev/random, whose major the dispatcher is told to watch, and
 RM is a table (``fake_rm.py``) that reads and writes what the guardian hands it.
 """
 
@@ -20,7 +20,7 @@ from qgpu.guardian.accounting.memory_quota import Allowance
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.failover.journal import Journal
 from qgpu.guardian.proxy.dispatcher import Dispatcher
-from qgpu.guardian.proxy.supervisor import Supervisor
+from qgpu.guardian.proxy.shared_state import SharedState
 from qgpu.linux import proc
 from qgpu.linux.open_file_set import FileSets
 from qgpu.nvidia import abi, uvm
@@ -72,7 +72,7 @@ class Child:
 
 
 class Pod:
-    """A child in a pod, and the supervisor that serves it."""
+    """A child in a pod, and the dispatcher that serves it."""
 
     def __init__(self, objects):
         self.child = Child()
@@ -82,13 +82,13 @@ class Pod:
         self.rm = FakeRm(objects)
         self.minors, self.limits, self.profiling = {0: MINOR}, {0: LIMIT}, False
         self.files = FileSets()
-        self.supervisor = self.fresh(Journal())
-        self.supervisor.note({"fact": "pod", "name": "web", "grants": {}})
-        self.number = self.supervisor.listeners.add("web", self.listener)
-        self.dispatcher = self.judge_of(self.supervisor, self.number)
+        self.shared = self.fresh(Journal())
+        self.shared.note({"fact": "pod", "name": "web", "grants": {}})
+        self.number = self.shared.listeners.add("web", self.listener)
+        self.dispatcher = self.dispatcher_of(self.shared, self.number)
 
     def fresh(self, journal):
-        return Supervisor(
+        return SharedState(
             ObjectTable(),
             journal,
             self.rm,
@@ -104,22 +104,22 @@ class Pod:
             files=self.files,
         )
 
-    def judge_of(self, supervisor, number):
-        return Dispatcher(supervisor, supervisor.listeners[number][0])
+    def dispatcher_of(self, shared, number):
+        return Dispatcher(shared, shared.listeners[number][0])
 
     def settle(self):
         """Let everything come due."""
         for second in range(20):
-            self.supervisor.reconciler.run_due(time.monotonic_ns() + second * 10**9)
+            self.shared.reconciler.run_due(time.monotonic_ns() + second * 10**9)
 
     def uvm(self, request, argument):
         """Make a call of UVM's on a file that is taken for UVM's meanwhile."""
-        self.supervisor.major, self.supervisor.uvm_major = None, MAJOR
+        self.shared.major, self.shared.uvm_major = None, MAJOR
         self.child.ask(request, argument)
         try:
             return self.answer()
         finally:
-            self.supervisor.major, self.supervisor.uvm_major = MAJOR, None
+            self.shared.major, self.shared.uvm_major = MAJOR, None
 
     def call(self, number, argument, params=b"", **more):
         """Make one call in the pod, serving whatever the filter stops, and return its answer."""
@@ -143,13 +143,13 @@ class Pod:
                 answer = self.child.said()
                 self.params, self.nested = (bytes.fromhex(answer.get(part, "")) for part in ("params", "nested"))
                 return answer["result"], answer["errno"], bytes.fromhex(answer["argument"])
-            call = self.supervisor.listeners[self.number][1].receive()
+            call = self.shared.listeners[self.number][1].receive()
             if call is not None:
-                self.dispatcher.serve(self.supervisor.listeners[self.number][1], call)
+                self.dispatcher.serve(self.shared.listeners[self.number][1], call)
 
     def end(self):
         self.child.end()
-        for fd in (self.files.fd, self.listener, self.supervisor.journal.fd, *self.rm.pidfds.values()):
+        for fd in (self.files.fd, self.listener, self.shared.journal.fd, *self.rm.pidfds.values()):
             os.close(fd)
 
 
@@ -174,4 +174,4 @@ def device_of(pod):
 
 def held(pod):
     """Return what a pod is charged, page tables included."""
-    return pod.supervisor.quota.used("web", 0)
+    return pod.shared.quota.used("web", 0)

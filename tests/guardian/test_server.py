@@ -15,7 +15,7 @@ from qgpu.guardian import server
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.failover.journal import Journal
 from qgpu.guardian.gpu.enforcer import Enforcer, Moved
-from qgpu.guardian.proxy.supervisor import Supervisor
+from qgpu.guardian.proxy.shared_state import SharedState
 from qgpu.guardian.server import Guardian
 from qgpu.ipc import wire
 from qgpu.linux import cgroup
@@ -68,8 +68,8 @@ def guardian(monkeypatch, tmp_path):
     rm.timeslice = lambda tsg, us: True
     made = Guardian(tmp_path, Journal(), FileSets(), ObjectTable(), {})
     made.rm = rm
-    made.supervisor.major, made.supervisor.perform = 1, rm.perform
-    made.supervisor.uvm_files.perform = rm.perform
+    made.shared.major, made.shared.perform = 1, rm.perform
+    made.shared.uvm_files.perform = rm.perform
     made.path = tmp_path / "guardian.sock"
     stop = threading.Event()
     made._is_unused = stop.is_set
@@ -104,8 +104,8 @@ def _close(guardian):
     for fd in (
         guardian._timer.fd,
         guardian._wake_fd,
-        guardian.supervisor.journal.fd,
-        guardian.supervisor.files.fd,
+        guardian.shared.journal.fd,
+        guardian.shared.files.fd,
         *pidfds,
     ):
         os.close(fd)
@@ -177,9 +177,9 @@ def test_joined_cgroups_are_told_and_outlive_a_changed_grant(pods, guardian, dae
 
     assert [pod["joined"] for pod in daemon("pods")["pods"]] == [["/container-1", "/container-2"], []]
     heir = ObjectTable()
-    for fact in guardian.supervisor.table.facts():
+    for fact in guardian.shared.table.facts():
         heir.note(fact)
-    assert heir.pods["a"].cgroups == (guardian.supervisor.table.pods["a"].cgroup, "/container-1", "/container-2")
+    assert heir.pods["a"].cgroups == (guardian.shared.table.pods["a"].cgroup, "/container-1", "/container-2")
 
 
 def test_removed_socket_is_recreated_while_pods_exist(pods, guardian):
@@ -218,7 +218,7 @@ def test_memory_that_outlives_its_pod_is_told_of(pods, guardian, daemon):
     a, _ = pods
     a.allocate(7, 10, PAGE)
     reading, writing = os.pipe()
-    guardian.supervisor.quota.export("a", 7, [10], reading)
+    guardian.shared.quota.export("a", 7, [10], reading)
     a.end()
     guardian.rm._free(7, 7)
     deadline = time.monotonic() + PATIENCE_S
@@ -253,7 +253,7 @@ def test_programs_started_without_limit_get_none_later(pods, guardian, daemon):
     grant = {"class": "offline", "cores": None}
     for name in "ab":
         daemon("amend", name=name, grants={"0": grant | {"memory": None}})
-    guardian.supervisor.quota.will_use_uvm(a.process.pid)
+    guardian.shared.quota.will_use_uvm(a.process.pid)
     daemon("amend", name="b", grants={"0": grant | {"memory": PAGE}})
 
     with pytest.raises(AssertionError, match="end them first"):
@@ -285,7 +285,7 @@ def test_memory_comes_back_when_a_process_is_killed(pods, guardian, daemon):
 def test_uvm_of_killed_process_is_unregistered_before_its_exit(pods, guardian, daemon):
     a, _ = pods
     fd = os.open("/dev/null", os.O_RDWR)
-    files = guardian.supervisor.uvm_files
+    files = guardian.shared.uvm_files
     files.hold(a.process.pid, fd, fd, [bytes(16)])
     os.close(fd)
     a.end()
@@ -307,21 +307,21 @@ def test_a_listener_that_no_thread_can_be_had_for_is_given_back(pods, guardian, 
     def start(self):
         raise RuntimeError("can't start new thread")
 
-    known = set(guardian.supervisor.listeners)
+    known = set(guardian.shared.listeners)
     with monkeypatch.context() as patch:
         patch.setattr(server.threading.Thread, "start", start)
         with pytest.raises(AssertionError, match="it cannot be served"):
-            daemon("attach", [guardian.supervisor.listeners[2][1].fd], name="a", pid=pods[0].process.pid)
+            daemon("attach", [guardian.shared.listeners[2][1].fd], name="a", pid=pods[0].process.pid)
 
-    assert set(guardian.supervisor.listeners) == known
+    assert set(guardian.shared.listeners) == known
 
 
 def test_a_listener_that_is_brought_again_is_known(pods, guardian, daemon):
-    known = set(guardian.supervisor.listeners)
-    again = [guardian.supervisor.listeners[1][1].fd]
+    known = set(guardian.shared.listeners)
+    again = [guardian.shared.listeners[1][1].fd]
 
     assert daemon("attach", again, name="a", pid=pods[0].process.pid)["listener"] == 1
-    assert set(guardian.supervisor.listeners) == known
+    assert set(guardian.shared.listeners) == known
 
 
 def test_a_pods_process_is_not_heard_though_it_is_root(pods, guardian, monkeypatch):
@@ -342,10 +342,10 @@ def until(condition):
 def test_many_processes_that_end_at_once_change_the_card_once(guardian, monkeypatch):
     """Gates and timeslices are looked at for all TSGs of all pods: once for each process would take seconds."""
     ended, fds, refreshed = [], [os.eventfd(0) for _ in range(100)], []
-    monkeypatch.setattr(Supervisor, "exited", lambda self, pid: ended.append(pid) or True)
+    monkeypatch.setattr(SharedState, "exited", lambda self, pid: ended.append(pid) or True)
     monkeypatch.setattr(Enforcer, "refresh", lambda self, now_ns: refreshed.append(now_ns))
     for pid, fd in enumerate(fds, 1 << 22):
-        guardian.supervisor.watch(pid, fd)
+        guardian.shared.watch(pid, fd)
     until(lambda: len(guardian._selector.get_map()) > len(fds))
     with guardian.lock:
         for fd in fds:
@@ -360,9 +360,9 @@ def test_many_processes_that_end_at_once_change_the_card_once(guardian, monkeypa
 def test_main_loop_serves_others_while_it_forgets_processes(guardian, daemon, monkeypatch):
     """A pod can end thousands of processes at once."""
     ended, fds = [], [os.eventfd(0) for _ in range(100)]
-    monkeypatch.setattr(Supervisor, "exited", lambda self, pid: bool(time.sleep(0.02) or ended.append(pid)))
+    monkeypatch.setattr(SharedState, "exited", lambda self, pid: bool(time.sleep(0.02) or ended.append(pid)))
     for pid, fd in enumerate(fds, 1 << 22):
-        guardian.supervisor.watch(pid, fd)
+        guardian.shared.watch(pid, fd)
     until(lambda: len(guardian._selector.get_map()) > len(fds))
     with guardian.lock:
         for fd in fds:

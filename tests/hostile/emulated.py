@@ -107,8 +107,8 @@ class _Device:
 class _Guardian(server.Guardian):
     def __init__(self, *arguments):
         super().__init__(*arguments)
-        self.supervisor.major = _MAJOR
-        self.supervisor.perform = self.supervisor.uvm_files.perform = self.gpu_ops.perform
+        self.shared.major = _MAJOR
+        self.shared.perform = self.shared.uvm_files.perform = self.gpu_ops.perform
 
 
 def install() -> None:

@@ -106,10 +106,10 @@ def test_a_full_disk_costs_lines_of_the_log_and_no_pod(stage):
     assert stage.guardian() == guardian
 
 
-def test_a_pod_outlives_its_supervisor(stage):
-    name, supervisor = stage.pods.popitem()
-    supervisor.kill()
-    supervisor.wait()
+def test_a_pod_outlives_its_launcher(stage):
+    name, launcher = stage.pods.popitem()
+    launcher.kill()
+    launcher.wait()
     killed = time.monotonic()
     stage.until(lambda: sum(at > killed for at in stage.times(name)) > 3, "it goes on")
     guardian_killed(stage)

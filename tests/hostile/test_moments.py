@@ -1,4 +1,4 @@
-"""Daemon, guardian and supervisor killed, stopped, ended at moments drawn by lot, under pods that always allocate.
+"""Daemon, guardian and launcher killed, stopped, ended at moments drawn by lot, under pods that always allocate.
 
 Real processes and filters, on an emulated driver. ``QGPU_MOMENTS=200`` tries that many (15 by default).
 """
@@ -128,11 +128,11 @@ def reserve_killed(stage: Stage) -> None:
     guardian_killed(stage)
 
 
-def supervisor_stopped(stage: Stage) -> None:
-    supervisor = next(iter(stage.pods.values()))
-    supervisor.send_signal(signal.SIGSTOP)
+def launcher_stopped(stage: Stage) -> None:
+    launcher = next(iter(stage.pods.values()))
+    launcher.send_signal(signal.SIGSTOP)
     stage.go_on()
-    supervisor.send_signal(signal.SIGCONT)
+    launcher.send_signal(signal.SIGCONT)
 
 
 WHAT: list[Callable[[Stage], None]] = [
@@ -150,7 +150,7 @@ WHAT: list[Callable[[Stage], None]] = [
     daemon_ended,
     daemon_stopped,
     reserve_killed,
-    supervisor_stopped,
+    launcher_stopped,
 ]
 
 

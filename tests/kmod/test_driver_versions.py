@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+from qgpu.nvidia import versions
 from tests import record_prototypes
 
 _KBUILD = 'ccflags-y += -DNV_VERSION_STRING=\\"580.178.04\\"\n'
@@ -33,3 +35,13 @@ def test_branches_tried_on_the_driver_itself_are_listed() -> None:
     text = record_prototypes.HEADER.read_text()
 
     assert {"535.261.03", "550.163.01", "580.178.04", "595.99.02"} <= set(record_prototypes.listed(text, {}))
+
+
+def test_module_and_daemon_know_the_same_branches() -> None:
+    table = re.search(
+        r"rm_branches\[\] = \{(.*?)\};", (record_prototypes.HEADER.parent / "rm.c").read_text(), re.DOTALL
+    )
+    assert table is not None
+
+    majors = [int(major) for major in re.findall(r"\{ (\d+),", table[1])]
+    assert majors == [branch.major for branch in reversed(versions.BRANCHES)]

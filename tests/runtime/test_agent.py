@@ -1,6 +1,6 @@
-"""A real container's calls come to the supervisor by way of the runtime: libseccomp's filter, and the agent.
+"""A real container's calls come to the guardian by way of the runtime: libseccomp's filter, and the agent.
 
-As for the supervisor's own tests there is no NVIDIA driver: the container calls /dev/random, whose major the supervisor
+As in the guardian's own tests, there is no NVIDIA driver: the container calls /dev/random, whose major the guardian
 watches, so a call that was let through comes back with EINVAL.
 """
 
@@ -26,7 +26,7 @@ from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.failover.journal import Journal
 from qgpu.guardian.proxy.dispatcher import Dispatcher
 from qgpu.guardian.proxy.seccomp_filter import WATCHED_PREFIXES
-from qgpu.guardian.proxy.supervisor import Supervisor
+from qgpu.guardian.proxy.shared_state import SharedState
 from qgpu.ipc.systemd import FdStore
 from qgpu.linux import cgroup
 from qgpu.nvidia import abi
@@ -60,7 +60,7 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Guard:
-    """A supervisor in a thread, given listeners by an agent."""
+    """A dispatcher in a thread, given listeners by an agent."""
 
     def __init__(self, directory: Path) -> None:
         self.socket = directory / "seccomp.sock"
@@ -68,7 +68,7 @@ class Guard:
         self.containers: list[str] = []
         self.asked: list[int] = []
         rm = FakeRm()
-        self.supervisor = Supervisor(
+        self.shared = SharedState(
             ObjectTable(),
             Journal(),
             rm,
@@ -90,19 +90,19 @@ class Guard:
     def take(self, pid: int, listener: int) -> None:
         """Serve a process's listener in a thread of its own."""
         self.pids.append(pid)
-        number = self.supervisor.listeners.add("web", listener)
+        number = self.shared.listeners.add("web", listener)
         self._threads.append(threading.Thread(target=self._serve, args=(number, listener)))
         self._threads[-1].start()
 
     def _serve(self, number: int, listener: int) -> None:
-        judge = Dispatcher(self.supervisor, "web")
+        judge = Dispatcher(self.shared, "web")
         poll = select.poll()
         poll.register(listener, select.POLLIN)
         while not self._stop.is_set():
             for _, event in poll.poll(50):
                 if not event & select.POLLIN:
                     return
-                mine = self.supervisor.listeners[number][1]
+                mine = self.shared.listeners[number][1]
                 if (call := mine.receive()) is not None:
                     judge.serve(mine, call)
                     self.asked.append(number)
@@ -117,7 +117,7 @@ class Guard:
 @pytest.fixture
 def guard(tmp_path: Path) -> Iterator[Guard]:
     made = Guard(tmp_path)
-    made.supervisor.note({"fact": "pod", "name": "web", "grants": {}})
+    made.shared.note({"fact": "pod", "name": "web", "grants": {}})
     yield made
     made.close()
 
@@ -151,7 +151,7 @@ def test_containers_scheduling_control_is_refused_by_rm_status(container, guard)
 
     assert container.exec("/bin/calls", "control", CONTROL).stdout == REFUSED
     assert container.exec("/bin/calls", "control", "0x20801303").stdout == "0 0 0\n"
-    assert guard.supervisor.refusals.counts["web", "NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS"] == 1
+    assert guard.shared.refusals.counts["web", "NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS"] == 1
 
 
 def test_init_and_each_exec_send_listener_from_containers_cgroup(container, guard):

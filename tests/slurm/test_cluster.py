@@ -321,7 +321,7 @@ def test_a_later_step_does_not_undo_pod_set(cluster: Cluster) -> None:
 
 
 class StandIn:
-    """A daemon's socket on plane seccomp, which needs a GPU: a real supervisor, with RM in a table, takes listeners."""
+    """A daemon's socket on plane seccomp, which needs a GPU: a real dispatcher, with RM in a table, takes listeners."""
 
     def __init__(self, path: Path, guard: Guard) -> None:
         self._door = wire.listen(str(path), 0o666)
@@ -362,7 +362,7 @@ def test_on_plane_seccomp_a_tasks_calls_reach_the_guardian(cluster: Cluster, tmp
     source = ROOT / "tests/runtime/calls.c"
     subprocess.run(["cc", "-O2", "-static", "-Wall", "-o", str(calls), str(source)], check=True)
     guard = Guard(tmp_path)
-    guard.supervisor.note({"fact": "pod", "name": "web", "grants": {}})
+    guard.shared.note({"fact": "pod", "name": "web", "grants": {}})
     cluster.daemons["n1"].stop()
     stand_in = StandIn(cluster.work / "n1/run/qgpud.sock", guard)
     try:
@@ -380,7 +380,7 @@ def test_on_plane_seccomp_a_tasks_calls_reach_the_guardian(cluster: Cluster, tmp
         cluster.start_qgpud("n1")
 
     assert ended.stdout == f'NoNewPrivs:\t0\nSeccomp:\t2\nslurm µ "1"\n{REFUSED}', ended.stderr
-    assert guard.supervisor.refusals.counts["web", "NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS"] == 1
+    assert guard.shared.refusals.counts["web", "NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS"] == 1
     assert sorted(message["op"] for message in stand_in.requests) == ["slurm.bind", "slurm.filter", "slurm.filter"]
     (bound,) = (message for message in stand_in.requests if message["op"] == "slurm.bind")
     assert bound.keys() == {"op", "job", "gpus", "shards"}

@@ -99,7 +99,7 @@ class AllocHandler(Handler):
         self.undo_interrupted(pod_call, request.rm.key)
         if (memory := self._uncounted_memory(request)) is not None:
             return self._refuse(request, abi.NV_ERR_NOT_SUPPORTED, memory)
-        if request.tracked and not self._supervisor.register_client(
+        if request.tracked and not self._shared.register_client(
             pod_call.pid, pod_call.call.fd, pod_call.file, asked.client
         ):
             return self._refuse(request, abi.NV_ERR_INVALID_CLIENT)
@@ -141,7 +141,7 @@ class AllocHandler(Handler):
         if request.params is None:
             return False
         places = classes.ALLOWED_WITH_PROFILING[request.rm.rm_class].clients
-        return client_ownership.names_any(self._supervisor, self._pod, request.rm.client, places, request.params.data)
+        return client_ownership.names_any(self._shared, self._pod, request.rm.client, places, request.params.data)
 
     def _uncounted_memory(self, request: _AllocRequest) -> str | None:
         """Name memory that RM takes without a way to count it: a pod under a limit may not have it."""
@@ -170,7 +170,7 @@ class AllocHandler(Handler):
             return errno.EINVAL
         if self._passthrough.makes_root_clients(pod_call):
             return self._passthrough.root_client(pod_call, block, asked)
-        if not self._supervisor.may_have_another_client(self._pod):
+        if not self._shared.may_have_another_client(self._pod):
             return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INSUFFICIENT_RESOURCES)
         if not self._passthrough.wait_for_root_clients():
             return self._ctx.answer(block, asked.status_at, abi.NV_ERR_BUSY_RETRY)
@@ -185,13 +185,13 @@ class AllocHandler(Handler):
         if error:
             return error
         (client,) = _U32.unpack_from(block.data, _HANDLE_AT)
-        if request.status == abi.NV_OK and not self._supervisor.register_client(
+        if request.status == abi.NV_OK and not self._shared.register_client(
             pod_call.pid, pod_call.call.fd, pod_call.file, client
         ):
             self._gpu_ops.free(pod_call.file, client, client)
             request.answer(abi.NV_ERR_INSUFFICIENT_RESOURCES)
         elif request.status == abi.NV_OK:
-            self._made_here = {made for made in self._made_here if self._supervisor.owns(self._pod, made)} | {client}
+            self._made_here = {made for made in self._made_here if self._shared.owns(self._pod, made)} | {client}
         if request.params is not None:
             request.params.store_changes()
         block.store()
@@ -204,12 +204,12 @@ class AllocHandler(Handler):
         counters through it.
         """
         (client,) = _U32.unpack_from(block.data)
-        if not self._ctx.may_profile() or client not in self._made_here or not self._supervisor.owns(self._pod, client):
+        if not self._ctx.may_profile() or client not in self._made_here or not self._shared.owns(self._pod, client):
             return PROCEED
         if number == abi.NV_ESC_RM_MAP_MEMORY:
             error = self._ctx.with_descriptor(pod_call, number, block, _DESCRIPTOR_OF_MAPPING_AT)
             if (status := status_of(block, _STATUS_OF_MAPPING_AT)) != abi.NV_OK:
-                self._supervisor.refusals.count(self._pod, f"mapping for a profiler by the driver, status {status:#x}")
+                self._shared.refusals.count(self._pod, f"mapping for a profiler by the driver, status {status:#x}")
             return error
         pod_call.begin()
         if not (error := self._proxy.escape(pod_call.file, number, block)):
@@ -254,7 +254,7 @@ class AllocHandler(Handler):
         rm, file = request.rm, request.pod_call.file
         made = not error and request.status == abi.NV_OK
         if request.tracked and not made:
-            self._supervisor.cancel_claim(rm.key)
+            self._shared.cancel_claim(rm.key)
         elif request.tracked and not self._confirm(file, rm, request.params):
             request.answer(abi.NV_ERR_NO_MEMORY)
         elif rm.rm_class == abi.NV20_SUBDEVICE_0 and (refusal := self._learn_instance(file, rm)):
@@ -270,27 +270,27 @@ class AllocHandler(Handler):
         elif rm.rm_class == abi.NV50_THIRD_PARTY_P2P:
             self._gpu_ops.register_p2p(file, rm.client, rm.handle)
         elif request.params and (at := classes.ALLOWED_WITH_PROFILING[rm.rm_class].holds_memory_at) is not None:
-            self._supervisor.quota.pin_handles(rm.client, [_U32.unpack_from(request.params.data, at)[0]])
+            self._shared.quota.pin_handles(rm.client, [_U32.unpack_from(request.params.data, at)[0]])
 
     def admit(self, pid: int, rm: RmObject) -> int:
         """Return the status with which an object's class, parent or card is refused; 0 if it may be made."""
         if rm.rm_class == abi.NV01_DEVICE_0:
-            minor = self._supervisor.allowance(self._pod).minors.get(rm.detail)
-            if minor is None or not _has_open(pid, os.makedev(self._supervisor.major, minor)):
-                self._supervisor.refusals.count(self._pod, "card without a grant")
+            minor = self._shared.allowance(self._pod).minors.get(rm.detail)
+            if minor is None or not _has_open(pid, os.makedev(self._shared.major, minor)):
+                self._shared.refusals.count(self._pod, "card without a grant")
                 return abi.NV_ERR_INSUFFICIENT_PERMISSIONS
             return abi.NV_OK if self._passthrough.wait_for_root_clients() else abi.NV_ERR_BUSY_RETRY
         if rm.rm_class in abi.GPFIFO_CLASSES:
-            parent = self._supervisor.table.objects.get((rm.client, rm.parent))
+            parent = self._shared.table.objects.get((rm.client, rm.parent))
             in_tsg = parent is not None and parent.rm_class == abi.KEPLER_CHANNEL_GROUP_A
             if not in_tsg and not self._may_stand_alone(rm):
-                self._supervisor.refusals.count(self._pod, "compute channel outside a TSG")
+                self._shared.refusals.count(self._pod, "compute channel outside a TSG")
                 return abi.NV_ERR_INVALID_ARGUMENT
         if classes.on_compute_engine(rm.rm_class) and not self._in_compute_tsg(rm):
-            self._supervisor.refusals.count(self._pod, "compute outside a compute TSG")  # nobody would pay for its time
+            self._shared.refusals.count(self._pod, "compute outside a compute TSG")  # nobody would pay for its time
             return abi.NV_ERR_INVALID_ARGUMENT
         if rm.rm_class in classes.KEPT and rm.handle == 0:
-            self._supervisor.refusals.count(self._pod, "object without a handle")
+            self._shared.refusals.count(self._pod, "object without a handle")
             return abi.NV_ERR_INVALID_ARGUMENT  # RM would choose one; no CUDA library asks for that
         return abi.NV_OK
 
@@ -299,21 +299,21 @@ class AllocHandler(Handler):
 
         Compute always needs a TSG, whose timeslice can be set. Video and checkpoints use such channels.
         """
-        return self._supervisor.table.stands_alone(rm) and rm.detail != 0 and rm.detail not in abi.GR_ENGINES
+        return self._shared.table.stands_alone(rm) and rm.detail != 0 and rm.detail not in abi.GR_ENGINES
 
     def _tsg_of(self, rm: RmObject) -> RmObject | None:
         """Return the TSG of an object that lies below a channel; None if the channel has none."""
-        objects = self._supervisor.table.objects
+        objects = self._shared.table.objects
         channel = objects.get((rm.client, rm.parent))
         return objects.get((rm.client, channel.parent)) if channel is not None else None
 
     def _in_compute_tsg(self, rm: RmObject) -> bool:
-        return (tsg := self._tsg_of(rm)) is not None and self._supervisor.table.is_compute(tsg)
+        return (tsg := self._tsg_of(rm)) is not None and self._shared.table.is_compute(tsg)
 
     def _make_preemptible(self, file: int, rm: RmObject) -> None:
         """Allow RM to preempt a compute TSG in the middle of a kernel, whether its program asks for that or not."""
-        table = self._supervisor.table
-        with self._supervisor.lock:
+        table = self._shared.table
+        with self._shared.lock:
             # RM may reuse a handle for another TSG.
             self._preemptible = {key: was for key, was in self._preemptible.items() if table.objects.get(key) is was}
             if (tsg := self._tsg_of(rm)) is None or tsg.key in self._preemptible:
@@ -327,19 +327,19 @@ class AllocHandler(Handler):
         size = None
         if rm.rm_class == abi.NV01_MEMORY_LOCAL_USER and params is not None:
             size = rm_calls.detail(rm.rm_class, params.data)
-        if self._supervisor.confirm(rm.key, size):
+        if self._shared.confirm(rm.key, size):
             return True
         self._gpu_ops.free(file, rm.client, rm.handle)
-        self._supervisor.refusals.count(self._pod, "memory over the limit")
+        self._shared.refusals.count(self._pod, "memory over the limit")
         return False
 
     def free(self, pod_call: PodCall, number: int, block: IoctlBuffer, client: int, handle: int, status_at: int) -> int:
         """Free an object and all below it."""
         key = client, handle
-        if self._free_handler.is_ours(key) and key in self._supervisor.table.objects:
+        if self._free_handler.is_ours(key) and key in self._shared.table.objects:
             return self._ctx.answer(block, status_at, abi.NV_ERR_OBJECT_NOT_FOUND)
         # The heap's free takes memory only. RM refuses it for channels, so a pod could use it to open gates.
-        channels = self._supervisor.begin_free(key, pod_call.file) if number == abi.NV_ESC_RM_FREE else []
+        channels = self._shared.begin_free(key, pod_call.file) if number == abi.NV_ESC_RM_FREE else []
         gone, error = False, 0
 
         def carry_out() -> bool:
@@ -352,22 +352,22 @@ class AllocHandler(Handler):
         try:
             gone = self._free_handler.free(pod_call, key, carry_out)
         finally:
-            self._supervisor.end_free(key, channels, gone=gone)
+            self._shared.end_free(key, channels, gone=gone)
         if gone and client == handle:  # the file has no other root client
-            self._supervisor.files.roots.discard(pod_call.file)
+            self._shared.files.roots.discard(pod_call.file)
         if not error:
             block.store()
         return error
 
     def undo_interrupted(self, pod_call: PodCall, key: Key) -> None:
         """Free what a dead guardian may have made for this call; the call then makes it again."""
-        if not pod_call.is_retry or not self._supervisor.register_client(
+        if not pod_call.is_retry or not self._shared.register_client(
             pod_call.pid, pod_call.call.fd, pod_call.file, key[0]
         ):
             return
-        if self._gpu_ops.object_info(pod_call.file, *key) is None and key not in self._supervisor.table.objects:
+        if self._gpu_ops.object_info(pod_call.file, *key) is None and key not in self._shared.table.objects:
             return
-        channels = self._supervisor.begin_free(key, pod_call.file)
+        channels = self._shared.begin_free(key, pod_call.file)
         gone = False
 
         def carry_out() -> bool:
@@ -377,27 +377,27 @@ class AllocHandler(Handler):
         try:
             gone = self._free_handler.free(pod_call, key, carry_out)
         finally:
-            self._supervisor.end_free(key, channels, gone=gone)
+            self._shared.end_free(key, channels, gone=gone)
 
     def _learn_instance(self, file: int, subdevice: RmObject) -> int:
         """Ask RM which card a device is on, now that it has a subdevice; return why if the device was freed again."""
         key = subdevice.client, subdevice.parent
-        device = self._supervisor.table.objects.get(key)
+        device = self._shared.table.objects.get(key)
         if device is None and (self._gpu_ops.object_info(file, *key) or (0,))[0] == abi.NV01_DEVICE_0:
             # The kernel made it when a guardian died, or under another handle than expected.
             device = RmObject(*key, subdevice.client, abi.NV01_DEVICE_0, NO_INSTANCE)
         if device is None or device.rm_class != abi.NV01_DEVICE_0 or device.detail != NO_INSTANCE:
             return abi.NV_OK
         instance = self._gpu_ops.instance_of(file, *subdevice.key)
-        if instance is not None and instance in self._supervisor.allowance(self._pod).minors:
-            if self._supervisor.set_instance(device, instance):
+        if instance is not None and instance in self._shared.allowance(self._pod).minors:
+            if self._shared.set_instance(device, instance):
                 return abi.NV_OK
             status, what = abi.NV_ERR_NO_MEMORY, "memory over the limit"
         else:
             status, what = abi.NV_ERR_INSUFFICIENT_PERMISSIONS, "card without a grant"
         self._gpu_ops.free(file, *device.key)
-        self._supervisor.end_free(device.key, [], gone=True)
-        self._supervisor.refusals.count(self._pod, what)
+        self._shared.end_free(device.key, [], gone=True)
+        self._shared.refusals.count(self._pod, what)
         return status
 
     def alloc_memory(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.AllocMemory, *, wrapped: bool) -> int:
@@ -425,7 +425,7 @@ class AllocHandler(Handler):
         end = None
         if minor == abi.NV_CONTROL_MINOR:
             if not self._ctx.may_profile():
-                self._supervisor.refusals.count(self._pod, tools.LINKED)
+                self._shared.refusals.count(self._pod, tools.LINKED)
                 return errno.EINVAL
             if not self._passthrough.wait_for_root_clients():
                 return errno.EBUSY
@@ -435,8 +435,8 @@ class AllocHandler(Handler):
         return 0 if pod_call.is_retry and error == errno.EINVAL else error  # RM accepts it only once
 
     def _end_on_control_file(self, file: int) -> None:
-        """Let the kernel make nothing more on a control file. Any other is RM's to refuse: its poll may not return."""
-        if proc.device_of(file) == os.makedev(self._supervisor.major, abi.NV_CONTROL_MINOR):
+        """Let the kernel make nothing more on a control file. Other files are left alone: RM refuses them."""
+        if proc.device_of(file) == os.makedev(self._shared.major, abi.NV_CONTROL_MINOR):
             self._passthrough.end_on(file)
 
 

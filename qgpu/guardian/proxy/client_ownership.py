@@ -13,7 +13,7 @@ from qgpu.guardian.rules.rows import At, handles
 
 
 class Owners(Protocol):
-    """Knows the owners of clients (``Supervisor``)."""
+    """Knows the owners of clients (``SharedState``)."""
 
     def owns(self, pod: str, client: int) -> bool:
         """Tell whether a client belongs to a pod."""

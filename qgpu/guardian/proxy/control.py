@@ -21,8 +21,8 @@ _U32 = struct.Struct("<I")
 #: Where NVOS54 points to the parameters.
 _PARAMS_AT = abi.offsetof("NVOS54_PARAMETERS", "params")
 _PREEMPT = "NVA06C_CTRL_PREEMPT_PARAMS"
-#: Controls that take at most one part in _RARE_PARTS of the time, in the long run; a single one delays the next by at
-#: most _MOST_REST_NS. A pod may be ahead of that by _AHEAD_NS: libcuda preempts twice, at once, as a context ends.
+#: Controls that may take 1/_RARE_PARTS of the time in the long run. A single one delays the next by at most
+#: _MOST_REST_NS. A pod may be _AHEAD_NS ahead, because libcuda preempts twice in a row when a context ends.
 _RARE = {abi.NVA06C_PREEMPT, abi.NV2080_FB_FLUSH_GPU_CACHE}
 _RARE_PARTS, _MOST_REST_NS, _AHEAD_NS = 21, 10**9, 2 * 10**7
 _HANDLE_OF_EXPORT_AT, _HANDLES_OF_EXPORTS_AT, _MOST_EXPORTS = 12, 76, 512
@@ -51,7 +51,7 @@ class ControlHandler(Handler):
         super().__init__(ctx)
         self._alloc_handler = alloc_handler
         self._dup_handler = dup_handler
-        #: By when the pod's rare controls so far are made up for.
+        #: When the pod has waited long enough for its rare controls so far.
         self._rare_due_ns = 0
 
     def control(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Control) -> int:
@@ -77,7 +77,7 @@ class ControlHandler(Handler):
                 return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INSUFFICIENT_RESOURCES, str(why.strerror))
             error = self._perform(request, taken)
             if mark is not None and (error or status_of(block, asked.status_at) != abi.NV_OK):
-                self._supervisor.quota.cancel_export(mark)
+                self._shared.quota.cancel_export(mark)
         finally:
             if taken is not None and taken >= 0:
                 os.close(taken)  # no lock is held: the close may take as long as its owner likes
@@ -103,11 +103,11 @@ class ControlHandler(Handler):
     def _perform(self, request: _ControlRequest, taken: int | None) -> int:
         """Call RM, under the owner's lock if the control makes a handle on its memory; return an errno."""
         pod_call, block, asked = request.pod_call, request.block, request.asked
-        owner = self._supervisor.table.clients.get(asked.client)
+        owner = self._shared.table.clients.get(asked.client)
         pod = owner.pod if owner is not None else self._pod
         row = controls.ALLOWED_WITH_PROFILING[asked.command]
-        with self._supervisor.pod_lock(pod) if row.gives else nullcontext():
-            pod_call.listener.begin()
+        with self._shared.pod_lock(pod) if row.gives else nullcontext():
+            pod_call.begin_repeatable()
             with self._ctx.capability_for(row.why):
                 error = self._perform_control(request, taken)
         self._ctx.tell_drivers_refusal(row.why, controls.name(asked.command), status_of(block, asked.status_at))
@@ -139,7 +139,7 @@ class ControlHandler(Handler):
             return controls.refusal(command), controls.name(command)
         if asked.serialized:
             return abi.NV_ERR_INVALID_ARGUMENT, "serialized control"
-        if row.firmware and not self._supervisor.owns(self._pod, asked.client):
+        if row.firmware and not self._shared.owns(self._pod, asked.client):
             return abi.NV_ERR_INVALID_CLIENT, "control on another pod's client"
         return None
 
@@ -155,17 +155,17 @@ class ControlHandler(Handler):
         if row.why is controls.PROFILING and profiling.refuses(command, params.data if params is not None else b""):
             return abi.NV_ERR_INSUFFICIENT_PERMISSIONS, f"{controls.name(command)} with other arguments"
         if params is not None and client_ownership.names_any(
-            self._supervisor, self._pod, asked.client, row.clients, params.data
+            self._shared, self._pod, asked.client, row.clients, params.data
         ):
             return abi.NV_ERR_INVALID_OBJECT_HANDLE, client_ownership.name(row.name)
         return None
 
     def _ends_own_turn(self, asked: rm_calls.Control, params: IoctlBuffer) -> bool:
-        tsg = self._supervisor.table.objects.get((asked.client, asked.target))
+        tsg = self._shared.table.objects.get((asked.client, asked.target))
         if tsg is None or tsg.rm_class != abi.KEPLER_CHANNEL_GROUP_A or asked.size != abi.sizeof(_PREEMPT):
             return False
         said = abi.ffi.cast(f"{_PREEMPT} *", params.pointer)
-        return self._supervisor.owns(self._pod, tsg.client) and scheduling.ends_turn(said.bWait, said.bManualTimeout)
+        return self._shared.owns(self._pod, tsg.client) and scheduling.ends_turn(said.bWait, said.bManualTimeout)
 
     def _take_descriptor(self, pod_call: PodCall, command: int, params: IoctlBuffer | None) -> int | None:
         """Take the descriptor that a control names, if it is NVIDIA's; -1 for another file, None for none."""
@@ -176,7 +176,7 @@ class ControlHandler(Handler):
             return int(fd)
         taken = self._ctx.take_fd(pod_call, fd)
         device = proc.device_of(taken)
-        if device is not None and os.major(device) == self._supervisor.major:
+        if device is not None and os.major(device) == self._shared.major:
             return taken
         os.close(taken)
         return -1
@@ -199,7 +199,7 @@ class ControlHandler(Handler):
                 handles = _handles(params.data, _HANDLES_OF_EXPORTS_AT, _MOST_EXPORTS)
             case _:
                 return None
-        return self._supervisor.quota.export(self._pod, asked.client, handles, file)
+        return self._shared.quota.export(self._pod, asked.client, handles, file)
 
     def _perform_control(self, request: _ControlRequest, taken: int | None) -> int:
         pod_call, block, asked, params = request.pod_call, request.block, request.asked, request.params
@@ -243,8 +243,8 @@ class ControlHandler(Handler):
         return error
 
     def _own_pids(self) -> list[int]:
-        with self._supervisor.lock:
-            return self._supervisor.table.pids_of(self._pod)
+        with self._shared.lock:
+            return self._shared.table.pids_of(self._pod)
 
     def _handle_answer(self, request: _ControlRequest, params: IoctlBuffer) -> int:
         """Learn from RM's answer, and adapt what it says of the card; return the status to answer with."""
@@ -259,14 +259,14 @@ class ControlHandler(Handler):
             case abi.NV2080_PERF_GET_UTIL_SAMPLES:
                 virtualize.show_samples(params.data, set(self._own_pids()), lambda own: _inside(own, pod_call.call.tid))
             case abi.NV0000_GPU_GET_PROBED_IDS | abi.NV0000_GPU_GET_ATTACHED_IDS:
-                virtualize.show_gpus(params.data, self._gpu_ops.gpu_ids(self._supervisor.allowance(self._pod).minors))
+                virtualize.show_gpus(params.data, self._gpu_ops.gpu_ids(self._shared.allowance(self._pod).minors))
             case abi.NVA06C_GPFIFO_SCHEDULE | abi.NVA06F_GPFIFO_SCHEDULE:
-                self._supervisor.wake()
+                self._shared.wake()
             case abi.NV00FD_ATTACH_MEM:
-                self._supervisor.quota.pin_handles(asked.client, [_U32.unpack_from(params.data, 4)[0]])
+                self._shared.quota.pin_handles(asked.client, [_U32.unpack_from(params.data, 4)[0]])
             case abi.NVC56F_GET_KMB:  # kernel_channel.c duplicates it under a handle that it tells nobody
                 handles = rows.handles(controls.ALLOWED_WITH_PROFILING[asked.command].handles, params.data)
-                self._supervisor.quota.pin_handles(asked.client, handles)
+                self._shared.quota.pin_handles(asked.client, handles)
             case command if command in _IMPORTED:
                 return self._imported(pod_call, asked.client, _imported(command, params.data))
         return abi.NV_OK
@@ -277,7 +277,7 @@ class ControlHandler(Handler):
             if status := self._dup_handler.admit_handle(pod_call.file, (client, handle), client, None):
                 for other in handles:
                     self._gpu_ops.free(pod_call.file, client, other)
-                    self._supervisor.end_free((client, other), [], gone=True)
+                    self._shared.end_free((client, other), [], gone=True)
                 return status
         return abi.NV_OK
 
@@ -287,16 +287,16 @@ class ControlHandler(Handler):
 
     def _record_timeslice_request(self, tid: int, asked: rm_calls.Control) -> bool:
         """Record the timeslice that libcuda sets once per TSG at start; it applies while no plan sets another."""
-        tsg = self._supervisor.table.objects.get((asked.client, asked.target))
-        own = self._supervisor.owns(self._pod, asked.client)
+        tsg = self._shared.table.objects.get((asked.client, asked.target))
+        own = self._shared.owns(self._pod, asked.client)
         if tsg is None or not own or tsg.requested_us != abi.RM_DEFAULT_TIMESLICE_US:
             return False
         data = self._proxy.memory.read(tid, asked.params, 8)
         requested_us = int.from_bytes(data, "little") if data else 0
         if not abi.RM_DEFAULT_TIMESLICE_US <= requested_us <= 4 * abi.RM_DEFAULT_TIMESLICE_US:
             return False
-        with self._supervisor.lock:
-            self._supervisor.note({"fact": "timeslice", "client": tsg.client, "handle": tsg.handle, "us": requested_us})
+        with self._shared.lock:
+            self._shared.note({"fact": "timeslice", "client": tsg.client, "handle": tsg.handle, "us": requested_us})
         return True
 
 

@@ -26,7 +26,7 @@ from qgpu.guardian.proxy.ioctl_proxy import IoctlProxy
 from qgpu.guardian.proxy.mmap_calls import MmapHandler
 from qgpu.guardian.proxy.passthrough import Passthrough
 from qgpu.guardian.proxy.seccomp_filter import NUMBER_AND_SIZE, is_mapping
-from qgpu.guardian.proxy.supervisor import Supervisor
+from qgpu.guardian.proxy.shared_state import SharedState
 from qgpu.guardian.proxy.uvm_calls import UvmHandler
 from qgpu.guardian.proxy.vid_heap import VidHeapHandler
 from qgpu.guardian.rules import escapes
@@ -50,16 +50,16 @@ _MOST_THREADS, _MOST_UNDELIVERED = 4096, 256
 class Dispatcher:
     """Serves one pod's listeners, one call at a time.
 
-    Calls are serial because RM's memory figures tell about one call only while no other call changes them.
+    Calls are serial, because RM's memory figures show the effect of a call only if no other call changes them.
     """
 
-    def __init__(self, supervisor: Supervisor, pod: str) -> None:
-        self._supervisor = supervisor
+    def __init__(self, shared: SharedState, pod: str) -> None:
+        self._shared = shared
         self._pod = pod
         self._turn = threading.Lock()
-        self._proxy = IoctlProxy(supervisor.perform)
-        self._ctx = HandlerContext(supervisor, pod, self._proxy)
-        self._fast_path = fast_path.FastPath(supervisor.perform, self._proxy.memory, self._proxy.answer)
+        self._proxy = IoctlProxy(shared.perform)
+        self._ctx = HandlerContext(shared, pod, self._proxy)
+        self._fast_path = fast_path.FastPath(shared.perform, self._proxy.memory, self._proxy.answer)
         #: UVM mappings that the kernel is making for the pod.
         self._uvm_mappings = InflightSyscalls()
         self._free_handler = FreeHandler(self._ctx, lambda: self._uvm_mappings.wait(_MAPPING_PATIENCE_S))
@@ -88,7 +88,7 @@ class Dispatcher:
             if left is None:
                 return
             waits = listener.still_waiting(left.call.id)
-            writes = self._supervisor.journal.answer_to(listener.number, left.call.id)
+            writes = self._shared.journal.answer_to(listener.number, left.call.id)
             if waits and writes is not None:
                 self._answer(listener, left.call, self._write_answer(left.call.tid, writes))
                 return
@@ -103,13 +103,13 @@ class Dispatcher:
             self._serve(listener, call)
 
     def _serve(self, listener: Listener, call: Notification) -> None:
-        self._supervisor.reconciler.pod_called()
+        self._shared.reconciler.pod_called()
         pod_call = PodCall(listener, call, 0, -1, self._take_unanswered(call) if self._unanswered else None)
         try:
             outcome = self._handle(pod_call)
             if self._proxy.answer:
                 if pod_call.begun:
-                    self._supervisor.record_answer(listener.number, call.id, self._proxy.answer)
+                    self._shared.record_answer(listener.number, call.id, self._proxy.answer)
                 # A call may take as long as the pod likes, and a killed thread's number may be another's by now.
                 if listener.still_waiting(call.id):
                     outcome = self._write_answer(call.tid, self._proxy.answer) or outcome
@@ -187,9 +187,9 @@ class Dispatcher:
         """Find the device file that an ioctl is on: UVM's, RM's, or another file."""
         status = os.fstat(pod_call.file)
         major = os.major(status.st_rdev) if stat.S_ISCHR(status.st_mode) else None
-        if major is not None and major == self._supervisor.find_uvm(request):
+        if major is not None and major == self._shared.find_uvm(request):
             return self._uvm_ioctl(pod_call)
-        if major == self._supervisor.major:
+        if major == self._shared.major:
             return self._rm_ioctl(pod_call, request, os.minor(status.st_rdev))
         return errno.ENOTTY  # The filter saw RM's number and size, but this file is not RM's.
 
@@ -203,7 +203,7 @@ class Dispatcher:
         if request & NUMBER_AND_SIZE in _MAPS:
             return self._map(pod_call, request)
         if request == fast_path.REQUEST and pod_call.unanswered is None:
-            pod_call.listener.begin()
+            pod_call.begin_repeatable()
             call, listener = pod_call.call, pod_call.listener
             done = self._fast_path.control(
                 call.tid, pod_call.file, call.argument, lambda: listener.still_waiting(call.id)
@@ -223,8 +223,8 @@ class Dispatcher:
         pid = self._threads.get(tid)
         if pid is None or not seccomp_notify.is_thread_of(pid, tid):
             pid = self._threads[tid] = _process_of(tid)
-        if pid not in self._supervisor.table.processes:
-            self._supervisor.register_process(self._pod, pid)
+        if pid not in self._shared.table.processes:
+            self._shared.register_process(self._pod, pid)
         if len(self._threads) > _MOST_THREADS:
             self._threads = {tid: pid}
         return pid
@@ -269,7 +269,7 @@ class Dispatcher:
         # Three kinds of calls end here. A dma-buf keeps memory without a handle. RM's own mappings take page tables on
         # the card that nobody can count (CUDA uses UVM's mappings). RM_IDLE_CHANNELS reads lists of handles under RM's
         # locks.
-        self._supervisor.refusals.count(self._pod, escapes.name(escape.number))
+        self._shared.refusals.count(self._pod, escapes.name(escape.number))
         return errno.EOPNOTSUPP
 
 

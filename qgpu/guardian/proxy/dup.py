@@ -32,25 +32,25 @@ class DupHandler(Handler):
     def dup(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Dup) -> int:
         """Duplicate an object, or refuse it."""
         source_key = asked.source_client, asked.source
-        source = self._supervisor.table.objects.get(source_key)
-        known = self._supervisor.register_client(pod_call.pid, pod_call.call.fd, pod_call.file, asked.client)
+        source = self._shared.table.objects.get(source_key)
+        known = self._shared.register_client(pod_call.pid, pod_call.call.fd, pod_call.file, asked.client)
         if not known or (source is not None and source.rm_class in classes.GATED and not self._may_share(source)):
             return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, "second handle")
         self._alloc_handler.undo_interrupted(pod_call, (asked.client, asked.handle))
         if source is not None and source.rm_class in classes.GATED:
             return self._share_tsg(pod_call, block, asked, source)
-        owner = self._supervisor.table.clients.get(asked.source_client)
-        with self._supervisor.pod_lock(owner.pod if owner is not None else self._pod):
-            before = self._supervisor.quota.number_of(source_key)
+        owner = self._shared.table.clients.get(asked.source_client)
+        with self._shared.pod_lock(owner.pod if owner is not None else self._pod):
+            before = self._shared.quota.number_of(source_key)
             pod_call.begin()
             error = self._proxy.escape(pod_call.file, abi.NV_ESC_RM_DUP_OBJECT, block)
         if error or status_of(block, asked.status_at) != abi.NV_OK:
             block.store()
             return error
         (handle,) = _U32.unpack_from(block.data, 8)
-        after = self._supervisor.quota.number_of(source_key)
+        after = self._shared.quota.number_of(source_key)
         # Another pod's memory counts for both pods. If only its maker paid, the maker could free it and make more.
-        same = before == after and self._supervisor.owns(self._pod, asked.source_client)
+        same = before == after and self._shared.owns(self._pod, asked.source_client)
         number, parent = before if same else None, asked.parent or asked.client
         if status := self.admit_handle(pod_call.file, (asked.client, handle), parent, number):
             return self._ctx.answer(block, asked.status_at, status)
@@ -59,7 +59,7 @@ class DupHandler(Handler):
 
     def _may_share(self, source: RmObject) -> bool:
         """Tell whether a TSG of this pod may have another handle in this pod."""
-        own = self._supervisor.owns(self._pod, source.client)
+        own = self._shared.owns(self._pod, source.client)
         return own and source.confirmed and source.rm_class == abi.KEPLER_CHANNEL_GROUP_A
 
     def _share_tsg(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Dup, source: RmObject) -> int:
@@ -70,9 +70,9 @@ class DupHandler(Handler):
         pod_call.begin()
         error = self._proxy.escape(pod_call.file, abi.NV_ESC_RM_DUP_OBJECT, block)
         if error or status_of(block, asked.status_at) != abi.NV_OK:
-            self._supervisor.cancel_claim(rm.key)
+            self._shared.cancel_claim(rm.key)
         else:
-            self._supervisor.confirm(rm.key)
+            self._shared.confirm(rm.key)
         block.store()
         return error
 
@@ -84,7 +84,7 @@ class DupHandler(Handler):
         space = about[0] == abi.FERMI_VASPACE_A and self._ctx.limited()  # its page tables are charged by handle
         if space or about[0] in classes.GATED | classes.PHYSICAL:
             self._gpu_ops.free(file, *key)
-            self._supervisor.refusals.count(self._pod, "second handle")
+            self._shared.refusals.count(self._pod, "second handle")
             return abi.NV_ERR_NOT_SUPPORTED
         if about[0] != abi.NV01_MEMORY_LOCAL_USER:
             return abi.NV_OK
@@ -94,14 +94,14 @@ class DupHandler(Handler):
         if (status := self._ctx.claim(rm, number)) != abi.NV_OK:
             self._gpu_ops.free(file, *key)
             return status
-        self._supervisor.confirm(key)
+        self._shared.confirm(key)
         return abi.NV_OK
 
     def _find_exported(self, file: int, rm: RmObject) -> int | None:
         """Find which of the pod's own allocations a descriptor brought back, by RM's comparison; None if it is none."""
-        with self._supervisor.lock:
-            instance = self._supervisor.table.instance_of(rm)
-            mine = self._supervisor.table.exported(self._pod, instance, rm.detail, _MOST_LOOKED_AT)[:_MOST_COMPARED]
+        with self._shared.lock:
+            instance = self._shared.table.instance_of(rm)
+            mine = self._shared.table.exported(self._pod, instance, rm.detail, _MOST_LOOKED_AT)[:_MOST_COMPARED]
             handles = [(memory.number, next(iter(memory.handles))) for memory in mine]
         for number, other in handles:
             if self._gpu_ops.is_same(file, rm.key, rm.parent, other):

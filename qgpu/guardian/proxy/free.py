@@ -8,7 +8,7 @@ handle in the same way when the last mapping goes. Memory that the figures do no
 pod's last process has ended.
 
 Nothing else may move the figures while they are read. The pod's calls are served one at a time, none of its mappings is
-in progress, no other pod is duplicating its memory (``Supervisor.pod_lock``), and none of its files was closed.
+in progress, no other pod is duplicating its memory (``SharedState.pod_lock``), and none of its files was closed.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ class FreeHandler(Handler):
 
     def free(self, pod_call: PodCall, key: Key, carry_out: Callable[[], bool]) -> bool:
         """Free an object, and keep the charge of memory that outlives it; return whether RM freed it."""
-        entry = self._supervisor.table.clients.get(key[0])
+        entry = self._shared.table.clients.get(key[0])
         # With many objects, ask RM first whether this file owns the client: a pod must not cause long searches.
-        few = entry is not None and self._supervisor.table.counts[entry.pod] <= _FEW
+        few = entry is not None and self._shared.table.counts[entry.pod] <= _FEW
         mine = few or self._gpu_ops.object_info(pod_call.file, key[0], key[0]) is not None
-        with self._supervisor.lock:
-            ending = self._supervisor.table.ending_with(key) if mine else []
+        with self._shared.lock:
+            ending = self._shared.table.ending_with(key) if mine else []
             memories = [memory for memory in ending if not memory.pinned and self._limited(memory)]
         if not memories or entry is None:
             pod_call.begin()
             return carry_out()
         quiet = self._wait_for_mappings()
-        with self._supervisor.pod_lock(entry.pod):
+        with self._shared.pod_lock(entry.pod):
             if key in memories[0].handles and self._keep_by_own_handle(pod_call.file, key, memories[0]):
                 pod_call.begin()
                 return carry_out()
@@ -67,20 +67,20 @@ class FreeHandler(Handler):
             size = sum(memory.size for memory in memories)
             if quiet and before - after >= size and self._clients(key) == clients:
                 for memory in memories:
-                    self._supervisor.quota.unmap_memory(memory.number)
+                    self._shared.quota.unmap_memory(memory.number)
             else:
                 _log.info("memory outlives its handle", pod=self._pod, bytes=size)
                 for memory in memories:
-                    self._supervisor.quota.pin(memory.number)
+                    self._shared.quota.pin(memory.number)
             return True
 
     def unmap(
         self, pod_call: PodCall, base: int, length: int, card: bytes | None, carry_out: Callable[[], bool]
     ) -> None:
         """Unmap a range, and free memory that only our own handle still keeps."""
-        pid, allocations = pod_call.pid, self._supervisor.table.allocations
+        pid, allocations = pod_call.pid, self._shared.table.allocations
         pod_call.begin()
-        with self._supervisor.lock:
+        with self._shared.lock:
             reach = allocations.reaching_into(pid, base, length)
             every = list(allocations.memories.values()) if pod_call.is_retry else []
         # Without the lock: a process has up to 262,144 mappings.
@@ -90,14 +90,14 @@ class FreeHandler(Handler):
         kept = [memory for memory in mapped if self._has_only_own_handles(memory)]
         if not kept or not self._limited(kept[0]):
             if carry_out():
-                self._supervisor.quota.unmap(pid, base, length, card)
+                self._shared.quota.unmap(pid, base, length, card)
             return
         quiet = self._wait_for_mappings()
-        with self._supervisor.pod_lock(self._pod):
+        with self._shared.pod_lock(self._pod):
             if not carry_out():
                 return
-            self._supervisor.quota.unmap(pid, base, length, card)
-            with self._supervisor.lock:
+            self._shared.quota.unmap(pid, base, length, card)
+            with self._shared.lock:
                 gone = [memory for memory in kept if not allocations.is_mapped(memory.number)]
             for memory in gone:
                 for key in list(memory.handles):
@@ -105,7 +105,7 @@ class FreeHandler(Handler):
 
     def _free_own_handle(self, pod_call: PodCall, key: Key, memory: Allocation, *, quiet: bool) -> None:
         """Free one of our handles; memory that something else still keeps stays charged."""
-        entry = self._supervisor.table.clients.get(key[0])
+        entry = self._shared.table.clients.get(key[0])
         maker = entry.maker if entry is not None else 0
         clients = self._clients(key)
         before = self._private_before(pod_call, key, maker, memory)
@@ -113,9 +113,9 @@ class FreeHandler(Handler):
         after = self._private_bytes(maker, memory)
         shows = quiet and self._clients(key) == clients
         if before is not None and after is not None and (not shows or before - after < memory.size):
-            self._supervisor.quota.pin(memory.number)
+            self._shared.quota.pin(memory.number)
         if freed:
-            self._supervisor.end_free(key, [], gone=True)
+            self._shared.end_free(key, [], gone=True)
 
     def is_ours(self, key: Key) -> bool:
         """Tell whether a handle is one of ours: a pod may not free it."""
@@ -123,14 +123,14 @@ class FreeHandler(Handler):
 
     def _clients(self, freed: Key) -> list[int]:
         """List the pod's clients that RM has: a file that closes meanwhile takes its client's memory along."""
-        with self._supervisor.lock:
-            clients = self._supervisor.table.clients_of(self._pod)
+        with self._shared.lock:
+            clients = self._shared.table.clients_of(self._pod)
         return [client for client in clients if (client, client) != freed and self._gpu_ops.exists((client, client))]
 
     def _unused_handle(self, client: int) -> Key | None:
         """Return a handle for ours in a client; None if it has too many, or a dead guardian has made them."""
         for _ in range(_MOST_TRIES):
-            if (ours := (client, self._next)) not in self._supervisor.table.objects:
+            if (ours := (client, self._next)) not in self._shared.table.objects:
                 return ours
             self._next = _FIRST_HANDLE + (self._next + 1 - _FIRST_HANDLE) % _HANDLES
         return None
@@ -140,7 +140,7 @@ class FreeHandler(Handler):
         return bool(handles) and all(map(self.is_ours, handles))
 
     def _limited(self, memory: Allocation) -> bool:
-        return memory.instance in self._supervisor.allowance(memory.pod).limits
+        return memory.instance in self._shared.allowance(memory.pod).limits
 
     def _private_bytes(self, pid: int, memory: Allocation) -> int | None:
         return self._gpu_ops.private_bytes(memory.instance, pid)
@@ -154,16 +154,16 @@ class FreeHandler(Handler):
 
     def _keep_by_own_handle(self, file: int, key: Key, memory: Allocation) -> bool:
         """Make a handle of ours on memory that is still mapped; True if that worked."""
-        rm = self._supervisor.table.objects.get(key)
-        with self._supervisor.lock:
-            mapped = self._supervisor.table.allocations.is_mapped(memory.number)
+        rm = self._shared.table.objects.get(key)
+        with self._shared.lock:
+            mapped = self._shared.table.allocations.is_mapped(memory.number)
         if rm is None or not mapped:
             return False
         if (ours := self._unused_handle(key[0])) is None:
             return False
-        self._supervisor.quota.claim_duplicate(rm, ours[1], memory.number)
+        self._shared.quota.claim_duplicate(rm, ours[1], memory.number)
         if not self._gpu_ops.duplicate(file, rm, ours[1]):
-            self._supervisor.cancel_claim(ours)
+            self._shared.cancel_claim(ours)
             return False
-        self._supervisor.confirm(ours)
+        self._shared.confirm(ours)
         return True

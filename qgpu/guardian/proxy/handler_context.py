@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from qgpu.guardian.accounting.rm_object import RmObject
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer, IoctlProxy
-from qgpu.guardian.proxy.supervisor import Supervisor
+from qgpu.guardian.proxy.shared_state import SharedState
 from qgpu.guardian.rules.rows import Why
 from qgpu.linux import capabilities, kcmp
 from qgpu.linux.seccomp_notify import Listener, Notification, UnansweredCall
@@ -48,12 +48,16 @@ class PodCall:
         self.begun = True
         self.listener.begin(before)
 
+    def begin_repeatable(self) -> None:
+        """Mark the call as begun; it may be done twice, so its answer is not recorded."""
+        self.listener.begin()
+
 
 @dataclass(slots=True)
 class HandlerContext:
     """One pod's context."""
 
-    supervisor: Supervisor
+    shared: SharedState
     pod: str
     proxy: IoctlProxy
     #: Looks for mappings that the pod's processes have removed; True if there are any.
@@ -61,7 +65,7 @@ class HandlerContext:
 
     def take_fd(self, pod_call: PodCall, fd: int) -> int:
         """Take a descriptor of the calling process; the caller closes it. Raises OSError."""
-        taken = take(self.supervisor.gpu_ops.pidfd(pod_call.pid), fd)
+        taken = take(self.shared.gpu_ops.pidfd(pod_call.pid), fd)
         if not pod_call.listener.still_waiting(pod_call.call.id):  # the pid may belong to another process by now
             os.close(taken)
             raise InterruptedError(errno.EINTR, "the caller is gone")
@@ -83,17 +87,17 @@ class HandlerContext:
 
     def refuse(self, block: IoctlBuffer, status_at: int, status: int, what: str) -> int:
         """Answer as ``answer`` does, and count the refusal."""
-        self.supervisor.refusals.count(self.pod, what)
+        self.shared.refusals.count(self.pod, what)
         return self.answer(block, status_at, status)
 
     def may_profile(self) -> bool:
         """Tell whether the pod's grants allow profilers of hardware counters."""
-        return self.supervisor.allowance(self.pod).profiling
+        return self.shared.allowance(self.pod).profiling
 
     def tell_drivers_refusal(self, why: Why, what: str, status: int) -> None:
         """Count a profiler's call that the driver refuses for lack of permission, as if we had refused it."""
         if why is Why.PROFILING and status == abi.NV_ERR_INSUFFICIENT_PERMISSIONS:
-            self.supervisor.refusals.count(self.pod, f"{what} by the driver, for lack of permission")
+            self.shared.refusals.count(self.pod, f"{what} by the driver, for lack of permission")
 
     def capability_for(self, why: Why) -> AbstractContextManager[None]:
         """Have the capability that RM asks of a profiler, for a call that is allowed for that reason."""
@@ -101,29 +105,29 @@ class HandlerContext:
 
     def limited(self) -> bool:
         """Tell whether the pod has a memory limit anywhere."""
-        return self.supervisor.allowance(self.pod).limited
+        return self.shared.allowance(self.pod).limited
 
     def claim(self, rm: RmObject, number: int | None = None) -> int:
         """Claim an object; if memory does not fit, account for what the pod unmapped and closed, and retry."""
-        status = self.supervisor.claim(rm, number)
-        for make_room in (self.rescan_mappings, lambda: self.supervisor.release_closed_uvm_files(self.pod)):
+        status = self.shared.claim(rm, number)
+        for make_room in (self.rescan_mappings, lambda: self.shared.release_closed_uvm_files(self.pod)):
             if status == abi.NV_ERR_NO_MEMORY and make_room():
-                status = self.supervisor.claim(rm, number)
+                status = self.shared.claim(rm, number)
         if status == abi.NV_ERR_NO_MEMORY:
-            self.supervisor.refusals.count(self.pod, "memory over the limit")
+            self.shared.refusals.count(self.pod, "memory over the limit")
         return status
 
     def visible_memory(self, client: int, handle: int) -> tuple[int, int] | None:
         """Return the pod's limit on an object's card and what is left of it; None without a limit."""
-        table = self.supervisor.table
+        table = self.shared.table
         rm = table.objects.get((client, handle))
         instance = table.instance_of(rm) if rm is not None else None
-        limit = self.supervisor.allowance(self.pod).limits.get(instance) if instance is not None else None
+        limit = self.shared.allowance(self.pod).limits.get(instance) if instance is not None else None
         if limit is None or instance is None:
             return None
         self.rescan_mappings()
-        with self.supervisor.lock:
-            return limit, max(0, limit - self.supervisor.quota.used(self.pod, instance))
+        with self.shared.lock:
+            return limit, max(0, limit - self.shared.quota.used(self.pod, instance))
 
     def with_descriptor(
         self, pod_call: PodCall, number: int, block: IoctlBuffer, at: int, before: Callable[[int], object] | None = None
@@ -154,7 +158,7 @@ class Handler:
 
     def __init__(self, ctx: HandlerContext) -> None:
         self._ctx, self._pod, self._proxy = ctx, ctx.pod, ctx.proxy
-        self._supervisor, self._gpu_ops = ctx.supervisor, ctx.supervisor.gpu_ops
+        self._shared, self._gpu_ops = ctx.shared, ctx.shared.gpu_ops
 
 
 def status_of(block: IoctlBuffer, at: int) -> int:

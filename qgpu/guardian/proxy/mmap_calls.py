@@ -28,7 +28,7 @@ class MmapHandler(Handler):
     def next_call(self, tid: int, pid: int) -> None:
         """Record that a thread makes its next call: its last mapping is finished and visible in /proc."""
         if (over := self._making.remove(tid)) is not None and over.size:
-            self._supervisor.quota.rescan_mappings(pid, over.size)
+            self._shared.quota.rescan_mappings(pid, over.size)
 
     def wait_until_made(self) -> bool:
         """Wait until the pod has no mapping in progress; False if one does not finish in time."""
@@ -41,14 +41,14 @@ class MmapHandler(Handler):
 
     def _rescan(self) -> bool:
         """Read what the pod's processes map now; True if it is less than before."""
-        looked = [self._supervisor.quota.rescan_mappings(pid) for pid in self._supervisor.quota.mappings_of(self._pod)]
-        looked += [self._supervisor.quota.rescan_mappings(over.pid, over.size) for over in self._making.take_done()]
+        looked = [self._shared.quota.rescan_mappings(pid) for pid in self._shared.quota.mappings_of(self._pod)]
+        looked += [self._shared.quota.rescan_mappings(over.pid, over.size) for over in self._making.take_done()]
         return any(looked)
 
     def rescan_all(self) -> None:
         """Read what all processes of the pod map: mappings that a dead guardian let through are made by now."""
-        for pid in self._supervisor.quota.mappings_of(self._pod, all_known=True):
-            self._supervisor.quota.rescan_mappings(pid)
+        for pid in self._shared.quota.mappings_of(self._pod, all_known=True):
+            self._shared.quota.rescan_mappings(pid)
 
     def handle(self, call: Notification, pid: int) -> int:
         """Check a mapping that could become managed memory (docs/decisions/0008).
@@ -58,20 +58,20 @@ class MmapHandler(Handler):
         """
         if not self._ctx.limited():
             return PROCEED
-        if not self._supervisor.quota.uses_uvm(pid, call.tid):
+        if not self._shared.quota.uses_uvm(pid, call.tid):
             self._making.add(call, pid)
             return PROCEED
         fd, size = mapping(call)
         cost = managed_memory.cost_of(call.arguments[0] if call.arguments[3] & MAP_FIXED else None, size)
-        fits = self._supervisor.quota.reserve_mapping(self._pod, pid, cost)
+        fits = self._shared.quota.reserve_mapping(self._pod, pid, cost)
         if not fits and self._ctx.rescan_mappings():
-            fits = self._supervisor.quota.reserve_mapping(self._pod, pid, cost)
+            fits = self._shared.quota.reserve_mapping(self._pod, pid, cost)
         if not fits:
-            self._supervisor.refusals.count(self._pod, "managed memory over the limit")
+            self._shared.refusals.count(self._pod, "managed memory over the limit")
             return errno.EPERM if self._is_uvm(pid, fd) else errno.ENOMEM
         self._making.add(call, pid, cost)
         return PROCEED
 
     def _is_uvm(self, pid: int, fd: int) -> bool:
         device = proc.device(pid, fd)
-        return device is not None and os.major(device) == self._supervisor.uvm_major
+        return device is not None and os.major(device) == self._shared.uvm_major

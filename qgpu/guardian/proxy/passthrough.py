@@ -49,18 +49,18 @@ class Passthrough(Handler):
 
     def makes_root_clients(self, pod_call: PodCall) -> bool:
         """Tell whether the kernel may make a root client on this file: it has none, and reaches no device."""
-        files = self._supervisor.files
+        files = self._shared.files
         if pod_call.unanswered is not None:  # the call is unanswered, so the file has no client of it yet
             files.roots.discard(pod_call.file)
         return not (files.devices.has(pod_call.file) or files.roots.has(pod_call.file))
 
     def makes_devices(self, pod_call: PodCall) -> bool:
         """Tell whether the kernel may make a device on this file: no other client and no device is reached by it."""
-        return not self._supervisor.files.devices.has(pod_call.file)
+        return not self._shared.files.devices.has(pod_call.file)
 
     def end_on(self, file: int) -> None:
         """Let the kernel make nothing more on this file: it is about to reach another client, or a device."""
-        self._supervisor.files.devices.add(file)
+        self._shared.files.devices.add(file)
 
     def root_client(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Alloc) -> int:
         """Let the kernel make a root client, on a file that reaches no device: there the call can make nothing else."""
@@ -79,14 +79,14 @@ class Passthrough(Handler):
         """Wait until no root client is being made: its call could make another object, below the new device."""
         if self._roots.wait(_ROOT_PATIENCE_S):
             return True
-        self._supervisor.refusals.count(self._pod, "device while a root client is made")
+        self._shared.refusals.count(self._pod, "device while a root client is made")
         return False
 
     def has_device(self, client: int) -> bool:
         """Tell whether a client has a device, or may have one whose handle is unknown."""
-        with self._supervisor.lock:
-            self._may_have_device &= self._supervisor.table.clients.keys()
-            return client in self._supervisor.table.devices or client in self._may_have_device
+        with self._shared.lock:
+            self._may_have_device &= self._shared.table.clients.keys()
+            return client in self._shared.table.devices or client in self._may_have_device
 
     def _continue_in_kernel(
         self, pod_call: PodCall, block: IoctlBuffer, status_at: int, device: RmObject | None = None
@@ -108,8 +108,8 @@ class Passthrough(Handler):
 
     def _continue_while_frozen(self, pod_call: PodCall, device: RmObject | None) -> int:
         """Continue a call while its sibling threads are stopped; return the status of a refused device, or NV_OK."""
-        pod = self._supervisor.table.pods.get(self._pod)
-        files = self._supervisor.files.roots if device is None else self._supervisor.files.devices
+        pod = self._shared.table.pods.get(self._pod)
+        files = self._shared.files.roots if device is None else self._shared.files.devices
         with thread_freezer.frozen_siblings(
             pod_call.pid, pod_call.call.tid, lambda: cgroup.threads(*pod.cgroups) if pod is not None else ()
         ):
@@ -130,7 +130,7 @@ class Passthrough(Handler):
         reaches only what that client has.
         """
         if device is None:
-            return not self._supervisor.files.devices.has(pod_call.file)
+            return not self._shared.files.devices.has(pod_call.file)
         mine = self._gpu_ops.object_info(pod_call.file, device.client, device.client) is not None
         return mine and not self.has_device(device.client)
 
@@ -147,9 +147,9 @@ class Passthrough(Handler):
         """Confirm a device that the kernel has made; if it is missing, it may exist under another handle."""
         found = self._gpu_ops.find_object(rm)
         if found is not None and found[0] == abi.NV01_DEVICE_0:
-            self._supervisor.confirm(rm.key)
+            self._shared.confirm(rm.key)
         else:
-            self._supervisor.cancel_claim(rm.key)
+            self._shared.cancel_claim(rm.key)
             self._may_have_device.add(rm.client)
 
 

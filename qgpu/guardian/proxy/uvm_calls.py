@@ -37,7 +37,7 @@ class UvmHandler(Handler):
     def handle(self, pod_call: PodCall) -> int:
         """Perform a call, or let the kernel do so; return an errno, 0, or PROCEED."""
         call, pid, file = pod_call.call, pod_call.pid, pod_call.file
-        limited = self._supervisor.allowance(self._pod).limited
+        limited = self._shared.allowance(self._pod).limited
         match call.request:
             case uvm.INITIALIZE:
                 return self._initialize(call, pid, limited=limited)
@@ -45,7 +45,7 @@ class UvmHandler(Handler):
                 return errno.EOPNOTSUPP if limited else PROCEED
         if not limited and call.request in {uvm.MAP_EXTERNAL_ALLOCATION, *uvm.TABLES_ALONE}:
             return PROCEED  # only a limit needs a record of mappings
-        layout = self._supervisor.uvm_layouts.get(call.request)
+        layout = self._shared.uvm_layouts.get(call.request)
         if layout is None:  # it has an RM call's number and size; UVM has no such call
             return errno.EINVAL
         if (block := self._proxy.read(call.tid, call.argument, layout.size)) is None:
@@ -76,7 +76,7 @@ class UvmHandler(Handler):
 
         The process can change the flag after our check. Registering a card reveals that.
         """
-        self._supervisor.quota.will_use_uvm(pid)
+        self._shared.quota.will_use_uvm(pid)
         if not limited:
             return PROCEED
         if (block := self._proxy.read(call.tid, call.argument, uvm.INITIALIZE_BYTES)) is None:
@@ -87,26 +87,26 @@ class UvmHandler(Handler):
 
     def _may_register(self, call: Notification, pid: int, file: int, block: IoctlBuffer, *, limited: bool) -> int:
         """Return NV_OK if a card may be registered: the pod has a grant on it, and its UVM file is without HMM."""
-        instance = self._supervisor.uuids.get(bytes(block.data[: uvm.UUID_BYTES]))
-        if instance not in self._supervisor.allowance(self._pod).minors:
-            self._supervisor.refusals.count(self._pod, "card without a grant")
+        instance = self._shared.uuids.get(bytes(block.data[: uvm.UUID_BYTES]))
+        if instance not in self._shared.allowance(self._pod).minors:
+            self._shared.refusals.count(self._pod, "card without a grant")
             return abi.NV_ERR_INSUFFICIENT_PERMISSIONS
         if not limited:
             return abi.NV_OK
-        self._supervisor.forget_previous_program(self._pod, pid)
+        self._shared.forget_previous_program(self._pod, pid)
         if not self._wait_until_mapped():
-            self._supervisor.refusals.count(self._pod, "UVM while a mapping is made")
+            self._shared.refusals.count(self._pod, "UVM while a mapping is made")
             return abi.NV_ERR_BUSY_RETRY
-        if not self._supervisor.quota.start_using_uvm(self._pod, pid):
-            self._supervisor.refusals.count(self._pod, "managed memory over the limit")
+        if not self._shared.quota.start_using_uvm(self._pod, pid):
+            self._shared.refusals.count(self._pod, "managed memory over the limit")
             return abi.NV_ERR_NO_MEMORY
         again = self._proxy.block(_U64.pack(uvm.INIT_FLAGS_DISABLE_HMM) + bytes(8))
         error = self._proxy.uvm(file, uvm.INITIALIZE, again)
         if error or _U32.unpack_from(again.data, uvm.STATUS_AT_INITIALIZE)[0] != abi.NV_OK:
-            self._supervisor.refusals.count(self._pod, "UVM initialised with other flags")
+            self._shared.refusals.count(self._pod, "UVM initialised with other flags")
             return abi.NV_ERR_INVALID_STATE
-        if not self._supervisor.hold_uvm_file(pid, call.fd, file, [bytes(block.data[: uvm.UUID_BYTES])]):
-            self._supervisor.refusals.count(self._pod, "too many UVM files")
+        if not self._shared.hold_uvm_file(pid, call.fd, file, [bytes(block.data[: uvm.UUID_BYTES])]):
+            self._shared.refusals.count(self._pod, "too many UVM files")
             return abi.NV_ERR_INSUFFICIENT_RESOURCES
         return abi.NV_OK
 
@@ -118,22 +118,22 @@ class UvmHandler(Handler):
         end = layout.status_at - 20
         (count,) = _U64.unpack_from(block.data, end)
         places = range(_ATTRIBUTES_AT, min(end, _ATTRIBUTES_AT + count * _ATTRIBUTES_BYTES), _ATTRIBUTES_BYTES)
-        uuids = {bytes(block.data[at : at + uvm.UUID_BYTES]) for at in places} & self._supervisor.uuids.keys()
-        if not self._supervisor.quota.fits_mapping(self._pod, pid, base, length, uuids):
+        uuids = {bytes(block.data[at : at + uvm.UUID_BYTES]) for at in places} & self._shared.uuids.keys()
+        if not self._shared.quota.fits_mapping(self._pod, pid, base, length, uuids):
             return False
-        self._supervisor.quota.map(pid, base, length, uuids, (client, memory))
+        self._shared.quota.map(pid, base, length, uuids, (client, memory))
         return True
 
     def _map_tables(self, pod_call: PodCall, block: IoctlBuffer, layout: uvm.Layout) -> int:
         """Perform a mapping without card memory behind it: a sparse region, or semaphores. It takes page tables."""
         request = pod_call.call.request
         base, length = uvm.BASE_AND_LENGTH.unpack_from(block.data)
-        cards = set(self._supervisor.uuids)
+        cards = set(self._shared.uuids)
         if request != uvm.ALLOC_SEMAPHORE_POOL:
             cards &= {bytes(block.data[16 : 16 + uvm.UUID_BYTES])}
-        if not self._supervisor.quota.fits_mapping(self._pod, pod_call.pid, base, length, cards):
+        if not self._shared.quota.fits_mapping(self._pod, pod_call.pid, base, length, cards):
             return self._no_page_tables(block, layout)
-        self._supervisor.quota.map(pod_call.pid, base, length, cards, NOTHING)
+        self._shared.quota.map(pod_call.pid, base, length, cards, NOTHING)
         if pod_call.is_retry:  # it may exist already, and UVM makes no second one there: free the first
             range_ = self._proxy.block(uvm.BASE_AND_LENGTH.pack(base, length) + bytes(8))
             self._proxy.uvm(pod_call.file, uvm.FREE, range_)

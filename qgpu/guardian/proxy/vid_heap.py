@@ -36,13 +36,13 @@ class VidHeapHandler(Handler):
 
     def _may_be_memory(self, asked: rm_calls.VidHeap) -> bool:
         """Tell whether a handle may be one of memory. RM frees nothing else here, and a search below it takes long."""
-        rm = self._supervisor.table.objects.get((asked.client, asked.handle))
+        rm = self._shared.table.objects.get((asked.client, asked.handle))
         memory = rm is None or rm.rm_class == abi.NV01_MEMORY_LOCAL_USER
         return memory and asked.handle != asked.client
 
     def _alloc(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.VidHeap) -> int:
         rm = RmObject(asked.client, asked.handle, asked.parent, abi.NV01_MEMORY_LOCAL_USER, asked.size)
-        if not self._supervisor.register_client(pod_call.pid, pod_call.call.fd, pod_call.file, asked.client):
+        if not self._shared.register_client(pod_call.pid, pod_call.call.fd, pod_call.file, asked.client):
             return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INVALID_CLIENT)
         if rm_calls.is_virtual(asked) and rm_calls.takes_tables(asked.flags) and self._ctx.limited():
             return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, PAGE_TABLES)
@@ -57,12 +57,12 @@ class VidHeapHandler(Handler):
         if claimed and not error and status_of(block, asked.status_at) == abi.NV_OK:
             about = self._gpu_ops.object_info(pod_call.file, *rm.key)
             if about is None or about[0] != abi.NV01_MEMORY_LOCAL_USER:
-                self._supervisor.cancel_claim(rm.key)
-            elif not self._supervisor.confirm(rm.key, rm_calls.heap_size(block.data, asked.function)):
+                self._shared.cancel_claim(rm.key)
+            elif not self._shared.confirm(rm.key, rm_calls.heap_size(block.data, asked.function)):
                 self._gpu_ops.free(pod_call.file, *rm.key)
                 return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NO_MEMORY, "memory over the limit")
         elif claimed:
-            self._supervisor.cancel_claim(rm.key)
+            self._shared.cancel_claim(rm.key)
         return self._shown(block, asked, error)
 
     def _shown(self, block: IoctlBuffer, asked: rm_calls.VidHeap, error: int) -> int:

@@ -34,7 +34,7 @@ from qgpu.planes.seccomp.backend import SeccompBackend
 from qgpu.planes.seccomp.guardian_link import GuardianHangsError, GuardianLink, pidfd_of
 from qgpu.planes.seccomp.preflight import check_kernel, lock_host
 from qgpu.planes.seccomp.restored_fds import RestoredFds
-from qgpu.planes.seccomp.standby import Standby
+from qgpu.planes.seccomp.standby_link import StandbyLink
 
 _log = structlog.get_logger("seccomp")
 
@@ -295,7 +295,7 @@ class SeccompHost:
                 if time.monotonic() > deadline:
                     raise BackendGoneError(f"{error}, and does not answer") from error
 
-    def _begin(self, process: Standby, state: StateFds, *, killed: bool) -> GuardianLink:
+    def _begin(self, process: StandbyLink, state: StateFds, *, killed: bool) -> GuardianLink:
         """Promote a process to guardian, and connect to it or to another that was first. Raises its error."""
         process.begin(killed=killed)
         if (said := process.wait_for_report(_LOADED_S)) is None:
@@ -314,9 +314,9 @@ class SeccompHost:
             raise errors.from_code(said["code"], said["error"])
         return GuardianLink(self.socket, watch=True)
 
-    def _prepare(self, state: StateFds) -> Standby:
+    def _prepare(self, state: StateFds) -> StandbyLink:
         """Start a standby. Raises BackendGoneError."""
-        return Standby(self._runtime_dir, state, self._listeners)
+        return StandbyLink(self._runtime_dir, state, self._listeners)
 
     def _ensure_standby(self) -> None:
         """Start a standby, unless the last one started recently: the host may lack what it needs."""

@@ -15,7 +15,7 @@ from qgpu.guardian.failover.handover import StateFds
 from qgpu.ipc import wire
 from qgpu.ipc.systemd import FdStore
 from qgpu.linux.open_file_set import reserve_fds
-from qgpu.planes.seccomp.standby import Standby
+from qgpu.planes.seccomp.standby_link import StandbyLink
 
 
 class RestoredFds:
@@ -34,10 +34,10 @@ class RestoredFds:
         #: The listeners by number, with their pods.
         self.listeners: dict[int, tuple[str, int]] = {int(number): (pod, fd) for (number, pod), fd in named.items()}
         #: The process that continues with the journal.
-        self.standby: Standby | None = None
+        self.standby: StandbyLink | None = None
         if self.state is not None:
             with suppress(BackendGoneError):
-                self.standby = Standby(runtime_dir, self.state, self.listeners)
+                self.standby = StandbyLink(runtime_dir, self.state, self.listeners)
         if self.standby is not None and _deserted(self.socket):
             self.standby.begin(killed=True)
 

@@ -15,7 +15,7 @@ from qgpu.guardian.accounting.object_table import COMPUTE_TSG_BYTES, OTHER_TSG_B
 from qgpu.guardian.accounting.rm_object import RmObject, object_fact
 from qgpu.guardian.failover.journal import COMPACT_BYTES, Journal
 from qgpu.guardian.proxy import rm_calls
-from qgpu.guardian.proxy.supervisor import Supervisor
+from qgpu.guardian.proxy.shared_state import SharedState
 from qgpu.nvidia import abi
 from tests.guardian.charges import charged
 from tests.traces import ARGUMENT, TRACES, allocated, decode, rows
@@ -251,14 +251,14 @@ def test_journal_growth_counts_across_short_lived_owners():
 
 
 def test_answers_alone_make_a_journal_compact_too():
-    supervisor = Supervisor(ObjectTable(), Journal(), None, None, None, None, time.monotonic_ns)
-    supervisor.note(POD)
+    shared = SharedState(ObjectTable(), Journal(), None, None, None, None, time.monotonic_ns)
+    shared.note(POD)
     for call in range(3 * COMPACT_BYTES // 1000):
-        supervisor.record_answer(1, call, [(0, bytes(500))])
-    again, facts = Journal(supervisor.journal.fd), []
+        shared.record_answer(1, call, [(0, bytes(500))])
+    again, facts = Journal(shared.journal.fd), []
     facts += again.read()[1]
 
-    assert os.fstat(supervisor.journal.fd).st_blocks * 512 <= 2.5 * COMPACT_BYTES
+    assert os.fstat(shared.journal.fd).st_blocks * 512 <= 2.5 * COMPACT_BYTES
     assert [(fact["fact"], fact["name"]) for fact in facts] == [("pod", "web")]
     assert again.answer_to(1, 3 * COMPACT_BYTES // 1000 - 1) == [(0, bytes(500))]
 

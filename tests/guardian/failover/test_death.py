@@ -117,15 +117,15 @@ def prepare(pod, call):
         prepare(pod, earlier)
         ask(pod, earlier)
         pod.answer()
-    pod.supervisor.major, pod.supervisor.uvm_major = MAJOR, None
+    pod.shared.major, pod.shared.uvm_major = MAJOR, None
 
 
 def ask(pod, call):
     if call.of_uvm:
-        pod.supervisor.major, pod.supervisor.uvm_major = None, MAJOR
+        pod.shared.major, pod.shared.uvm_major = None, MAJOR
         pod.child.ask(call.number, call.argument)
     else:
-        pod.supervisor.major, pod.supervisor.uvm_major = MAJOR, None
+        pod.shared.major, pod.shared.uvm_major = MAJOR, None
         pod.begin(call.number, call.argument, call.params)
 
 
@@ -142,11 +142,11 @@ def outcome(pod):
     """Return the call's answer, and all that is known when everything has come due."""
     result, error, argument = pod.answer()
     answer = result, error, argument[:16] + argument[24:], pod.params  # without the pointer to the parameters
-    pod.supervisor.recheck_pods(["web"])
+    pod.shared.recheck_pods(["web"])
     pod.settle()
-    table = pod.supervisor.table
+    table = pod.shared.table
     objects = {key: (rm.rm_class, rm.parent, rm.detail, rm.confirmed) for key, rm in table.objects.items()}
-    return answer, pod.rm.state(), objects, pod.supervisor.quota.used("web", 0)
+    return answer, pod.rm.state(), objects, pod.shared.quota.used("web", 0)
 
 
 @pytest.mark.parametrize("what", CALLS)

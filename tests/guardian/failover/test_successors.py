@@ -22,12 +22,12 @@ from tests.traces import TRACES, allocated, rows
 def test_call_received_by_dead_guardian_is_judged_by_successor(pod):
     pod.begin(abi.NV_ESC_RM_CONTROL, control(abi.NV2080_FIFO_DISABLE_CHANNELS))
     select.select([pod.listener], [], [], PATIENCE_S)
-    assert pod.supervisor.listeners[pod.number][1].receive() is not None  # and here it dies
+    assert pod.shared.listeners[pod.number][1].receive() is not None  # and here it dies
 
-    successor = pod.fresh(Journal(os.dup(pod.supervisor.journal.fd)))
+    successor = pod.fresh(Journal(os.dup(pod.shared.journal.fd)))
     successor.listeners.add("web", os.dup(pod.listener), pod.number)
     left = successor.listeners.unanswered_call(pod.number)
-    pod.judge_of(successor, pod.number).resume(successor.listeners[pod.number][1], left)
+    pod.dispatcher_of(successor, pod.number).resume(successor.listeners[pod.number][1], left)
 
     assert status(pod.answer()[2]) == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
     assert successor.listeners.unanswered_call(pod.number) is None
@@ -35,11 +35,11 @@ def test_call_received_by_dead_guardian_is_judged_by_successor(pod):
 
 def test_what_a_dead_guardian_was_making_is_found_by_the_next(on_card):
     rm = RmObject(7, 10, 2, abi.NV01_MEMORY_LOCAL_USER, MOST)
-    on_card.supervisor.claim(rm)
-    on_card.supervisor.claim(RmObject(7, 11, 2, abi.NV01_MEMORY_LOCAL_USER, PAGE))
+    on_card.shared.claim(rm)
+    on_card.shared.claim(RmObject(7, 11, 2, abi.NV01_MEMORY_LOCAL_USER, PAGE))
     on_card.rm._make(7, 10, abi.NV01_MEMORY_LOCAL_USER, 2, MOST + 1)  # and here it dies
 
-    successor = on_card.fresh(Journal(os.dup(on_card.supervisor.journal.fd)))
+    successor = on_card.fresh(Journal(os.dup(on_card.shared.journal.fd)))
     for fact in successor.journal.read()[1]:
         successor.table.note(fact)
     successor.resume()
@@ -49,13 +49,13 @@ def test_what_a_dead_guardian_was_making_is_found_by_the_next(on_card):
 
 def successor_of(pod):
     """Let the next guardian take up what the last one left, and serve the pod from now on."""
-    pod.supervisor = pod.fresh(Journal(os.dup(pod.supervisor.journal.fd)))
-    for fact in pod.supervisor.journal.read()[1]:
-        pod.supervisor.table.note(fact)
-    pod.supervisor.listeners.add("web", os.dup(pod.listener), pod.number)
-    pod.supervisor.resume()
-    pod.dispatcher = pod.judge_of(pod.supervisor, pod.number)
-    pod.dispatcher.resume(pod.supervisor.listeners[pod.number][1], pod.supervisor.listeners.unanswered_call(pod.number))
+    pod.shared = pod.fresh(Journal(os.dup(pod.shared.journal.fd)))
+    for fact in pod.shared.journal.read()[1]:
+        pod.shared.table.note(fact)
+    pod.shared.listeners.add("web", os.dup(pod.listener), pod.number)
+    pod.shared.resume()
+    pod.dispatcher = pod.dispatcher_of(pod.shared, pod.number)
+    pod.dispatcher.resume(pod.shared.listeners[pod.number][1], pod.shared.listeners.unanswered_call(pod.number))
 
 
 @pytest.mark.parametrize("moved", [False, True])
@@ -66,13 +66,13 @@ def test_a_successor_holds_uvms_files_where_they_were(pod, monkeypatch, moved):
     monkeypatch.setattr(proc, "devices", lambda pid, most=None: looked.append(pid) or iter([(device, MAJOR << 8)]))
     looked = []
     device, pid = device_of(pod), pod.process.pid
-    pod.supervisor.note({"fact": "uvm_file", "pid": pid, "fd": 999 if moved else device, "there": True})
+    pod.shared.note({"fact": "uvm_file", "pid": pid, "fd": 999 if moved else device, "there": True})
     successor_of(pod)
-    held = pod.supervisor.uvm_files.count(pod.process.pid), list(looked)
-    pod.supervisor.find_moved_uvm_files()
+    held = pod.shared.uvm_files.count(pod.process.pid), list(looked)
+    pod.shared.find_moved_uvm_files()
 
     assert held == (0 if moved else 1, [])
-    assert pod.supervisor.uvm_files.count(pod.process.pid) == 1
+    assert pod.shared.uvm_files.count(pod.process.pid) == 1
 
 
 def ask_for_root(pod):
@@ -84,7 +84,7 @@ def test_program_started_without_guardian_gets_client_from_next(pod, received):
     pod.call(abi.NV_ESC_RM_CONTROL, control(0x20800110))  # its process is known
     ask_for_root(pod)
     select.select([pod.listener], [], [], PATIENCE_S)
-    assert not received or pod.supervisor.listeners[pod.number][1].receive() is not None
+    assert not received or pod.shared.listeners[pod.number][1].receive() is not None
     successor_of(pod)
 
     assert pod.answer()[:2] == (-1, errno.EINVAL)  # /dev/random's answer
@@ -113,7 +113,7 @@ def test_replayed_recording_is_registered_completely(trace):
             client, parent, handle, rm_class = struct.unpack_from("<IIII", row.before.ljust(16))
             if (row.number, rm_class) == (abi.NV_ESC_RM_ALLOC, abi.NV01_DEVICE_0):  # the kernel made it
                 pod.rm.objects[client, handle] = (rm_class, parent)
-        table = pod.supervisor.table
+        table = pod.shared.table
         kept = {abi.NV01_DEVICE_0, abi.NV20_SUBDEVICE_0, abi.KEPLER_CHANNEL_GROUP_A, 0x40} | abi.GPFIFO_CLASSES
 
         assert {rm.key for rm in table.objects.values() if rm.confirmed and rm.rm_class in kept} == {
@@ -122,6 +122,6 @@ def test_replayed_recording_is_registered_completely(trace):
         assert len(table.compute_tsgs(0)) == 1
         assert len(table.channels(table.compute_tsgs(0)[0])) == 8
 
-        assert not pod.supervisor.refusals.counts
+        assert not pod.shared.refusals.counts
     finally:
         pod.end()

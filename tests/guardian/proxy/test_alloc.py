@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from qgpu.guardian.accounting.object_table import OTHER_TSG_BYTES, ObjectTable
-from qgpu.guardian.proxy import supervisor
+from qgpu.guardian.proxy import shared_state
 from qgpu.nvidia import abi
 from tests.guardian.asked import (
     DEVICE_PARAMS,
@@ -33,11 +33,11 @@ from tests.guardian.pod import MINOR, allocate, make_device
 def test_rm_objects_enter_table_when_made_and_leave_when_freed(on_card, form):
     asked = alloc(TSG, 2, abi.KEPLER_CHANNEL_GROUP_A)
     on_card.call(abi.NV_ESC_RM_ALLOC, asked if form == "long" else asked[:24] + bytes(8), TSG_PARAMS)
-    made = [tsg.key for tsg in on_card.supervisor.table.compute_tsgs(0)]
+    made = [tsg.key for tsg in on_card.shared.table.compute_tsgs(0)]
     on_card.call(abi.NV_ESC_RM_FREE, free(TSG))
 
     assert made == [(7, TSG)]
-    assert on_card.supervisor.table.compute_tsgs(0) == []
+    assert on_card.shared.table.compute_tsgs(0) == []
 
 
 def test_a_card_without_a_grant_gives_no_device(pod):
@@ -54,7 +54,7 @@ def test_first_device_is_made_by_kernel_and_its_card_verified(pod):
 
     assert alloc_status(answer[2]) == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
     assert (7, 2) not in pod.rm.objects
-    assert pod.supervisor.refusals.counts["web", "card without a grant"] == 1
+    assert pod.shared.refusals.counts["web", "card without a grant"] == 1
 
 
 def test_no_memory_below_device_whose_card_is_unknown(pod):
@@ -96,7 +96,7 @@ def test_channel_of_another_engine_may_stand_alone(on_card, engine, copies):
     answer = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(9, 2, 0xC86F), channel_on(engine))
 
     assert (answer[0], alloc_status(answer[2])) == (0, abi.NV_OK)
-    table = on_card.supervisor.table
+    table = on_card.shared.table
     assert [rm.handle for rm in table.copy_tsgs(0)] == [9] * copies
     assert [rm.handle for rm in table.channels(table.objects[7, 9])] == [9]
     assert charged(table, "web")[0] == OTHER_TSG_BYTES
@@ -121,18 +121,18 @@ def test_a_tsg_may_have_two_handles_in_its_pod(on_card):
     on_card.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), bytes(368))
 
     assert dup_status(answer[2]) == abi.NV_OK
-    (tsg,) = on_card.supervisor.table.compute_tsgs(0)
+    (tsg,) = on_card.shared.table.compute_tsgs(0)
     assert tsg.handle == TSG
-    assert [channel.handle for channel in on_card.supervisor.table.channels(tsg)] == [21]
+    assert [channel.handle for channel in on_card.shared.table.channels(tsg)] == [21]
 
 
 def test_another_pods_tsg_gets_no_second_handle(on_card):
     on_card.call(abi.NV_ESC_RM_ALLOC, alloc(TSG, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
-    on_card.supervisor.table.clients[7].pod = "another"
+    on_card.shared.table.clients[7].pod = "another"
     answer = on_card.call(abi.NV_ESC_RM_DUP_OBJECT, dup(20, TSG))
 
     assert dup_status(answer[2]) != abi.NV_OK
-    assert [tsg.handle for tsg in on_card.supervisor.table.compute_tsgs(0)] == [TSG]
+    assert [tsg.handle for tsg in on_card.shared.table.compute_tsgs(0)] == [TSG]
 
 
 def test_a_channel_gets_no_second_handle(on_card):
@@ -165,7 +165,7 @@ def test_a_control_file_is_not_tied_to_another(pod, monkeypatch):
     monkeypatch.setattr(abi, "NV_CONTROL_MINOR", MINOR)
 
     assert pod.call(abi.NV_ESC_REGISTER_FD, struct.pack("<i", -1))[:2] == (-1, errno.EINVAL)
-    assert pod.supervisor.refusals.counts["web", "control file registered with a control file"] == 1
+    assert pod.shared.refusals.counts["web", "control file registered with a control file"] == 1
     assert pod.rm.seen == []
 
 
@@ -178,7 +178,7 @@ def test_an_object_whose_handle_rm_would_choose_is_refused(on_card):
 def test_a_client_that_rm_does_not_know_on_this_file_is_nobodys(pod):
     pod.call(abi.NV_ESC_RM_ALLOC, device(client=8), DEVICE_PARAMS)
 
-    assert pod.supervisor.table.clients == {}
+    assert pod.shared.table.clients == {}
 
 
 def test_a_root_client_is_made_by_the_kernel_for_the_pod_itself(pod):
@@ -206,7 +206,7 @@ def test_second_root_client_of_a_file_is_made_by_guardian(pod):
     client = made_root(pod)
 
     assert pod.rm.objects[client, client] == (abi.NV01_ROOT, 0)
-    assert pod.supervisor.owns("web", client)
+    assert pod.shared.owns("web", client)
 
 
 def test_device_of_a_second_client_is_made_by_guardian(pod):
@@ -229,12 +229,12 @@ def test_device_on_a_file_of_two_clients_is_made_by_guardian(pod):
 
 
 def test_pod_with_too_many_clients_gets_no_other(on_card, monkeypatch):
-    monkeypatch.setattr(supervisor, "_MOST_CLIENTS", 1)
+    monkeypatch.setattr(shared_state, "_MOST_CLIENTS", 1)
     before = set(on_card.rm.objects)
 
     assert ask_for_root(on_card) == abi.NV_ERR_INSUFFICIENT_RESOURCES
     assert set(on_card.rm.objects) == before
-    assert on_card.supervisor.refusals.counts["web", "too many clients of RM"] == 1
+    assert on_card.shared.refusals.counts["web", "too many clients of RM"] == 1
 
 
 def test_first_client_passes_again_after_the_only_one_was_freed(pod):
@@ -251,7 +251,7 @@ def test_file_that_had_a_device_gets_no_client_from_the_kernel(pod):
     pod.call(abi.NV_ESC_RM_FREE, free(7))
     pod.rm.objects[9, 9] = (abi.NV01_ROOT, 0)
 
-    assert pod.supervisor.owns("web", made_root(pod))
+    assert pod.shared.owns("web", made_root(pod))
 
 
 @pytest.mark.parametrize(("engine", "answer"), [(1, abi.NV_OK), (9, abi.NV_ERR_INVALID_ARGUMENT)])
@@ -336,7 +336,7 @@ def test_channels_of_classes_that_carry_no_gate_here_are_refused(on_card, rm_cla
 
 
 def test_root_client_on_file_with_a_device_is_made_by_guardian(on_card):
-    assert on_card.supervisor.owns("web", made_root(on_card))
+    assert on_card.shared.owns("web", made_root(on_card))
 
 
 def test_children_of_a_pod_are_in_the_pod(pod):
@@ -344,11 +344,11 @@ def test_children_of_a_pod_are_in_the_pod(pod):
     child = pod.child.said()
     make_device(pod)
 
-    assert pod.supervisor.table.processes == {child: "web"}
+    assert pod.shared.table.processes == {child: "web"}
 
 
 def test_a_pod_has_so_many_objects_and_the_next_is_refused(on_card, monkeypatch):
-    monkeypatch.setattr(supervisor, "_MOST_OBJECTS", 5)
+    monkeypatch.setattr(shared_state, "_MOST_OBJECTS", 5)
     statuses = [allocate(on_card, handle, PAGE) for handle in range(10, 15)]
 
     assert statuses == [abi.NV_OK] * 3 + [abi.NV_ERR_INSUFFICIENT_RESOURCES] * 2

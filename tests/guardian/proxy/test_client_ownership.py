@@ -22,8 +22,8 @@ def put(at, client, size=_BYTES):
 @pytest.fixture
 def with_client(on_card):
     """A pod on a card that has another client besides, in another process of its own."""
-    pid = next(iter(on_card.supervisor.table.processes))
-    on_card.supervisor.note({"fact": "client", "client": OWN, "pid": pid, "fd": 100})
+    pid = next(iter(on_card.shared.table.processes))
+    on_card.shared.note({"fact": "client", "client": OWN, "pid": pid, "fd": 100})
     on_card.rm.seen.clear()
     on_card.profiling = True
     return on_card
@@ -60,12 +60,12 @@ GONE = {
 @pytest.mark.parametrize("command", GONE, ids=GONE.get)
 def test_a_control_that_reaches_others_is_refused_by_name(with_client, command):
     assert ask(with_client, command, put(0, OWN)) == (abi.NV_ERR_NOT_SUPPORTED, 0)
-    assert with_client.supervisor.refusals.counts["web", GONE[command]] == 1
+    assert with_client.shared.refusals.counts["web", GONE[command]] == 1
 
 
 def test_fabric_memory_by_base_and_limit_is_refused_by_name(with_client):
     assert make(with_client, 0xF3, bytes(_BYTES)) == abi.NV_ERR_INVALID_CLASS
-    assert with_client.supervisor.refusals.counts["web", "NV01_MEMORY_FLA"] == 1
+    assert with_client.shared.refusals.counts["web", "NV01_MEMORY_FLA"] == 1
     assert with_client.rm.seen == []
 
 
@@ -85,7 +85,7 @@ def test_a_control_may_name_the_pods_own_client(with_client, command, size, own)
 @pytest.mark.parametrize(("command", "size"), NAMING)
 def test_a_control_that_names_anothers_client_is_refused(with_client, command, size):
     assert ask(with_client, command, put(0, NEIGHBOURS, size)) == (abi.NV_ERR_INVALID_OBJECT_HANDLE, 0)
-    assert with_client.supervisor.refusals.counts["web", f"{controls.name(command)} on another pod's client"] == 1
+    assert with_client.shared.refusals.counts["web", f"{controls.name(command)} on another pod's client"] == 1
 
 
 def test_a_channel_is_no_client_where_a_branch_has_none(with_client):
@@ -100,9 +100,9 @@ def test_every_row_that_names_clients_is_tried():
 
 
 def test_a_client_that_became_anothers_is_not_the_pods(with_client):
-    with_client.supervisor.note({"fact": "pod", "name": "neighbour", "grants": {}})
-    with with_client.supervisor.lock:
-        with_client.supervisor.table.clients[OWN].pod = "neighbour"
+    with_client.shared.note({"fact": "pod", "name": "neighbour", "grants": {}})
+    with with_client.shared.lock:
+        with_client.shared.table.clients[OWN].pod = "neighbour"
 
     assert ask(with_client, 0x20801208, put(0, OWN)) == (abi.NV_ERR_INVALID_OBJECT_HANDLE, 0)
 
@@ -126,7 +126,7 @@ def test_an_object_may_name_the_pods_own_client(with_client, rm_class, at, own):
 def test_an_object_that_names_anothers_client_is_refused(with_client, rm_class, at):
     assert make(with_client, rm_class, put(at, NEIGHBOURS)) == abi.NV_ERR_INVALID_OBJECT_HANDLE
     assert with_client.rm.seen == []
-    assert sum(with_client.supervisor.refusals.counts.values()) == 1
+    assert sum(with_client.shared.refusals.counts.values()) == 1
 
 
 @pytest.mark.parametrize("at", [4, 8], ids=["address space shared", "target"])
@@ -137,15 +137,15 @@ def test_a_device_shares_no_address_space_with_a_neighbour(pod, at):
     assert alloc_status(pod.call(abi.NV_ESC_RM_ALLOC, argument, put(at, NEIGHBOURS))[2]) == (
         abi.NV_ERR_INVALID_OBJECT_HANDLE
     )
-    assert pod.supervisor.refusals.counts["web", "NV01_DEVICE_0 on another pod's client"] == 1
-    assert not pod.supervisor.table.objects
+    assert pod.shared.refusals.counts["web", "NV01_DEVICE_0 on another pod's client"] == 1
+    assert not pod.shared.table.objects
 
 
 def test_a_key_of_confidential_compute_keeps_its_memory(with_client):
     """RM duplicates what it names under a handle that nobody is told (kernel_channel.c)."""
     assert allocate(with_client, 10, 1 << 30) == abi.NV_OK
     assert ask(with_client, abi.NVC56F_GET_KMB, put(124, 10)) == (abi.NV_OK, 1)
-    memory = with_client.supervisor.table.allocations.by_handle[7, 10]
+    memory = with_client.shared.table.allocations.by_handle[7, 10]
 
     assert held(with_client) == 1 << 30
     assert memory.pinned

@@ -26,7 +26,7 @@ def test_a_scheduling_control_is_refused_in_rms_own_words(pod):
     result, _, argument = pod.call(abi.NV_ESC_RM_CONTROL, control(abi.NV2080_FIFO_DISABLE_CHANNELS))
 
     assert (result, status(argument)) == (0, abi.NV_ERR_INSUFFICIENT_PERMISSIONS)
-    assert pod.supervisor.refusals.counts["web", "NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS"] == 1
+    assert pod.shared.refusals.counts["web", "NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS"] == 1
     assert pod.rm.seen == []
 
 
@@ -34,7 +34,7 @@ def test_unknown_control_is_answered_not_supported(pod):
     result, _, argument = pod.call(abi.NV_ESC_RM_CONTROL, control(0x2080FFF1))
 
     assert (result, status(argument)) == (0, abi.NV_ERR_NOT_SUPPORTED)
-    assert pod.supervisor.refusals.counts["web", "control 0x2080fff1"] == 1
+    assert pod.shared.refusals.counts["web", "control 0x2080fff1"] == 1
 
 
 def test_a_serialized_control_is_not_for_rm(pod):
@@ -98,7 +98,7 @@ def test_cudas_timeslice_is_stored_once_then_refused(on_card):
 
     assert (first[0], status(first[2])) == (0, abi.NV_OK)
     assert (second[0], status(second[2])) == (0, abi.NV_ERR_INSUFFICIENT_PERMISSIONS)
-    assert on_card.supervisor.table.objects[7, TSG].requested_us == 2048
+    assert on_card.shared.table.objects[7, TSG].requested_us == 2048
 
 
 def test_a_timeslice_request_may_not_be_a_way_to_a_larger_share(on_card):
@@ -188,8 +188,8 @@ def test_refusal_kinds_per_pod_are_bounded(pod, monkeypatch):
     for number in range(8):
         pod.call(abi.NV_ESC_RM_CONTROL, control(0x2080F000 + number))
 
-    assert len(pod.supervisor.refusals.counts) == 4
-    assert pod.supervisor.refusals.counts["web", "other calls"] == 5
+    assert len(pod.shared.refusals.counts) == 4
+    assert pod.shared.refusals.counts["web", "other calls"] == 5
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def own_tsg(on_card):
 def test_a_pod_gives_its_own_turn_away(own_tsg):
     """As libcuda does when a context is destroyed; refused, it makes no other one."""
     assert preempt(own_tsg) == (abi.NV_OK, 1)
-    assert not own_tsg.supervisor.refusals.counts
+    assert not own_tsg.shared.refusals.counts
 
 
 @pytest.fixture
@@ -288,13 +288,13 @@ def test_a_slow_preemption_delays_the_next_by_a_second_at_most(preempted):
 def test_preempt_other_than_of_own_tsg_is_refused(own_tsg, asked):
     """A neighbour's, a channel, nothing, a subdevice, sizes; not waited for, patience of its own."""
     assert preempt(own_tsg, **asked) == (NO, 0)
-    assert own_tsg.supervisor.refusals.counts["web", "NVA06C_CTRL_CMD_PREEMPT"] == 1
+    assert own_tsg.shared.refusals.counts["web", "NVA06C_CTRL_CMD_PREEMPT"] == 1
 
 
 def test_a_neighbours_tsg_is_not_preempted_by_its_name(own_tsg):
-    own_tsg.supervisor.note({"fact": "pod", "name": "neighbour", "grants": {}})
-    with own_tsg.supervisor.lock:
-        own_tsg.supervisor.table.clients[7].pod = "neighbour"
+    own_tsg.shared.note({"fact": "pod", "name": "neighbour", "grants": {}})
+    with own_tsg.shared.lock:
+        own_tsg.shared.table.clients[7].pod = "neighbour"
 
     assert preempt(own_tsg) == (NO, 0)
 
@@ -309,4 +309,4 @@ def test_a_neighbours_tsg_is_not_preempted_by_its_name(own_tsg):
 )
 def test_a_turn_ends_by_the_plain_control_alone(own_tsg, asked, answer):
     assert preempt(own_tsg, **asked) == (answer, 0)
-    assert sum(own_tsg.supervisor.refusals.counts.values()) == 1
+    assert sum(own_tsg.shared.refusals.counts.values()) == 1

@@ -46,7 +46,7 @@ def test_a_file_that_is_no_nvidia_file_is_not_given_to_rm(sharing):
     close = os.close
 
     def watched(fd):
-        held_locks.append(sharing.supervisor.pod_lock("web")._is_owned() or sharing.supervisor.lock._is_owned())
+        held_locks.append(sharing.shared.pod_lock("web")._is_owned() or sharing.shared.lock._is_owned())
         close(fd)
 
     params = struct.pack("<IIIIiI", 1, 2, 2, 10, 2, 0)  # its stderr
@@ -59,7 +59,7 @@ def test_a_file_that_is_no_nvidia_file_is_not_given_to_rm(sharing):
     assert [struct.unpack_from("<i", said, 16)[0] for said in seen] == [-1]
     assert held_locks
     assert not any(held_locks)
-    assert not sharing.supervisor.table.allocations.carriers()
+    assert not sharing.shared.table.allocations.carriers()
 
 
 def test_what_is_imported_again_within_a_pod_is_charged_once(sharing):
@@ -106,7 +106,7 @@ def test_a_successor_of_the_guardian_counts_it_once_too(sharing):
     export(sharing, 10)
     take_in(sharing, 11)
     again = ObjectTable()
-    for fact in Journal(os.dup(sharing.supervisor.journal.fd)).read()[1]:
+    for fact in Journal(os.dup(sharing.shared.journal.fd)).read()[1]:
         again.note(fact)
 
     assert charged(again, "web") == {0: SIZE}
@@ -167,12 +167,12 @@ def test_exports_of_a_neighbours_memory_leave_it_as_it_is(sharing):
         {"fact": "object", "client": 99, "handle": 2, "parent": 99, "class": abi.NV01_DEVICE_0, "detail": 0},
         {"fact": "object", "client": 99, "handle": 10, "parent": 2, "class": 0x40, "detail": SIZE, "memory": 90},
     ):
-        sharing.supervisor.note(fact)
+        sharing.shared.note(fact)
     params = struct.pack("<IIIIiI", 1, 2, 2, 10, device_of(sharing), 0)
     asked = control(abi.NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD, 99, len(params), 99)
     sharing.call(abi.NV_ESC_RM_CONTROL, asked, params)
-    sharing.supervisor.quota.map(sharing.process.pid, 1 << 30, SIZE, [bytes(16)], (99, 10))
-    memory = sharing.supervisor.table.allocations.memories[90]
+    sharing.shared.quota.map(sharing.process.pid, 1 << 30, SIZE, [bytes(16)], (99, 10))
+    memory = sharing.shared.table.allocations.memories[90]
 
     assert (memory.pinned, memory.carriers) == (False, set())
-    assert not sharing.supervisor.table.allocations.is_mapped(90)
+    assert not sharing.shared.table.allocations.is_mapped(90)

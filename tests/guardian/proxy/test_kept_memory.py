@@ -52,13 +52,13 @@ def carrier():
 def exported(on_card, carrier):
     """A pod with memory under handle 10, of which there is a descriptor."""
     allocate(on_card, 10, MOST)
-    on_card.supervisor.quota.export("web", 7, [10], carrier[0])
+    on_card.shared.quota.export("web", 7, [10], carrier[0])
     return on_card
 
 
 def look(pod):
     """Look which carriers are closed, and return what the pod is charged then."""
-    pod.supervisor.quota.carriers_closed(pod.supervisor.quota.closed_carriers())
+    pod.shared.quota.carriers_closed(pod.shared.quota.closed_carriers())
     return memory(pod)
 
 
@@ -68,8 +68,8 @@ def free_10(pod):
 
 def memory(pod):
     """Return what a pod is charged for memory alone, without page tables."""
-    pod.supervisor.table.allocations.forget_some(1000)
-    return charged(pod.supervisor.table, "web").get(0, 0)
+    pod.shared.table.allocations.forget_some(1000)
+    return charged(pod.shared.table, "web").get(0, 0)
 
 
 def kept_by_a_sleeper(pod):
@@ -77,10 +77,10 @@ def kept_by_a_sleeper(pod):
 
     In between a child that never made a call may have its files.
     """
-    pod.supervisor.exited(pod.process.pid)
+    pod.shared.exited(pod.process.pid)
     pod.settle()
     between = memory(pod)
-    pod.supervisor.listener_closed(pod.number)
+    pod.shared.listener_closed(pod.number)
     return between, memory(pod)
 
 
@@ -109,7 +109,7 @@ def test_mappings_in_a_range_are_looked_at_without_the_lock(told, monkeypatch):
     owned, among = [], Allocations.among
 
     def looked(*arguments):
-        owned.append(told.supervisor.lock._is_owned())
+        owned.append(told.shared.lock._is_owned())
         return among(*arguments)
 
     monkeypatch.setattr(Allocations, "among", looked)
@@ -120,7 +120,7 @@ def test_mappings_in_a_range_are_looked_at_without_the_lock(told, monkeypatch):
 
 def test_memory_without_a_handle_left_for_it_stays_charged(told):
     """A pod may use up the handles that are kept for this, by its own or by much that it frees while it is mapped."""
-    objects = told.supervisor.table.objects
+    objects = told.shared.table.objects
     objects.update({(7, 0x6FFF0000 + number): objects[7, 10] for number in range(0x10000)})
     free_10(told)
 
@@ -213,10 +213,10 @@ def test_a_closed_carrier_leaves_memory_with_a_handle_charged(exported, carrier)
 
 def test_a_successor_sees_carriers_of_its_predecessor_close(exported, carrier):
     free_10(exported)
-    successor = exported.fresh(Journal(os.dup(exported.supervisor.journal.fd)))
+    successor = exported.fresh(Journal(os.dup(exported.shared.journal.fd)))
     for fact in successor.journal.read()[1]:
         successor.table.note(fact)
-    exported.supervisor = successor
+    exported.shared = successor
     open_still = look(exported)
     carrier[1]()
 
@@ -226,16 +226,16 @@ def test_a_successor_sees_carriers_of_its_predecessor_close(exported, carrier):
 def test_a_file_carries_so_many_exports_and_no_more(exported, carrier):
     for handle in range(11, 18):
         allocate(exported, handle, PAGE)
-        exported.supervisor.quota.export("web", 7, [handle], carrier[0])
+        exported.shared.quota.export("web", 7, [handle], carrier[0])
     allocate(exported, 20, PAGE)
 
     with pytest.raises(OSError, match="too many exports"):
-        exported.supervisor.quota.export("web", 7, [20], carrier[0])
+        exported.shared.quota.export("web", 7, [20], carrier[0])
 
 
 def test_a_second_export_to_one_file_outlives_its_pod_too(exported, carrier):
     allocate(exported, 11, PAGE)
-    exported.supervisor.quota.export("web", 7, [11], carrier[0])
+    exported.shared.quota.export("web", 7, [11], carrier[0])
     free_10(exported)
     exported.call(abi.NV_ESC_RM_FREE, free(11))
     kept_by_a_sleeper(exported)
@@ -247,8 +247,8 @@ def test_a_second_export_to_one_file_outlives_its_pod_too(exported, carrier):
 
 def test_a_refused_export_leaves_nothing_charged(on_card, carrier):
     allocate(on_card, 10, MOST)
-    mark = on_card.supervisor.quota.export("web", 7, [10], carrier[0])
-    on_card.supervisor.quota.cancel_export(mark)
+    mark = on_card.shared.quota.export("web", 7, [10], carrier[0])
+    on_card.shared.quota.cancel_export(mark)
     free_10(on_card)
 
     assert memory(on_card) == 0
@@ -256,10 +256,10 @@ def test_a_refused_export_leaves_nothing_charged(on_card, carrier):
 
 def test_a_refused_export_leaves_other_marks_on_the_file(exported, carrier):
     allocate(exported, 11, PAGE)
-    refused = exported.supervisor.quota.export("web", 7, [11], carrier[0])
+    refused = exported.shared.quota.export("web", 7, [11], carrier[0])
     allocate(exported, 12, PAGE)
-    exported.supervisor.quota.export("web", 7, [12], carrier[0])
-    exported.supervisor.quota.cancel_export(refused)
+    exported.shared.quota.export("web", 7, [12], carrier[0])
+    exported.shared.quota.cancel_export(refused)
     for handle in (10, 11, 12):
         exported.call(abi.NV_ESC_RM_FREE, free(handle))
 
@@ -270,9 +270,9 @@ def test_a_compacted_journal_knows_carriers_and_ended_pods(exported):
     free_10(exported)
     kept_by_a_sleeper(exported)
     again = ObjectTable()
-    for fact in exported.supervisor.table.facts():
+    for fact in exported.shared.table.facts():
         again.note(fact)
-    for mark in exported.supervisor.table.allocations.carriers():
+    for mark in exported.shared.table.allocations.carriers():
         again.note({"fact": "carrier_closed", "carrier": mark})
 
     assert charged(again, "web") == {}
@@ -280,14 +280,14 @@ def test_a_compacted_journal_knows_carriers_and_ended_pods(exported):
 
 def test_a_pod_with_another_filter_has_not_ended_with_the_first(exported):
     free_10(exported)
-    exported.supervisor.listeners.add("web", os.dup(exported.listener))
+    exported.shared.listeners.add("web", os.dup(exported.listener))
 
     assert kept_by_a_sleeper(exported) == (MOST, MOST)
 
 
 def test_kept_memory_survives_closing_of_another_file(mapped):
     mapped.rm.objects[8, 8] = (abi.NV01_ROOT_CLIENT, 0)
-    mapped.supervisor.note({"fact": "client", "client": 8, "pid": mapped.process.pid, "fd": 99})
+    mapped.shared.note({"fact": "client", "client": 8, "pid": mapped.process.pid, "fd": 99})
     mapped.rm._make(8, 1, abi.NV01_MEMORY_LOCAL_USER, 8, MOST)
     mapped.rm.meanwhile = lambda: mapped.rm._free(8, 8)  # its file is closed while the memory is freed
     free_10(mapped)
@@ -299,12 +299,12 @@ def test_unreported_mapping_charged_until_uvm_file_is_closed(on_card):
     allocate(on_card, 10, MOST)
     on_card.uvm(uvm.REGISTER_GPU, bytes(40))
     on_card.rm._free(7, 7)  # what was mapped stays with UVM, which has a name of its own for it
-    on_card.supervisor.reconciler.recheck([(7, 7)])
+    on_card.shared.reconciler.recheck([(7, 7)])
     on_card.settle()
     kept = held(on_card)
-    files = on_card.supervisor.uvm_files
+    files = on_card.shared.uvm_files
     files.release(files.take(on_card.process.pid))  # as when another program is executed, which closes both
-    on_card.supervisor.uvm_files_released(on_card.process.pid, [])
+    on_card.shared.uvm_files_released(on_card.process.pid, [])
 
     assert (kept, held(on_card)) == (MOST, 0)
 
@@ -329,7 +329,7 @@ def test_mapped_memory_stays_charged_when_its_device_is_freed(mapped):
 
 def test_a_process_that_dies_gives_back_what_rm_says_is_gone(on_card):
     allocate(on_card, 10, MOST)
-    on_card.supervisor.exited(on_card.process.pid)
+    on_card.shared.exited(on_card.process.pid)
     on_card.rm._free(7, 7)
     before = held(on_card)
     on_card.settle()
@@ -339,7 +339,7 @@ def test_a_process_that_dies_gives_back_what_rm_says_is_gone(on_card):
 
 def test_exit_frees_no_memory_that_another_process_holds(on_card):
     allocate(on_card, 10, MOST)
-    on_card.supervisor.exited(on_card.process.pid)
+    on_card.shared.exited(on_card.process.pid)
     on_card.settle()
 
     assert held(on_card) == MOST
@@ -348,17 +348,17 @@ def test_exit_frees_no_memory_that_another_process_holds(on_card):
 def test_asking_rm_about_a_pods_clients_takes_a_tenth_of_time(on_card):
     """Nobody else is served meanwhile, and a pod can have as many clients as it likes and be refused as often."""
     now, asked = [0], []
-    on_card.supervisor.clock = lambda: now[0]
+    on_card.shared.clock = lambda: now[0]
 
     def slow(key):
         asked.append(now[0])
         now[0] += 1000
         return True
 
-    on_card.supervisor.gpu_ops.exists = slow
+    on_card.shared.gpu_ops.exists = slow
     for _ in range(500):
         now[0] += 100
-        on_card.supervisor.quota.over_limit("web", 0, 2 * LIMIT)
+        on_card.shared.quota.over_limit("web", 0, 2 * LIMIT)
 
     assert len(asked) * 1000 <= now[0] // 8
     assert len(asked) > 1
@@ -370,7 +370,7 @@ def test_vaspace_free_asks_rm_independently_of_memory_count(on_card):
     on_card.call(abi.NV_ESC_RM_ALLOC, alloc(40, 2, abi.FERMI_VASPACE_A), bytes(64))
     on_card.call(abi.NV_ESC_RM_FREE, free(40))
     asked = []
-    on_card.supervisor.gpu_ops.exists = lambda key: asked.append(key) or True
+    on_card.shared.gpu_ops.exists = lambda key: asked.append(key) or True
     on_card.settle()
 
     assert asked

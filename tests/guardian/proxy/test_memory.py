@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from qgpu.guardian.accounting.memory_quota import NO_POD
-from qgpu.guardian.proxy import supervisor
+from qgpu.guardian.proxy import shared_state
 from qgpu.nvidia import abi
 from tests.guardian.asked import (
     alloc,
@@ -30,7 +30,7 @@ def test_memory_over_limit_gets_no_memory_and_no_charge(on_card):
     assert allocate(on_card, 10, MOST) == abi.NV_OK
     assert allocate(on_card, 11, MOST) == abi.NV_ERR_NO_MEMORY
     assert held(on_card) == MOST
-    assert on_card.supervisor.refusals.counts["web", "memory over the limit"] == 1
+    assert on_card.shared.refusals.counts["web", "memory over the limit"] == 1
     assert (7, 11) not in on_card.rm.objects
 
 
@@ -68,7 +68,7 @@ def test_each_card_has_its_own_limit(on_card):
 
     refused = abi.NV_ERR_NO_MEMORY
     assert answers == {0: [abi.NV_OK] * 3 + [refused] * 3, 1: [abi.NV_OK] * 5 + [refused]}
-    assert {card: on_card.supervisor.quota.used("web", card) for card in limits} == limits
+    assert {card: on_card.shared.quota.used("web", card) for card in limits} == limits
 
 
 def test_memory_that_is_freed_can_be_had_again(on_card):
@@ -107,11 +107,11 @@ def test_memory_of_the_old_heap_interface_counts_too(on_card):
 
 
 def test_process_of_retired_pod_gets_no_memory(on_card):
-    on_card.supervisor.allowance = lambda pod: NO_POD
+    on_card.shared.allowance = lambda pod: NO_POD
 
     assert allocate(on_card, 10, PAGE) == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
-    assert on_card.supervisor.quota.over_limit("web", 0)
-    assert not on_card.supervisor.quota.reserve_mapping("web", on_card.process.pid, PAGE)
+    assert on_card.shared.quota.over_limit("web", 0)
+    assert not on_card.shared.quota.reserve_mapping("web", on_card.process.pid, PAGE)
     assert (7, 10) not in on_card.rm.objects
 
 
@@ -127,7 +127,7 @@ def someone_elses(pod, client=9):
         {"fact": "object", "client": client, "handle": 10, "parent": 2, "class": 0x40, "detail": MOST, "memory": 90},
         {"fact": "confirm", "client": client, "handle": 10},
     ):
-        pod.supervisor.note(fact)
+        pod.shared.note(fact)
     pod.rm._make(client, 2, abi.NV01_DEVICE_0, client)
     pod.rm._make(client, 10, 0x40, 2, MOST)
 
@@ -139,7 +139,7 @@ def test_duplicating_other_pods_memory_charges_duplicator_too(on_card):
 
     assert dup_status(answer[2]) == abi.NV_ERR_NO_MEMORY
     assert (7, 20) not in on_card.rm.objects
-    assert charged(on_card.supervisor.table, "other") == {0: MOST}
+    assert charged(on_card.shared.table, "other") == {0: MOST}
 
 
 def test_a_client_its_pod_cannot_reach_goes_to_its_files_pod(on_card):
@@ -147,7 +147,7 @@ def test_a_client_its_pod_cannot_reach_goes_to_its_files_pod(on_card):
     someone_elses(on_card)
     on_card.rm.stale.add(9)
     said = alloc_status(on_card.call(abi.NV_ESC_RM_ALLOC, alloc(11, 2, 0x40, client=9), memory_params(PAGE))[2])
-    table = on_card.supervisor.table
+    table = on_card.shared.table
     both = charged(table, "other"), charged(table, "web")
     for handle in (2, 10):
         del on_card.rm.objects[9, handle]  # what the client of that name had before
@@ -159,12 +159,12 @@ def test_a_client_its_pod_cannot_reach_goes_to_its_files_pod(on_card):
 
 
 def test_more_clients_than_are_kept_are_refused(on_card, monkeypatch):
-    monkeypatch.setattr(supervisor, "_MOST_CLIENTS", 1)
+    monkeypatch.setattr(shared_state, "_MOST_CLIENTS", 1)
     on_card.rm.objects[8, 8] = (abi.NV01_ROOT_CLIENT, 0)
     said = alloc_status(on_card.call(abi.NV_ESC_RM_ALLOC, alloc(11, 2, 0x40, client=8), memory_params(PAGE))[2])
 
     assert said == abi.NV_ERR_INVALID_CLIENT
-    assert on_card.supervisor.refusals.counts["web", "too many clients of RM"] == 1
+    assert on_card.shared.refusals.counts["web", "too many clients of RM"] == 1
 
 
 @pytest.mark.parametrize("way", ["alloc", "heap"])

@@ -36,12 +36,12 @@ def mapping(on_card, monkeypatch):
 
 
 def test_what_could_be_managed_memory_must_fit(mapping):
-    mapping.supervisor.quota.will_use_uvm(mapping.process.pid)
+    mapping.shared.quota.will_use_uvm(mapping.process.pid)
 
     mapping.of_uvm = False
     assert mapping.map(LARGE) == (-1, errno.ENOMEM)
     assert mapping.map(SMALL) == (0, 0)
-    assert mapping.supervisor.refusals.counts["web", "managed memory over the limit"] == 1
+    assert mapping.shared.refusals.counts["web", "managed memory over the limit"] == 1
 
 
 def test_mapping_is_in_flight_before_process_uses_uvm(mapping):
@@ -52,7 +52,7 @@ def test_mapping_is_in_flight_before_process_uses_uvm(mapping):
 
 
 def test_managed_mapping_over_limit_refused_next_fit_succeeds(mapping):
-    mapping.supervisor.quota.will_use_uvm(mapping.process.pid)
+    mapping.shared.quota.will_use_uvm(mapping.process.pid)
     answers = []
     for size in (LARGE, SMALL):
         mapping.tell(f"mapfixed {size} {0x204A00000}")
@@ -71,7 +71,7 @@ def test_uvm_set_up_by_vm_sharer_is_charged_at_registration(mapping):
     late = mapping.map(LARGE)
     mapping.mapped = LARGE
     mapping.call(abi.NV_ESC_RM_CONTROL, control(0x20800110))
-    mapping.supervisor.quota.rescan_mappings(mapping.process.pid)
+    mapping.shared.quota.rescan_mappings(mapping.process.pid)
     full = mapping.uvm(uvm.REGISTER_GPU, bytes(40))
 
     assert (unseen, seen, late) == (((0, 0), 0), SMALL, (-1, errno.EPERM))
@@ -79,7 +79,7 @@ def test_uvm_set_up_by_vm_sharer_is_charged_at_registration(mapping):
 
 
 def test_managed_memory_and_other_memory_are_one_limit(mapping):
-    mapping.supervisor.quota.will_use_uvm(mapping.process.pid)
+    mapping.shared.quota.will_use_uvm(mapping.process.pid)
     mapping.map(SMALL)
     mapping.mapped = LARGE // 2
     full = allocate(mapping, 10, SMALL)
@@ -91,15 +91,15 @@ def test_managed_memory_and_other_memory_are_one_limit(mapping):
 
 def test_mapping_counts_beside_uvm_when_first_threads_have_ended(mapping):
     """The caller's, or that of the process which has initialised UVM and may share the caller's memory."""
-    quota = mapping.supervisor.quota
+    quota = mapping.shared.quota
     with headless() as pid:
         one, other = sorted({int(name) for name in os.listdir(f"/proc/{pid}/task")} - {pid})
         for each in (pid, other):
-            mapping.supervisor.note({"fact": "process", "pid": each, "pod": "web"})
+            mapping.shared.note({"fact": "process", "pid": each, "pod": "web"})
         quota.will_use_uvm(other)
         of_caller = quota.uses_uvm(pid, one)
-        mapping.supervisor.note({"fact": "exit", "pid": other})
-        mapping.supervisor.register_process("web", mapping.process.pid)
+        mapping.shared.note({"fact": "exit", "pid": other})
+        mapping.shared.register_process("web", mapping.process.pid)
         unrelated = quota.uses_uvm(mapping.process.pid, mapping.process.pid)
         quota.will_use_uvm(pid)
         of_other = quota.uses_uvm(mapping.process.pid, mapping.process.pid)
@@ -109,17 +109,17 @@ def test_mapping_counts_beside_uvm_when_first_threads_have_ended(mapping):
 
 def test_charge_of_a_process_that_shows_no_mappings_stays(mapping):
     pid = mapping.process.pid
-    mapping.supervisor.quota.will_use_uvm(pid)
+    mapping.shared.quota.will_use_uvm(pid)
     mapping.mapped = LARGE // 4
-    mapping.supervisor.quota.rescan_mappings(pid)
+    mapping.shared.quota.rescan_mappings(pid)
     mapping.mapped = None
 
-    assert not mapping.supervisor.quota.rescan_mappings(pid)
+    assert not mapping.shared.quota.rescan_mappings(pid)
     assert held(mapping) == LARGE // 4
 
 
 def test_mapping_that_is_not_managed_memory_is_not_charged(mapping):
-    mapping.supervisor.quota.will_use_uvm(mapping.process.pid)
+    mapping.shared.quota.will_use_uvm(mapping.process.pid)
     mapping.map(SMALL)
     during = held(mapping)
     mapping.call(abi.NV_ESC_RM_CONTROL, control(0x20800110))
@@ -133,7 +133,7 @@ def test_programs_without_cuda_map_what_they_like(mapping):
 
 def test_mapping_of_any_descriptor_may_be_uvms_when_made(mapping):
     """A process made with CLONE_FILES is no thread, and can put another file in the descriptor's place."""
-    mapping.supervisor.quota.will_use_uvm(mapping.process.pid)
+    mapping.shared.quota.will_use_uvm(mapping.process.pid)
     mapping.of_uvm = False
 
     assert mapping.map(LARGE) == (-1, errno.ENOMEM)
@@ -158,7 +158,7 @@ def test_a_file_initialised_in_another_way_gets_no_card(on_card, said):
 
 
 def test_uvm_gets_no_card_without_a_grant(on_card):
-    on_card.supervisor.uuids = {}
+    on_card.shared.uuids = {}
     answer = on_card.uvm(uvm.REGISTER_GPU, bytes(40))
 
     assert struct.unpack_from("<I", answer[2], 36)[0] == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
@@ -170,7 +170,7 @@ def test_uvm_gets_no_card_beside_a_mapping_in_the_making(on_card):
     answer = on_card.uvm(uvm.REGISTER_GPU, bytes(40))
 
     assert struct.unpack_from("<I", answer[2], 36)[0] == abi.NV_ERR_BUSY_RETRY
-    assert on_card.supervisor.uvm_files.take(on_card.process.pid) == []
+    assert on_card.shared.uvm_files.take(on_card.process.pid) == []
 
 
 @pytest.mark.parametrize(("limits", "answer"), [({0: LARGE}, errno.EOPNOTSUPP), ({}, errno.EINVAL)])
@@ -186,7 +186,7 @@ def test_uvms_file_is_held_from_the_first_card_on_under_a_limit(on_card, limited
     if not limited:
         on_card.limits.clear()
     on_card.uvm(uvm.REGISTER_GPU, bytes(40))
-    files = on_card.supervisor.uvm_files.take(on_card.process.pid)
-    on_card.supervisor.uvm_files.release(files)
+    files = on_card.shared.uvm_files.take(on_card.process.pid)
+    on_card.shared.uvm_files.release(files)
 
     assert [file.cards for file in files] == ([{bytes(16)}] if limited else [])

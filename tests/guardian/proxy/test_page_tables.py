@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from qgpu.guardian.accounting import memory_quota, object_table
-from qgpu.guardian.proxy import supervisor
+from qgpu.guardian.proxy import shared_state
 from qgpu.nvidia import abi, uvm
 from tests.guardian.asked import (
     DEVICE_PARAMS,
@@ -56,12 +56,12 @@ def test_without_a_limit_all_of_it_is_made(on_card):
 
 def test_devices_beyond_free_ones_must_fit_with_address_space(on_card, monkeypatch):
     monkeypatch.setattr(object_table, "SPACE_BYTES", 1 << 16)
-    monkeypatch.setattr(supervisor, "_FREE_DEVICES", 2)
+    monkeypatch.setattr(shared_state, "_FREE_DEVICES", 2)
     on_card.limits[0] = 1
     answers = [on_card.call(abi.NV_ESC_RM_ALLOC, device(50 + i), DEVICE_PARAMS)[2] for i in range(2)]
 
     assert [alloc_status(answer) for answer in answers] == [abi.NV_OK, abi.NV_ERR_NO_MEMORY]
-    assert (7, 51) not in on_card.supervisor.table.objects
+    assert (7, 51) not in on_card.shared.table.objects
 
 
 @pytest.mark.parametrize("limited", [True, False])
@@ -120,7 +120,7 @@ def test_without_a_limit_nothing_is_kept_of_what_is_mapped(on_card):
     on_card.uvm(uvm.MAP_EXTERNAL_ALLOCATION, uvm_mapping(1 << 40, 1 << 21, 10))
     on_card.uvm(REGION, struct.pack("<QQ", 1 << 41, 4096) + bytes(24))
 
-    assert on_card.supervisor.table.allocations.mappings == {}
+    assert on_card.shared.table.allocations.mappings == {}
 
 
 def test_a_process_has_so_many_mappings_and_no_more(on_card, monkeypatch):

@@ -59,7 +59,7 @@ def profiled(on_card):
 def test_a_profilers_control_needs_the_grant(on_card, row):
     assert ask(on_card, row.number, params_of(row)) == abi.NV_ERR_NOT_SUPPORTED
     assert on_card.rm.seen == []
-    assert "--allow-profiling" in tools.advice(name for _, name in on_card.supervisor.refusals.counts)[0]
+    assert "--allow-profiling" in tools.advice(name for _, name in on_card.shared.refusals.counts)[0]
 
 
 @pytest.mark.parametrize("row", CLASSES, ids=by_name)
@@ -69,7 +69,7 @@ def test_a_profilers_class_needs_the_grant(on_card, row):
     assert alloc_status(answer[2]) == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
     assert (
         30 in {handle for _, handle in on_card.rm.objects},
-        on_card.supervisor.refusals.counts["web", row.name],
+        on_card.shared.refusals.counts["web", row.name],
     ) == (
         False,
         1,
@@ -93,7 +93,7 @@ def test_a_profilers_call_that_the_driver_refuses_is_told(profiled, monkeypatch)
     monkeypatch.setattr(profiled.dispatcher._proxy, "_perform", refuse)
     profiled.call(abi.NV_ESC_RM_ALLOC, alloc(30, 3, 0xB2CC), bytes(256))
 
-    assert list(profiled.supervisor.refusals.counts) == [
+    assert list(profiled.shared.refusals.counts) == [
         ("web", "MAXWELL_PROFILER_DEVICE by the driver, for lack of permission")
     ]
 
@@ -169,7 +169,7 @@ def test_debugged_process_is_refused_a_client_by_name(pod, monkeypatch):
     monkeypatch.setattr(thread_freezer, "run_as_tracer", fail)
     pid = pod.process.pid
     assert alloc_status(pod.call(abi.NV_ESC_RM_ALLOC, alloc(0, 0, 0, client=0))[2]) == abi.NV_ERR_INVALID_STATE
-    assert pod.supervisor.refusals.counts["web", "call while other threads run"] == 1
+    assert pod.shared.refusals.counts["web", "call while other threads run"] == 1
     tracer = os.fork()
     if not tracer:
         thread_freezer._libc.ptrace(thread_freezer._SEIZE, pid, None, None)
@@ -182,7 +182,7 @@ def test_debugged_process_is_refused_a_client_by_name(pod, monkeypatch):
         os.kill(tracer, signal.SIGKILL)
         os.waitpid(tracer, 0)
 
-    assert pod.supervisor.refusals.counts["web", tools.DEBUGGED] == 1
+    assert pod.shared.refusals.counts["web", tools.DEBUGGED] == 1
 
 
 @pytest.mark.parametrize("granted", [False, True])
@@ -191,7 +191,7 @@ def test_control_file_for_events_needs_the_grant(on_card, monkeypatch, granted):
     monkeypatch.setattr(abi, "NV_CONTROL_MINOR", MINOR)
     on_card.profiling = granted
     ended = []
-    monkeypatch.setattr(on_card.supervisor.files.devices, "add", ended.append)
+    monkeypatch.setattr(on_card.shared.files.devices, "add", ended.append)
     on_card.rm.seen.clear()
     fd = next(fd for fd, device in proc.devices(on_card.process.pid) if device == os.makedev(MAJOR, MINOR))
 
@@ -200,7 +200,7 @@ def test_control_file_for_events_needs_the_grant(on_card, monkeypatch, granted):
     assert len(ended) == 2 * granted
     on_card.call(abi.NV_ESC_REGISTER_FD, struct.pack("<i", 0))
     assert len(ended) == 3 * granted, "a file of another kind may not return from its poll"
-    names = {name for _, name in on_card.supervisor.refusals.counts}
+    names = {name for _, name in on_card.shared.refusals.counts}
     assert ("--allow-profiling" in "".join(tools.advice(names))) == (not granted)
 
 
@@ -214,7 +214,7 @@ def test_recorded_ncu_needs_nothing_but_the_grant(on_card, granted):
             ask(on_card, asked.command, row.params)
         elif isinstance(asked, rm_calls.Alloc) and asked.rm_class in {each.number for each in CLASSES}:
             on_card.call(abi.NV_ESC_RM_ALLOC, alloc(30, 3, asked.rm_class))
-    names = {name for _, name in on_card.supervisor.refusals.counts}
+    names = {name for _, name in on_card.shared.refusals.counts}
 
     assert ("MAXWELL_PROFILER_DEVICE" in names, "NVB0CC_CTRL_CMD_EXEC_REG_OPS" in names) == (not granted, not granted)
     assert names == {"NV2080_CTRL_CMD_TIMER_SET_GR_TICK_FREQ"} or not granted

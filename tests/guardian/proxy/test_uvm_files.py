@@ -93,49 +93,49 @@ def test_a_process_has_so_many_files_and_no_more(files):
 
 def test_numbers_of_files_that_are_closed_are_forgotten(pod, monkeypatch):
     """One file stays, others come and go under ever new numbers."""
-    supervisor, pid = pod.supervisor, os.getpid()
-    supervisor.register_process("web", pid)
+    shared, pid = pod.shared, os.getpid()
+    shared.register_process("web", pid)
     stay, *others = (os.open("/dev/random", os.O_RDONLY) for _ in range(30))
     monkeypatch.setattr(uvm_files, "_has", lambda pid, held: held.theirs == stay)
-    supervisor.hold_uvm_file(pid, stay, stay, [bytes(16)])
+    shared.hold_uvm_file(pid, stay, stay, [bytes(16)])
     for fd in others:
-        supervisor.release_closed_uvm_files("web")
-        assert supervisor.hold_uvm_file(pid, fd, fd, [bytes(16)])
+        shared.release_closed_uvm_files("web")
+        assert shared.hold_uvm_file(pid, fd, fd, [bytes(16)])
         os.close(fd)
-    supervisor.release_closed_uvm_files("web")
+    shared.release_closed_uvm_files("web")
     os.close(stay)
 
-    assert supervisor.table.uvm_fds == {pid: {stay}}
-    assert supervisor.uvm_files.total == 1
+    assert shared.table.uvm_fds == {pid: {stay}}
+    assert shared.uvm_files.total == 1
 
 
 def test_a_file_with_many_descriptors_is_recorded_once(pod):
     """A successor takes each recorded descriptor before it serves."""
-    supervisor, pid = pod.supervisor, os.getpid()
-    supervisor.register_process("web", pid)
+    shared, pid = pod.shared, os.getpid()
+    shared.register_process("web", pid)
     fds = [os.open("/dev/random", os.O_RDONLY)]
     fds += [os.dup(fds[0]) for _ in range(30)]
-    kept = [supervisor.hold_uvm_file(pid, fd, fd, [bytes(16)]) for fd in fds]
+    kept = [shared.hold_uvm_file(pid, fd, fd, [bytes(16)]) for fd in fds]
     for fd in fds:
         os.close(fd)
 
     assert all(kept)
-    assert supervisor.table.uvm_fds == {pid: {fds[0]}}
+    assert shared.table.uvm_fds == {pid: {fds[0]}}
 
 
 def test_a_file_of_a_process_that_ends_meanwhile_is_let_go(pod, monkeypatch):
-    supervisor, pid = pod.supervisor, pod.process.pid
-    supervisor.register_process("web", pid)
-    keep = supervisor.uvm_files.hold
+    shared, pid = pod.shared, pod.process.pid
+    shared.register_process("web", pid)
+    keep = shared.uvm_files.hold
 
     def late(*arguments):
         kept = keep(*arguments)
-        supervisor.exited(pid)
+        shared.exited(pid)
         return kept
 
     file = os.open("/dev/random", os.O_RDONLY)
     monkeypatch.setattr(UvmFiles, "hold", lambda _, *arguments: late(*arguments))
-    kept = supervisor.hold_uvm_file(pid, file, file, [bytes(16)])
+    kept = shared.hold_uvm_file(pid, file, file, [bytes(16)])
     os.close(file)
 
-    assert (kept, supervisor.uvm_files.total) == (False, 0)
+    assert (kept, shared.uvm_files.total) == (False, 0)

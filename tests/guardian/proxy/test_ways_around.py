@@ -71,7 +71,7 @@ def test_system_memory_with_a_mapping_is_made_by_the_kernel(pod):
 
 
 def test_a_call_on_another_kind_of_file_does_not_reach_it(pod):
-    pod.supervisor.major = 195
+    pod.shared.major = 195
 
     assert pod.call(abi.NV_ESC_RM_CONTROL, control(0x20800110))[:2] == (-1, errno.ENOTTY)
 
@@ -107,7 +107,7 @@ def test_what_is_let_through_goes_to_the_file_that_was_looked_at(pod, own_table,
     # Root clients may be made again and again, where /dev/null was not seen at the first look.
     seen = SimpleNamespace(has=lambda file: os.minor(os.fstat(file).st_rdev) != MINOR, add=lambda file: True)
     seen.discard = lambda file: None
-    pod.supervisor.files = SimpleNamespace(roots=seen, devices=seen)
+    pod.shared.files = SimpleNamespace(roots=seen, devices=seen)
     pod.tell(f"exchange 60 {int(own_table)}")
     asked, on_the_other, _ = pod.answer()
 
@@ -146,7 +146,7 @@ def test_unwritable_refusal_is_not_executed_either(pod):
 
 
 def test_a_call_that_breaks_the_judge_is_answered_all_the_same(pod):
-    pod.supervisor.table = None
+    pod.shared.table = None
     result, error, _ = pod.call(abi.NV_ESC_RM_FREE, free(3))
 
     assert (result, error) == (-1, errno.EIO)
@@ -157,7 +157,7 @@ def test_spoofed_process_name_does_not_change_its_pod(pod, name):
     pod.tell(f"name {(name % os.getpid()).hex()}")
     pod.call(abi.NV_ESC_RM_CONTROL, control(0x20800110))
 
-    assert pod.supervisor.table.processes == {pod.process.pid: "web"}
+    assert pod.shared.table.processes == {pod.process.pid: "web"}
 
 
 def test_nothing_is_done_with_files_of_a_maybe_reused_pid(pod, monkeypatch):
@@ -186,7 +186,7 @@ def test_no_answer_is_written_to_who_got_a_killed_callers_pid(pod, number, call)
 def test_answer_kept_away_by_a_signal_goes_to_the_restarted_call(pod, monkeypatch):
     """Without WAIT_KILLABLE_RECV a signal's handler runs first, and then the thread makes its call again."""
     pod.begin(abi.NV_ESC_RM_FREE, free(3))
-    listener = pod.supervisor.listeners[pod.number][1]
+    listener = pod.shared.listeners[pod.number][1]
     call = listener.receive()
     with monkeypatch.context() as interrupted:
         interrupted.setattr(seccomp_notify.Listener, "still_waiting", lambda self, id_: bool(pod.rm.seen) is False)
@@ -202,7 +202,7 @@ def test_answer_kept_away_by_a_signal_goes_to_the_restarted_call(pod, monkeypatc
 @contextmanager
 def reborn_during(pod):
     """Serve a pod's call while it is killed and another process gets its pid; yield what tells that one's memory."""
-    listener = pod.supervisor.listeners[pod.number][1]
+    listener = pod.shared.listeners[pod.number][1]
     call = listener.receive()
     others = []
 
@@ -226,8 +226,8 @@ def reborn_during(pod):
         other.stdin.flush()
         return other.stdout.readline()
 
-    pod.supervisor.perform = perform
-    pod.dispatcher = pod.judge_of(pod.supervisor, pod.number)
+    pod.shared.perform = perform
+    pod.dispatcher = pod.dispatcher_of(pod.shared, pod.number)
     try:
         yield served
     finally:

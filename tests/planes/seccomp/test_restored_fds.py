@@ -34,7 +34,7 @@ def _store(**found):
 
 @pytest.fixture(autouse=True)
 def started(monkeypatch):
-    monkeypatch.setattr(restored_fds, "Standby", _Standby)
+    monkeypatch.setattr(restored_fds, "StandbyLink", _Standby)
 
 
 def _pipes(count):
@@ -79,7 +79,7 @@ def test_where_none_can_be_started_it_is_left_to_the_plane(tmp_path, monkeypatch
     def refuse(*_):
         raise BackendGoneError("no process to be had")
 
-    monkeypatch.setattr(restored_fds, "Standby", refuse)
+    monkeypatch.setattr(restored_fds, "StandbyLink", refuse)
     found = restored_fds.RestoredFds(_store(journal=7, files=9), tmp_path)
 
     assert (found.state, found.standby) == ((7, 9), None)

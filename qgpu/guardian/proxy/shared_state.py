@@ -46,7 +46,7 @@ _SOMEWHERE, _NO_CARD = 1 << 63, b"\xff" * uvm.UUID_BYTES
 
 
 @dataclass(slots=True)
-class Supervisor:
+class SharedState:
     """All pods' listeners, and what their calls reveal."""
 
     table: ObjectTable

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from lightkube.models.resource_v1 import Device, DeviceTaint, ResourceSliceSpec
 
 from qgpu.errors import InvalidValueError
-from qgpu.k8s import quantities, slices
+from qgpu.k8s import quantities, resource_slices
 from qgpu.k8s.qgpud import Card, Node
-from qgpu.k8s.slices import Condition, Effect, SharingOptions
+from qgpu.k8s.resource_slices import Condition, Effect, SharingOptions
 from tests.k8s.world import GI, NODE, card, device
 
 MI = 1024**2
@@ -21,7 +21,7 @@ CARD = Card(0, card(0), "NVIDIA H200", 141 * GI, "burst-share", "best-effort", "
 
 
 def spec(*cards: Card, condition: Condition | None = None, driver: str = "580.105.08") -> ResourceSliceSpec:
-    return slices.spec(Node("kmod", driver, cards or (CARD,)), NODE, SHARING, condition or Condition(), 7)
+    return resource_slices.spec(Node("kmod", driver, cards or (CARD,)), NODE, SHARING, condition or Condition(), 7)
 
 
 def only(content: ResourceSliceSpec) -> Device:
@@ -100,13 +100,13 @@ def test_problem_and_drain_are_taints(given_card: Card, condition: Condition, ex
 
 
 def test_drain_annotation_names_cards_and_effects() -> None:
-    assert slices.drained("") == {}
-    assert slices.drained(f"{card(0)}, {card(1)}:NoExecute") == {
+    assert resource_slices.drained("") == {}
+    assert resource_slices.drained(f"{card(0)}, {card(1)}:NoExecute") == {
         card(0): Effect.NO_SCHEDULE,
         card(1): Effect.NO_EXECUTE,
     }
     with pytest.raises(InvalidValueError, match="NoSchedule or NoExecute"):
-        slices.drained("all:Now")
+        resource_slices.drained("all:Now")
 
 
 def test_card_with_an_unusual_uuid_is_left_out() -> None:
@@ -119,7 +119,7 @@ def test_slice_is_the_same_however_the_server_writes_it() -> None:
     only(servers).taints = [DeviceTaint(key="qgpu.io/conflict", effect="NoSchedule", timeAdded="2026-01-01T00:00:00Z")]
     servers.pool.generation = 99
 
-    assert slices.same(mine, servers)
+    assert resource_slices.same(mine, servers)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_slice_is_the_same_however_the_server_writes_it() -> None:
     ],
 )
 def test_change_of_a_card_makes_another_slice(changed: Card) -> None:
-    assert not slices.same(spec(), spec(changed))
+    assert not resource_slices.same(spec(), spec(changed))
 
 
 def test_slice_without_sharing_is_noticed() -> None:
@@ -141,6 +141,6 @@ def test_slice_without_sharing_is_noticed() -> None:
     only(stripped).allowMultipleAllocations = None
     del (only(unbounded).capacity or {})["memory"]["requestPolicy"]
 
-    assert slices.shares_cards(spec())
-    assert not slices.shares_cards(stripped)
-    assert not slices.shares_cards(unbounded)
+    assert resource_slices.shares_cards(spec())
+    assert not resource_slices.shares_cards(stripped)
+    assert not resource_slices.shares_cards(unbounded)

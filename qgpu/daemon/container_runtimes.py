@@ -30,7 +30,7 @@ _log = structlog.get_logger("containers")
 _AGAIN_S = 10.0
 
 
-class Containers:
+class ContainerRuntimes:
     """The CDI file and, on the seccomp plane, the agent."""
 
     def __init__(

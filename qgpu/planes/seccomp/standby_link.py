@@ -24,7 +24,7 @@ _START_S = 15.0
 _PATIENCE_S = 0.1
 
 
-class Standby:
+class StandbyLink:
     """A process that becomes the guardian when it is promoted, or by itself if both we and the guardian are gone."""
 
     def __init__(self, runtime_dir: Path, state: StateFds, listeners: Mapping[int, tuple[str, int]]) -> None:

@@ -12,9 +12,9 @@ import pytest
 
 from qgpu.errors import BackendGoneError
 from qgpu.guardian.failover.handover import StateFds
-from qgpu.planes.seccomp import host, standby
+from qgpu.planes.seccomp import host, standby_link
 from qgpu.planes.seccomp.host import SeccompHost
-from qgpu.planes.seccomp.standby import Standby
+from qgpu.planes.seccomp.standby_link import StandbyLink
 
 
 @pytest.fixture
@@ -28,14 +28,14 @@ def test_without_descriptors_no_reserve_is_started(state, tmp_path, monkeypatch)
     def none_left():
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(standby.socket, "socketpair", none_left)
+    monkeypatch.setattr(standby_link.socket, "socketpair", none_left)
 
     with pytest.raises(BackendGoneError, match="Too many open files"):
-        Standby(tmp_path, state, {})
+        StandbyLink(tmp_path, state, {})
 
 
 def test_ended_standby_is_not_killed_through_its_reused_pid(state, tmp_path, monkeypatch):
-    ended = Standby(tmp_path, state, {})
+    ended = StandbyLink(tmp_path, state, {})
     ended.end()
     killed = []
     monkeypatch.setattr(os, "kill", lambda *arguments: killed.append(arguments))
@@ -45,7 +45,7 @@ def test_ended_standby_is_not_killed_through_its_reused_pid(state, tmp_path, mon
 
 
 def test_standby_begins_once_and_then_ends_on_its_own(state, tmp_path):
-    one = Standby(tmp_path, state, {})
+    one = StandbyLink(tmp_path, state, {})
     told = []
     one._say = told.append
     one.begin(killed=True)
@@ -59,7 +59,7 @@ def test_standby_begins_once_and_then_ends_on_its_own(state, tmp_path):
 
 @pytest.mark.parametrize("mine", [True, False])
 def test_it_makes_way_for_another_guardian_and_only_for_another(state, tmp_path, mine):
-    one = Standby(tmp_path, state, {})
+    one = StandbyLink(tmp_path, state, {})
     one.begin(killed=True)
     one.yield_to(one._process.pid if mine else os.getpid())
     if mine:
