@@ -141,7 +141,7 @@ def show(context: Context, name: str, output: str) -> None:
 @click.option("--member-memory", type=OrNone(MEMORY), help="Memory limit of members that start from now on, or none.")
 @pass_context
 def set_(context: Context, /, name: str, sm: Any, member_memory: Any, **options: Any) -> None:
-    """Change the grant of a group, for all members at once, or the defaults of later members."""
+    """Change a group's grant for all members, or defaults of later ones."""
     files = GroupFiles(context.runtime_dir, name)
     files.need_keeper()
     check_not_claims(context.ask("grant.list")["grants"], name, "it has what its claim holds; make another claim")

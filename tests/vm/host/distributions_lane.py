@@ -119,8 +119,8 @@ def pasted(name: str, dist: Path) -> dict[str, Any]:
         tree = Path(share, "tree.tar")
         subprocess.run(["git", "-C", str(ROOT), "archive", "--output", str(tree), "HEAD"], check=True)
         with tarfile.open(tree, "a") as archive:
-            for file in [*dist.glob("qgpu*_amd64.deb"), *dist.glob("*.whl")]:
-                archive.add(file, f"dist/{file.name}")
+            for package in [*dist.glob("qgpu*_amd64.deb"), *dist.glob("*.whl")]:
+                archive.add(package, f"dist/{package.name}")
         return contained(root, Path(share), "/usr/bin/python3 /run/share/pasting_guest.py", 3600)
 
 
