@@ -158,7 +158,7 @@ MUTATIONS = (
         "switching_off_waits or stays_loaded",
     ),
     # the cards: priority, stalls
-    _m("gpu.c", "\tset_fifo(gpu, true);\n\tgpu->gpu_id", "\tgpu->gpu_id", "no priority", "faults", "no_priority"),
+    _m("gpu.c", "\tset_fifo(gpu, true);\n\tgpu->gpu_id", "\tgpu->gpu_id", "no priority", "faults", "has_priority"),
     _m(
         "gpu.c",
         "\tif (hangs) {\n\t\tset_fifo(gpu, false);\n",
