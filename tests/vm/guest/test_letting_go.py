@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import nv
@@ -19,31 +20,38 @@ def flood(state):
     p.submit(channels[0], 1000)
 
 
+def schedule(state):
+    with contextlib.suppress(nv.RmError):
+        state["p"].control(state["p"].subdevice, 0x80170F)
+
+
 def met(call):
     return int(dict(line.split() for line in FAULTS.read_text().splitlines())[call])
 
 
 @pytest.fixture
-def off(qgpu, pod):
-    """Switch off in a thread, while a pod with a timeslice of the plan's is behind its gate."""
+def gated(qgpu, pod):
+    """A pod with a timeslice of the plan's, behind its gate."""
     web = pod("web")
     web.process().run(flood)
     qgpu.plan((web.id, 5000, []))
-    yield threading.Thread(target=ENFORCE.write_text, args=("0",))
+    yield web
     cleared()
     qgpu.plan()
     ENFORCE.write_text("1")
 
 
 @pytest.mark.parametrize("call", ["open", "slice"])
-def test_switching_off_waits_for_all_that_a_plan_did(off, call):
+def test_switching_off_waits_for_all_that_a_plan_did(gated, call):
     before = met(call)
     inject([fault(call, INVALID_STATE)])
+    off = threading.Thread(target=ENFORCE.write_text, args=("0",))
     off.start()
-    qg.until(lambda: met(call) > before + 30)  # by then a driver that is let go of would be gone
-    waits = off.is_alive()
+    qg.until(lambda: met(call) > before + 30)
+    gated.processes[0].run(schedule)
+    waits, refused = off.is_alive(), gated.info().refused_controls
     cleared()
     off.join()
 
-    assert waits
+    assert (waits, refused) == (True, 1)
     assert [(tsg["off"], tsg["slice_ns"]) for tsg in qg.sim_tsgs()] == [(0, 1_024_000)]
