@@ -66,8 +66,8 @@ MUTATIONS = (
         "#define SILENT_OPEN_NS\t(400 * NSEC_PER_MSEC)",
         "#define SILENT_OPEN_NS\t(10 * NSEC_PER_SEC)",
         "a card that answers again is not asked for ten seconds",
-        "faults",
-        "whatever_rm_answers",
+        "letting_go",
+        "answers_again",
     ),
     _m(
         "gate.c",

@@ -1,4 +1,4 @@
-"""The driver is let go of once nothing of a plan is left in it: neither gates nor timeslices, each on its own."""
+"""What a plan did to a card is undone as soon as RM lets it be, and before the driver is let go of."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 import qg
 from faults import ENFORCE, FAULTS, cleared, fault, inject
 
-#: Of its object, not of the card: RM takes other calls meanwhile.
-INVALID_STATE = 0x40
+#: Of the card; and of the object alone, so that RM takes other calls meanwhile.
+GPU_IS_LOST, INVALID_STATE = 0x0F, 0x40
 
 
 def flood(state):
@@ -27,6 +27,10 @@ def schedule(state):
 
 def met(call):
     return int(dict(line.split() for line in FAULTS.read_text().splitlines())[call])
+
+
+def is_free():
+    return [(tsg["off"], tsg["slice_ns"]) for tsg in qg.sim_tsgs()] == [(0, 1_024_000)]
 
 
 @pytest.fixture
@@ -54,4 +58,14 @@ def test_switching_off_waits_for_all_that_a_plan_did(gated, call):
     off.join()
 
     assert (waits, refused) == (True, 1)
-    assert [(tsg["off"], tsg["slice_ns"]) for tsg in qg.sim_tsgs()] == [(0, 1_024_000)]
+    assert is_free()
+
+
+def test_a_lost_card_that_answers_again_is_asked_soon(gated, qgpu):
+    before = met("open")
+    inject([fault("open", GPU_IS_LOST)])
+    qgpu.plan()
+    qg.until(lambda: met("open") > before)
+    cleared()
+
+    qg.until(is_free, 5)
