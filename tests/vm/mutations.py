@@ -240,7 +240,7 @@ MUTATIONS = (
         "!qgpu_tsgs_paused() && ",
         "pods without windows are gated",
         "slice",
-        "timeslices_go_back or no_plan_is_no_gate",
+        "burst_ratio",
     ),
     _m(
         "plan_runner.c",
