@@ -155,7 +155,8 @@ class Qgpu:
             data = os.read(self.fd, size * 512)
         except BlockingIOError:
             return []
-        return list(uapi.ffi.from_buffer("struct qgpu_event[]", data))
+        # copies: what a buffer's array is indexed to does not keep the buffer
+        return [uapi.ffi.new("struct qgpu_event *", each) for each in uapi.ffi.from_buffer("struct qgpu_event[]", data)]
 
     def plan(
         self, *parts: tuple[Any, ...], period_ns: int = 100 * MS, lease_ns: int = 60_000 * MS, **more: int

@@ -35,7 +35,7 @@ def web(pod):
 
 
 def test_a_refused_control_is_counted_and_told(web, qgpu):
-    asked = [0x80170F, 0x801714, 0x2080012C, 0x83DE0317, 0xA06C0107]
+    asked = [0x80170F, 0x801714, 0x2080012C, 0x2080110B, 0x83DE0317, 0xA06C0107]
     answers = [web.processes[0].run(control, cmd, "tsg") for cmd in asked]
 
     assert answers == [nv.NO_PERMISSION] * len(asked)

@@ -411,6 +411,10 @@ def worker():
     return None
 
 
+def test_a_cards_thread_has_priority_before_any_control(qgpu):
+    assert os.sched_getscheduler(worker()) == os.SCHED_FIFO
+
+
 def test_a_stalled_thread_has_no_priority(closed):
     thread = worker()
     assert os.sched_getscheduler(thread) == os.SCHED_FIFO
