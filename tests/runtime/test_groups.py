@@ -138,7 +138,7 @@ def test_limits_of_a_members_own_change_nothing(node: Node) -> None:
 def test_member_with_another_card_does_not_start(node: Node) -> None:
     started = node.container().ask(QGPU_GPU_1="").start()
 
-    assert "it has pGPU 1, which group llm has not" in started.stdout
+    assert "it has pGPU 1, which is not group llm's" in started.stdout
     assert node.pods()["llm"]["pids"] == []
 
 

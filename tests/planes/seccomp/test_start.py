@@ -86,6 +86,7 @@ def test_standby_has_read_journal_at_begin_despite_compaction(daemon):
     standby = daemon.standby()
     standby._follow()
     before = set(standby.table.pods)
+    daemon.journal.append({"fact": "ended", "name": "gone"})
     daemon.journal.compact(iter([_POD]))
     while daemon.journal.compacting:
         daemon.journal.append(_POD | {"name": "late"})
