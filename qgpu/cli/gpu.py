@@ -30,7 +30,7 @@ from qgpu.policies.registry import POLICIES
 
 _HEADER = (
     *("GPU", "NAME", "MEMORY", "HELD", "POLICY", "ONLINE POLICY", "PERIOD", "OFFLINE FLOOR"),
-    *("PODS", "ENGINE ACTIVE", "UTILISATION", "PROBLEM"),
+    *("PODS", "ENGINE ACTIVE", "UTILIZATION", "PROBLEM"),
 )
 
 
@@ -116,7 +116,7 @@ def _facts(gpu: dict[str, Any], pods: list[dict[str, Any]], status: dict[str, An
     yield "temporary policy", gpu["temporary_policy"] or "-"
     yield "period", units.format_duration(gpu["period_ns"])
     yield "offline floor", per_cent(gpu["offline_floor"])
-    yield "utilisation", f"{part(gpu['utilization'])} of the time a kernel ran (NVML)"
+    yield "utilization", f"{part(gpu['utilization'])} of the time a kernel ran (NVML)"
     yield "engine active", f"{part(gpu['engine_active'])} of the last seconds a pod was on the engine"
     yield "memory", memory(gpu["memory"])
     yield "held by pods", memory(gpu["memory_used"])

@@ -104,7 +104,7 @@ def _gpu(gpu: Mapping[str, Any], shares: Sequence[Mapping[str, Any]], width: int
         (2, f" {gpu['name']}", style),
         (0, f": {gpu['policy']}", style),
         (0, f", {used:.0%} used", Style.PLAIN),
-        (3, "" if busy is None else f", {busy:.0%} utilisation", Style.PLAIN),
+        (3, "" if busy is None else f", {busy:.0%} utilization", Style.PLAIN),
         (4, f", {memory(sum(row['held'] for row in there))} of {memory(gpu['memory'])}", Style.PLAIN),
         (5, f", {_pods(len(there))}", Style.PLAIN),
         (1, f", {short} below quota" if short else "", Style.BAD),

@@ -98,10 +98,10 @@ def test_show_tells_all_about_a_pod_and_a_gpu(running: Daemon) -> None:
 
     for fact in ("quota", "share, last seconds", "below its quota", "gate closed", "switched in", "debt", "refused"):
         assert fact in shown
-    for fact in ("utilisation", "engine active", "limits granted", "2 GiB", "quotas granted", "30 %", "one"):
+    for fact in ("utilization", "engine active", "limits granted", "2 GiB", "quotas granted", "30 %", "one"):
         assert fact in gpu
     (header,) = (line for line in status if line[:1] == ["GPU"])
-    assert {"ENGINE", "ACTIVE", "UTILISATION", "HELD"} <= set(header)
+    assert {"ENGINE", "ACTIVE", "UTILIZATION", "HELD"} <= set(header)
     (use,) = (line for line in status if line[:2] == ["POD", "GPU"])
     assert {"QUOTA", "SHARE", "GATED", "GATE", "SWITCH", "LIMIT", "HELD"} <= set(use)
     assert ["one", "0", "30", "%"] in [line[:4] for line in status]

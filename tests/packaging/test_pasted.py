@@ -1,4 +1,4 @@
-"""What the distributions lane pastes is all that README and docs/install.md tell a reader to type."""
+"""The distributions lane pastes everything that README and docs/install.md tell a reader to type."""
 
 from __future__ import annotations
 

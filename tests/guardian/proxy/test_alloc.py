@@ -286,7 +286,7 @@ def test_another_tsg_of_the_same_name_is_made_preemptible_too(on_card):
 
 @pytest.fixture
 def walks(monkeypatch):
-    """What lists of objects are made: a client can have 100,000, and others wait for the lock meanwhile."""
+    """Count the lists of objects that a call makes. A client can have 100,000, and others wait for the lock."""
     made, below = [], ObjectTable.below
     monkeypatch.setattr(ObjectTable, "below", lambda self, key: made.append(key) or below(self, key))
     return made

@@ -1,4 +1,4 @@
-"""What the distributions lane pastes inside: the blocks of README and docs/install.md, whole, into a shell, as root.
+"""Paste the documents into a distribution: the blocks of README and docs/install.md, whole, into a shell, as root.
 
 A clean root of the distribution, with what the README asks for (make, Python 3.11) and the tree in a folder. apt's
 question is answered yes. Programs that stand there as a reader's own are loads. What it leaves out says why.
@@ -77,7 +77,7 @@ PASTED: tuple[tuple[str, str, Callable[[pasting.Terminal, Lines], None]], ...] =
     (INSTALL, "qgpuctl run", first_pods),
     (INSTALL, "apt purge", plain),
 )
-#: What no container can run, and what does.
+#: Blocks that no container can run, and what checks each instead.
 LEFT_OUT = {
     (README, "podman run"): "hosttest, in a VM",
     (INSTALL, "nvidia-smi"): "needs a GPU",
