@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from qgpu.model import NS_PER_MS, PodClass
 from qgpu.sched.gpu_usage import RoundEntry, overruns
 
-#: The largest debt against a quota: what the quota gives in this time. Anything beyond is forgiven, except to a pod that
-#: starts: it may have run in the windows of others, and owes up to what its quota gives in STARTING_HORIZON_NS.
+#: The largest debt against a quota: what the quota gives in this time. Anything beyond is forgiven. A starting pod may
+#: run in the windows of others, so it owes up to what its quota gives in STARTING_HORIZON_NS.
 DEBT_HORIZON_NS = 200 * NS_PER_MS
 STARTING_HORIZON_NS = 3_000 * NS_PER_MS
 
