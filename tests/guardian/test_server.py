@@ -104,6 +104,7 @@ def _close(guardian):
     for fd in (
         guardian._timer.fd,
         guardian._wake_fd,
+        guardian._exits.fileno(),
         guardian.shared.journal.fd,
         guardian.shared.files.fd,
         *pidfds,
@@ -286,7 +287,7 @@ def test_uvm_of_killed_process_is_unregistered_before_its_exit(pods, guardian, d
     a, _ = pods
     fd = os.open("/dev/null", os.O_RDWR)
     files = guardian.shared.uvm_files
-    files.hold(a.process.pid, fd, fd, [bytes(16)])
+    files.hold("a", a.process.pid, fd, fd, [bytes(16)])
     os.close(fd)
     a.end()
     deadline = time.monotonic() + PATIENCE_S
@@ -346,7 +347,7 @@ def test_many_processes_that_end_at_once_change_the_card_once(guardian, monkeypa
     monkeypatch.setattr(Enforcer, "refresh", lambda self, now_ns: refreshed.append(now_ns))
     for pid, fd in enumerate(fds, 1 << 22):
         guardian.shared.watch(pid, fd)
-    until(lambda: len(guardian._selector.get_map()) > len(fds))
+    until(lambda: len(guardian._watched) >= len(fds))
     with guardian.lock:
         for fd in fds:
             os.eventfd_write(fd, 1)
@@ -363,7 +364,7 @@ def test_main_loop_serves_others_while_it_forgets_processes(guardian, daemon, mo
     monkeypatch.setattr(SharedState, "exited", lambda self, pid: bool(time.sleep(0.02) or ended.append(pid)))
     for pid, fd in enumerate(fds, 1 << 22):
         guardian.shared.watch(pid, fd)
-    until(lambda: len(guardian._selector.get_map()) > len(fds))
+    until(lambda: len(guardian._watched) >= len(fds))
     with guardian.lock:
         for fd in fds:
             os.eventfd_write(fd, 1)

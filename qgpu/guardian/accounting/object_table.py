@@ -127,7 +127,7 @@ class ObjectTable:
     def _process(self, fact: Fact) -> None:
         self.processes[fact["pid"]] = fact["pod"]
         self._pids.setdefault(fact["pod"], set()).add(fact["pid"])
-        self.allocations.pod_begins(fact["pod"])
+        self.allocations.begins(fact["pid"], fact["pod"])
 
     def _uvm_file(self, fact: Fact) -> None:
         known = self.uvm_fds.setdefault(fact["pid"], set())
@@ -352,7 +352,8 @@ class ObjectTable:
         self.allocations.pin(fact["memory"])
 
     def _map(self, fact: Fact) -> None:
-        self.allocations.map(fact["pid"], fact["base"], fact["length"], bytes.fromhex(fact["uuid"]), fact["memory"])
+        if fact["pid"] in self.processes:  # else it has ended, and so has its address space
+            self.allocations.map(fact["pid"], fact["base"], fact["length"], bytes.fromhex(fact["uuid"]), fact["memory"])
 
     def _unmap(self, fact: Fact) -> None:
         uuid = bytes.fromhex(fact["uuid"]) if fact["uuid"] is not None else None
@@ -362,7 +363,8 @@ class ObjectTable:
         self.allocations.unmap_all(fact["memory"])
 
     def _managed(self, fact: Fact) -> None:
-        self.allocations.managed[fact["pid"]] = fact["bytes"]
+        if fact["pid"] in self.processes:
+            self.allocations.set_managed(fact["pid"], fact["bytes"])
 
     # -- questions ------------------------------------------------------------------------------------------
 
@@ -402,9 +404,19 @@ class ObjectTable:
         memory = self.allocations.by_handle.get(rm.key)
         return {"memory": memory.number} if memory is not None else {}
 
+    def records(self, pod: str) -> tuple[int, int]:
+        """Return how many clients, objects, allocations and mappings are known, of a pod and of all pods."""
+        held = self.allocations
+        own = len(self._of_pod.get(pod, ())) + self.counts[pod] + held.records[pod]
+        return own, len(self.clients) + len(self.objects) + held.all_records
+
     def pids_of(self, pod: str) -> list[int]:
         """List a pod's processes that have made calls."""
         return list(self._pids.get(pod, ()))
+
+    def processes_of(self, pod: str) -> int:
+        """Return how many processes of a pod have made calls."""
+        return len(self._pids.get(pod, ()))
 
     def clients_of(self, pod: str) -> list[int]:
         """List a pod's RM clients."""

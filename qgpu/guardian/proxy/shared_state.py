@@ -39,7 +39,9 @@ _MOST_OBJECTS, _MOST_CLIENTS, _MOST_PROCESSES = 100_000, 1 << 12, 1 << 12
 _FREE_DEVICES = 16
 #: How long a free waits until the main loop has dropped all objects below the freed one.
 _FORGETTING_S, _LOOK_S = 5.0, 0.002
-#: How long the search for moved UVM files rests when a process delays it.
+#: How many processes of all pods may use GPUs: a successor watches each.
+_ALL_PROCESSES = 1 << 14
+#: How long the search for a pod's moved UVM files rests when a process delays it.
 _MOVED_AGAIN_S = 1.0
 #: Stands for an unknown address; no process has addresses this high.
 _SOMEWHERE, _NO_CARD = 1 << 63, b"\xff" * uvm.UUID_BYTES
@@ -79,8 +81,10 @@ class SharedState:
     reconciler: Reconciler = field(init=False)
     #: By pod, when the next check of its clients may start: no other call is served during a check.
     _look_again_ns: dict[str, int] = field(default_factory=dict)
-    #: Processes whose UVM files are not at the recorded descriptors.
-    _moved: set[int] = field(default_factory=set)
+    #: By pod, the processes whose UVM files a dead guardian held, and those whose files are not at the recorded
+    #: descriptors.
+    _unheld: dict[str, list[int]] = field(default_factory=dict)
+    moved: dict[str, set[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.listeners, self.refusals = Listeners(self.journal), Refusals(self.lock)
@@ -138,7 +142,8 @@ class SharedState:
         for pid in list(self.table.processes):
             try:
                 self.watch(pid, self.gpu_ops.watch(pid))
-                self._hold_uvm_files(pid)
+                if pid in self.table.uvm_fds:
+                    self._unheld.setdefault(self.table.processes[pid], []).append(pid)
             except (ProcessLookupError, FileNotFoundError):
                 self.note({"fact": "exit", "pid": pid})
             except OSError as error:
@@ -158,11 +163,12 @@ class SharedState:
             clients = [client for pod in pods for client in self.table.clients_of(pod)]
             self.reconciler.recheck([(client, client) for client in clients], include_memory=True)
 
-    def _hold_uvm_files(self, pid: int) -> None:
-        """Hold a process's UVM files again, as the dead guardian did; remember the process if one has moved."""
-        for fd in list(self.table.uvm_fds.get(pid, ())):
-            if not self._hold_again(pid, fd):
-                self._moved.add(pid)
+    def hold_uvm_files(self, pod: str) -> None:
+        """Hold a pod's UVM files again, as the dead guardian did, before it is served; remember those that moved."""
+        for pid in self._unheld.pop(pod, ()):
+            for fd in list(self.table.uvm_fds.get(pid, ())):
+                if not self._hold_again(pid, fd):
+                    self.moved.setdefault(pod, set()).add(pid)
 
     def _hold_again(self, pid: int, fd: int) -> bool:
         """Hold the UVM file behind a descriptor of a process; False if it is no UVM file."""
@@ -175,8 +181,8 @@ class SharedState:
         try:
             file = self.gpu_ops.taker.take(pod, self.gpu_ops.pidfd(pid), fd)
         except OSError as error:
-            if error.errno == errno.EBUSY:  # the pod delays it: others are served first
-                self._moved.add(pid)
+            if error.errno == errno.EBUSY:  # the pod delays it
+                self.moved.setdefault(pod, set()).add(pid)
             return False
         try:
             return self.hold_uvm_file(pid, fd, file, self.uuids)
@@ -186,11 +192,10 @@ class SharedState:
     def hold_uvm_file(self, pid: int, fd: int, file: int, cards: Iterable[bytes]) -> bool:
         """Hold a UVM file so that it can be emptied; False if the pod has too many or the process has ended."""
         pod = self.table.processes.get(pid, "")
-        own = sum(map(self.uvm_files.count, self.table.pids_of(pod)))
         used = self.uvm_files.total + len(self.table.processes)
-        if not fd_budget.within_fair_share(own, fd_budget.headroom(used)):
+        if not fd_budget.within_fair_share(self.uvm_files.count(pod), fd_budget.headroom(used)):
             return False
-        if (known := self.uvm_files.hold(pid, fd, file, cards)) is None:
+        if (known := self.uvm_files.hold(pod, pid, fd, file, cards)) is None:
             return False
         with self.lock:
             if pid in self.table.processes:
@@ -200,15 +205,16 @@ class SharedState:
         self.uvm_files.release(self.uvm_files.take(pid))  # the process ended before its file was held
         return False
 
-    def find_moved_uvm_files(self) -> None:
-        """Search processes for UVM files that moved since a dead guardian recorded them. Takes long."""
-        while self._moved:
-            pid = self._moved.pop()
+    def find_moved_uvm_files(self, pod: str) -> None:
+        """Search a pod's processes for UVM files that moved since a dead guardian recorded them. Takes long."""
+        while moved := self.moved.get(pod):
+            pid = moved.pop()
             for fd, device in proc.devices(pid):
                 if os.major(device) == self.find_uvm(uvm.REGISTER_GPU):
                     self._hold_again(pid, fd)
-            if pid in self._moved:
+            if pid in moved:
                 time.sleep(_MOVED_AGAIN_S)
+        self.moved.pop(pod, None)
 
     # -- processes and clients ----------------------------------------------------------------------------------
 
@@ -216,10 +222,9 @@ class SharedState:
         """Enter a process in the object table. Raises OSError when it has ended."""
         with self.lock:
             if pid not in self.table.processes:
-                own = len(self.table.pids_of(pod))
-                if own >= _MOST_PROCESSES or not fd_budget.within_fair_share(
-                    own, fd_budget.headroom(len(self.table.processes))
-                ):
+                own, every = self.table.processes_of(pod), len(self.table.processes)
+                remaining = min(fd_budget.headroom(every), _ALL_PROCESSES - every)
+                if own >= _MOST_PROCESSES or not fd_budget.within_fair_share(own, remaining):
                     raise OSError(errno.EAGAIN, "too many processes of the pod use GPUs")
                 self.watch(pid, self.gpu_ops.watch(pid))
                 self.note({"fact": "process", "pid": pid, "pod": pod})
@@ -291,8 +296,15 @@ class SharedState:
     def claim(self, rm: RmObject, number: int | None = None) -> int:
         """Charge an object before RM makes it; return NV_OK, or the RM status of the refusal.
 
-        ``number`` is the allocation that gets another handle.
+        ``number`` is the allocation that gets another handle. Call it without the lock.
         """
+        status = self._claim(rm, number)
+        entry = self.table.clients.get(rm.client)
+        if status == abi.NV_ERR_NO_MEMORY and entry is not None and self._recheck_clients(entry.pod):
+            status = self._claim(rm, number)
+        return status
+
+    def _claim(self, rm: RmObject, number: int | None) -> int:
         with self.lock:
             there = self.table.objects.get(rm.key)
             if there is not None and not self.gpu_ops.exists(rm.key):
@@ -301,7 +313,9 @@ class SharedState:
             elif there is not None:
                 return abi.NV_ERR_INVALID_ARGUMENT
             entry = self.table.clients.get(rm.client)
-            if entry is not None and self.table.counts[entry.pod] >= _MOST_OBJECTS:
+            if entry is not None and (
+                self.table.counts[entry.pod] >= _MOST_OBJECTS or not self.quota.may_record(entry.pod)
+            ):
                 self.refusals.count(entry.pod, "too many objects of RM")
                 return abi.NV_ERR_INSUFFICIENT_RESOURCES
             charged = rm.rm_class in CHARGED or self.table.stands_alone(rm)
@@ -311,7 +325,9 @@ class SharedState:
             if rm.key not in self.table.objects:
                 return abi.NV_ERR_INVALID_ARGUMENT
             memory = self.table.allocations.by_handle.get(rm.key)
-            if rm.rm_class == abi.NV01_DEVICE_0 and not self._device_fits(self.table.pod_of(rm), rm.detail):
+            pod = self.table.pod_of(rm)
+            more_devices = rm.rm_class == abi.NV01_DEVICE_0 and self.table.device_counts[pod] > _FREE_DEVICES
+            if more_devices and self.quota.over_limit(pod, rm.detail):
                 status = abi.NV_ERR_NO_MEMORY
             elif not charged:
                 return abi.NV_OK
@@ -332,18 +348,21 @@ class SharedState:
             rm = self.table.objects.get(key)
             if rm is None:
                 return True
-            if size is not None and size != rm.detail and self._resize(rm, size):
+            if size is not None and size != rm.detail:
+                self._note_size(rm, size)
+        if size is not None and size > rm.detail and not self._fits(key):
+            with self.lock:
                 self.note(gone_fact(key))
-                return False
+            return False
+        with self.lock:
             self.note(confirm_fact(key))
             self.reconciler.object_made(rm)
             return True
 
-    def _resize(self, rm: RmObject, size: int) -> bool:
-        """Charge memory at its true size; True if that is over the limit."""
-        self._note_size(rm, size)
-        memory = self.table.allocations.by_handle.get(rm.key)
-        return size > rm.detail and memory is not None and self.quota.over_limit(memory.pod, memory.instance)
+    def _fits(self, key: Key) -> bool:
+        """Tell whether a pod is within its limit with the memory that is charged under a handle."""
+        memory = self.table.allocations.by_handle.get(key)
+        return memory is None or self.quota.fits(memory.pod, [memory.instance])
 
     def _note_size(self, rm: RmObject, size: int) -> None:
         """Enter memory in the object table again, at its true size in bytes."""
@@ -361,10 +380,8 @@ class SharedState:
             found = RmObject(device.client, device.handle, device.parent, device.rm_class, instance)
             self.note(object_fact(found))
             self.note(confirm_fact(device.key))
-            return self._device_fits(self.table.pod_of(found), instance)
-
-    def _device_fits(self, pod: str, instance: int) -> bool:
-        return self.table.device_counts[pod] <= _FREE_DEVICES or not self.quota.over_limit(pod, instance)
+            pod = self.table.pod_of(found)
+        return self.table.device_counts[pod] <= _FREE_DEVICES or self.quota.fits(pod, [instance])
 
     def cancel_claim(self, key: Key) -> None:
         """Take a claim back."""
@@ -428,8 +445,8 @@ class SharedState:
         """Forget what a process held before exec, before it gets a UVM file that could keep memory."""
         self.release_closed_uvm_files(pod)
         with self.lock:
-            own = self.table.clients_of(pod)
-            self._drop_vanished_clients([client for client in own if self.table.clients[client].maker == pid])
+            own = [client for client in self.table.clients_of(pod) if self.table.clients[client].maker == pid]
+        self._drop_vanished_clients(own)
 
     def uvm_files_released(self, pid: int, files: Iterable[UvmFile]) -> None:
         """Record that UVM files of a process are empty; without any other file, nothing of it is mapped."""
@@ -438,20 +455,30 @@ class SharedState:
         if self.uvm_files.has_none(pid):
             self.quota.unmap(pid, 0, 1 << 64, None)
 
-    def _recheck_clients(self, pod: str) -> None:
-        """Ask RM which of a pod's clients still exist, for at most a tenth of the time."""
-        began_ns = self.clock()
-        if began_ns < self._look_again_ns.get(pod, 0):
-            return
-        self._drop_vanished_clients(self.table.clients_of(pod))
-        self._look_again_ns[pod] = self.clock() + 9 * (self.clock() - began_ns)
+    def _recheck_clients(self, pod: str) -> bool:
+        """Drop a pod's clients that RM no longer has, for at most a tenth of the time; True if there were any.
 
-    def _drop_vanished_clients(self, clients: list[int]) -> None:
-        """Drop the clients among these that RM no longer has."""
+        Call it without the lock: a pod can have thousands of clients.
+        """
+        with self.lock:
+            began_ns, clients = self.clock(), self.table.clients_of(pod)
+            if began_ns < self._look_again_ns.get(pod, 0):
+                return False
+        dropped = self._drop_vanished_clients(clients)
+        with self.lock:
+            self._look_again_ns[pod] = self.clock() + 9 * (self.clock() - began_ns)
+        return dropped
+
+    def _drop_vanished_clients(self, clients: Iterable[int]) -> bool:
+        """Drop the clients among these that RM no longer has; True if there were any. Call it without the lock."""
         most = BATCH
         for client in clients:
-            if not self.gpu_ops.exists((client, client)):
-                most -= self._drop_vanished((client, client), most)
+            if self.gpu_ops.exists((client, client)):
+                continue
+            with self.lock:  # RM may have given the handle to another client by now
+                if client in self.table.clients and not self.gpu_ops.exists((client, client)):
+                    most -= self._drop_vanished((client, client), most)
+        return most < BATCH
 
     def _drop_vanished(self, key: Key, most: int = BATCH) -> int:
         """Drop what RM no longer has, and return how much; 0 if it is more than ``most`` and goes step by step.

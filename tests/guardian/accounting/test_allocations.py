@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from qgpu.guardian.accounting.allocations import Allocations, table_bytes
+from qgpu.guardian.accounting.address_space import table_bytes
+from qgpu.guardian.accounting.allocations import Allocations
 
 A, B = (7, 10), (7, 11)
 CARD, OTHER = bytes(16), b"\x01" * 16
@@ -50,7 +51,7 @@ def test_unmapping_the_middle_leaves_both_ends():
     found.map(5, 0, 96, CARD, 1)
     found.unmap(5, 32, 32)
 
-    assert [(mapping.base, mapping.end) for mapping in found.mappings[5].all] == [(0, 32), (64, 96)]
+    assert [(mapping.base, mapping.end) for mapping in found.mappings[5].mappings] == [(0, 32), (64, 96)]
 
 
 def test_overlapping_mapping_keeps_both_charged():
@@ -69,7 +70,7 @@ def test_overlapping_mapping_keeps_both_charged():
 def test_a_process_takes_what_hung_on_its_address_space_with_it():
     found = allocations()
     found.map(5, 0, 64, CARD, 1)
-    found.managed[5] = 30
+    found.set_managed(5, 30)
     found.drop(A)
     found.exited(5)
     found.forget_some(1)
@@ -133,11 +134,11 @@ def test_page_table_charge_keeps_its_peak_until_all_are_gone():
     for at in range(1, 4):
         found.map(5, at << 30, 4096, CARD, 1)
     found.unmap(5, 1 << 30, 2 << 30)
-    fewer = found.tables(5, CARD)
+    fewer = found.tables_of["", CARD]
     again = found.more_tables(5, CARD, 1 << 30, 4096), found.more_tables(5, CARD, 1 << 30, 1 << 30)
     found.unmap(5, 0, 1 << 40)
 
-    assert (fewer, again[0], again[1] > 0, found.tables(5, CARD)) == (12 * TABLE, 0, True, 0)
+    assert (fewer, again[0], again[1] > 0, found.tables_of["", CARD]) == (12 * TABLE, 0, True, 0)
 
 
 def test_memory_given_away_lets_its_ended_pod_go():

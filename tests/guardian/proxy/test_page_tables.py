@@ -123,9 +123,13 @@ def test_without_a_limit_nothing_is_kept_of_what_is_mapped(on_card):
     assert on_card.shared.table.allocations.mappings == {}
 
 
-def test_a_process_has_so_many_mappings_and_no_more(on_card, monkeypatch):
-    monkeypatch.setattr(memory_quota, "_MOST_MAPPINGS", 2)
+def test_mappings_beyond_a_pods_share_are_refused_and_counted(on_card, monkeypatch):
+    own, _ = on_card.shared.table.records("web")
+    monkeypatch.setattr(memory_quota, "_MOST_RECORDS", 3 * (own + 2))
     asked = [uvm_mapping(at << 40, 1 << 21, 10) for at in range(1, 4)]
     answers = [on_card.uvm(uvm.MAP_EXTERNAL_ALLOCATION, mapping)[2] for mapping in asked]
+    table = on_card.uvm(REGION, struct.pack("<QQ", 1 << 50, 4096) + bytes(24))[2]
 
     assert [uvm_mapping_status(answer) for answer in answers] == [0xFFFF, 0xFFFF, abi.NV_ERR_NO_MEMORY]
+    assert on_card.shared.refusals.counts["web", "too many mappings of UVM"] == 2
+    assert table != struct.pack("<QQ", 1 << 50, 4096) + bytes(24)
