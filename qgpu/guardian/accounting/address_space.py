@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,7 +18,10 @@ _TABLE, _LEVELS = 4 << 10, (21, 29, 38, 47)
 def table_bytes(base: int, length: int) -> int:
     """Return how many bytes of page tables on a card a mapping with no neighbours can take."""
     last = base + max(length, 1) - 1
-    return _TABLE * sum((last >> level) - (base >> level) + 1 for level in _LEVELS)
+    tables = len(_LEVELS)
+    for level in _LEVELS:
+        tables += (last >> level) - (base >> level)
+    return _TABLE * tables
 
 
 class Mapping(NamedTuple):
@@ -82,6 +85,15 @@ class AddressSpace:
         if gone:
             self.mappings[place] = [each for each in reach if each.end <= base or uuid not in (None, each.uuid)]
         return gone
+
+    def drop(self, number: int, after: Mapping | None, most: int) -> tuple[list[Mapping], list[Mapping]]:
+        """Remove an allocation's mappings from the ``most`` that follow one; return what was looked at and removed."""
+        at = bisect_right(self.mappings, after) if after is not None else 0
+        reach = self.mappings[at : at + most]
+        gone = [each for each in reach if each.memory == number]
+        if gone:
+            self.mappings[at : at + most] = [each for each in reach if each.memory != number]
+        return reach, gone
 
     def within(self, base: int, end: int) -> slice:
         """Return the slice with all mappings that reach into a range; it may contain others."""

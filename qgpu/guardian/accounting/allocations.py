@@ -70,10 +70,12 @@ class Allocations:
     _pods: dict[int, str] = field(default_factory=dict, compare=False)
     #: The mappings of each allocation, with their processes.
     _mapped: dict[int, set[tuple[int, Mapping]]] = field(default_factory=dict)
-    #: Mappings that are gone, mostly of ended processes, to be forgotten in steps; and those of allocations that are
-    #: gone, which are still in their processes' lists.
+    #: Mappings that are gone, mostly of ended processes, to be forgotten in steps; and allocations that are gone, with
+    #: the processes that still list mappings of them.
     _ending: list[tuple[int, AddressSpace, list[Mapping]]] = field(default_factory=list, compare=False)
-    _dead: list[list[tuple[int, Mapping]]] = field(default_factory=list, compare=False)
+    _dead: list[tuple[int, list[int]]] = field(default_factory=list, compare=False)
+    #: Up to where the last of these processes is looked through.
+    _looked: Mapping | None = field(default=None, compare=False)
     #: The allocations that each carrier carries.
     _carried: dict[int, set[int]] = field(default_factory=dict)
     #: How many times memory of a pod is carried, and the pods that ended while some was.
@@ -322,12 +324,10 @@ class Allocations:
             if not mapped:
                 self._ending.pop()
         while self._dead and most > 0:
-            dead = self._dead[-1]
-            some_dead = dead[-most:]
-            del dead[-most:]
-            self._remove(some_dead)
-            most -= len(some_dead)
-            if not dead:
+            number, pids = self._dead[-1]
+            if pids:
+                most -= self._forget_dead(number, pids, most)
+            else:
                 self._dead.pop()
         while self._pins and most > 0:
             most -= 1
@@ -335,6 +335,19 @@ class Allocations:
                 memory.pinned = False
                 self._release_kept(memory)
         return self.is_forgetting
+
+    def _forget_dead(self, number: int, pids: list[int], most: int) -> int:
+        """Look at the next mappings of the last process for those of an allocation; return how many were looked at."""
+        reach: list[Mapping] = []
+        if (space := self.mappings.get(pids[-1])) is not None:
+            reach, gone = space.drop(number, self._looked, most)
+            self._unmapped(pids[-1], space, gone)
+            if not space.mappings:
+                del self.mappings[pids[-1]]
+        self._looked = reach[-1] if len(reach) == most else None
+        if self._looked is None:
+            pids.pop()
+        return max(1, len(reach))
 
     def facts(self) -> Iterator[dict[str, Any]]:
         """Yield the facts beyond those of objects: mappings, charged allocations, managed memory.
@@ -395,19 +408,15 @@ class Allocations:
 
     def unmap_all(self, number: int) -> None:
         """Forget the recorded mappings of an allocation that is gone; in steps if they are many."""
-        gone = list(self._mapped.pop(number, ()))
+        gone = self._mapped.pop(number, set())
         self._discharge_if_unused(self.memories.get(number))
         if len(gone) > _MANY:
-            self._dead.append(gone)
-        else:
-            self._remove(gone)
-
-    def _remove(self, gone: list[tuple[int, Mapping]]) -> None:
-        """Remove mappings from their processes' lists; those of ended processes are in no list any more."""
+            self._dead.append((number, list({pid for pid, _ in gone})))
+            return
         by_process: dict[int, list[Mapping]] = {}
         for pid, mapping in gone:
             by_process.setdefault(pid, []).append(mapping)
-        for pid, mappings in by_process.items():
+        for pid, mappings in by_process.items():  # an ended process lists none
             if (space := self.mappings.get(pid)) is not None:
                 self._unmapped(pid, space, space.remove(mappings))
                 if not space.mappings:

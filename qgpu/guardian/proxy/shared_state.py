@@ -37,7 +37,9 @@ _log = structlog.get_logger("guardian")
 _MOST_OBJECTS, _MOST_CLIENTS, _MOST_PROCESSES = 100_000, 1 << 12, 1 << 12
 #: This many devices of a pod are allowed even when their memory does not fit.
 _FREE_DEVICES = 16
-#: How long a free waits until the main loop has dropped all objects below the freed one.
+#: How many objects a client may have that moves to another pod.
+_MOST_MOVED = 10_000
+#: How long a call waits until the main loop has dropped all objects below one that is gone.
 _FORGETTING_S, _LOOK_S = 5.0, 0.002
 #: How many processes of all pods may use GPUs: a successor watches each.
 _ALL_PROCESSES = 1 << 14
@@ -242,6 +244,9 @@ class SharedState:
         if self.gpu_ops.object_info(file, client, client) is None:
             return False
         if entry is not None and entry.pod != pod and not self.gpu_ops.pod_has_file(client, entry.pod, file):
+            if not self._can_move(client):
+                self.refusals.count(pod, "another pod's client with too many objects")
+                return False
             with self.lock:
                 self.gpu_ops.lost.discard(client)
                 self.note({"fact": "owner", "client": client, "pod": pod, "pid": pid, "fd": fd})
@@ -252,6 +257,13 @@ class SharedState:
             with self.lock:
                 self.note({"fact": "client", "client": client, "pid": pid, "fd": fd})
         return self.owns(pod, client)
+
+    def _can_move(self, client: int) -> bool:
+        """Tell whether a client has few enough objects to move to another pod at once; wait for those that are gone."""
+        if self.table.handles_of(client) > _MOST_MOVED:
+            self.reconciler.recheck([(client, client)], include_memory=True)
+            _wait_until(lambda: self.table.handles_of(client) <= _MOST_MOVED)
+        return self.table.handles_of(client) <= _MOST_MOVED
 
     def may_have_another_client(self, pod: str) -> bool:
         """Tell whether a pod has fewer clients than a pod may have; count the refusal if not."""
@@ -411,7 +423,7 @@ class SharedState:
             rm = self.table.objects.get(key)
             if rm is None and key[0] != key[1]:
                 return
-            many = len(self.table.below(key)) > BATCH
+            many = self.table.count_below(key, BATCH) > BATCH
             if many:
                 self.reconciler.forget_freed(key)
             else:
@@ -426,9 +438,7 @@ class SharedState:
     def _wait_until_forgotten(self, key: Key) -> None:
         """Wait until the freed memory is no longer charged, so that the pod can allocate as much again."""
         known: Collection[object] = self.table.clients if key[0] == key[1] else self.table.objects
-        until = time.monotonic() + _FORGETTING_S
-        while (key[0] if key[0] == key[1] else key) in known and time.monotonic() < until:
-            time.sleep(_LOOK_S)
+        _wait_until(lambda: (key[0] if key[0] == key[1] else key) not in known)
 
     def release_closed_uvm_files(self, pod: str) -> bool:
         """Empty the UVM files that a pod has closed; False if there are none. Call it without the lock."""
@@ -485,7 +495,7 @@ class SharedState:
 
         No other call is served meanwhile, and the daemon takes a guardian that answers nobody for hung.
         """
-        count = len(self.table.below(key)) or 1
+        count = self.table.count_below(key, most) or 1
         if count > most:
             self.reconciler.forget_vanished(key)
             return 0
@@ -515,3 +525,10 @@ class SharedState:
         if rm.rm_class == abi.NV01_MEMORY_LOCAL_USER and (size := self.gpu_ops.size(rm)) is not None:
             self._note_size(rm, size)
         self.note(confirm_fact(rm.key))
+
+
+def _wait_until(done: Callable[[], bool]) -> None:
+    """Wait for the main loop to drop objects, for a while."""
+    until = time.monotonic() + _FORGETTING_S
+    while not done() and time.monotonic() < until:
+        time.sleep(_LOOK_S)
