@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from qgpu.guardian.accounting import allocations as accounting
 from qgpu.guardian.accounting.address_space import table_bytes
 from qgpu.guardian.accounting.allocations import Allocations
 
@@ -88,6 +89,25 @@ def test_mappings_of_a_process_that_has_ended_go_bit_by_bit():
 
     assert left == [True, True, False]
     assert held(found) == {}
+
+
+def test_many_mappings_of_memory_that_is_gone_go_bit_by_bit(monkeypatch):
+    monkeypatch.setattr(accounting, "_MANY", 4)
+    found = allocations()
+    found.allocate(B, "web", 0, SIZE, 2)
+    for at in range(20):
+        found.map(5 + at % 2, at << 20, 64, CARD, 1 + at % 4 // 2)
+    found.drop(A)
+    found.unmap_all(1)
+    at_once = held(found), [fact["memory"] for fact in found.facts() if fact["fact"] == "map"]
+    steps = 1
+    while found.forget_some(3):
+        steps += 1
+
+    assert at_once == ({("web", 0): SIZE}, [2] * 10)
+    assert steps > 5
+    assert {each.memory for space in found.mappings.values() for each in space.mappings} == {2}
+    assert found.all_records == found.records["web"] + found.records[""] == 11
 
 
 def test_what_was_exported_counts_until_the_pod_ends():
