@@ -208,8 +208,10 @@ def _kill(script: Script, what: str) -> int:
         return 1
     if what == "fault":
         command = [str(bench.directory / "fault"), "illegal-address", str(bench.directory / "report"), "0"]
+        member = bench.start_member("fault", command, "half")
         with suppress(subprocess.TimeoutExpired):
-            bench.start_member("fault", command, "half").process.wait(_END_S)
+            member.process.wait(_END_S)
+        member.end()
         return 0
     if what == "guardian":
         pids = [process.pid for process in guardians(bench)]

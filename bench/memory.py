@@ -368,7 +368,7 @@ def twice(script: Script) -> list[Figure]:
         alone = script.span(5)
         jobs.append(bench.pod("second", "1ms", "--memory", f"{JOB_GIB}GiB", memory=memory))
         began = time.monotonic()
-        # Each turn is the least one, or nineteen times the pod's move; half as much again is for a loaded host.
+        # A turn lasts TURN_S, or nineteen times the pod's move if that is longer; a loaded host takes longer still.
         wait_for("the second job to begin", lambda: bench.used_ns().get("second", 0) > 0, 3 * TURN_S)
         turn_s = time.monotonic() - began
         script.settle(2 * cycles * 1.3 * turn_s + 5)

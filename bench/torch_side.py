@@ -32,7 +32,7 @@ _LOOK_S = 0.1
 _SAMPLE_S = 0.05
 #: With at least this many samples, NVML's own samples are more accurate than its current value.
 _ENOUGH_SAMPLES = 3
-#: CPUs left to the daemon and the guardian, and the fewest worth a process of its own.
+#: CPUs left to the daemon and the guardian, and the fewest that a process gets of its own.
 _OTHERS_CPUS, _LEAST_CPUS = 2, 2
 
 #: When each step ended (ns since the epoch) and how long it took (ns).

@@ -77,7 +77,7 @@ def run(name: str, command: click.Command) -> None:
         _forget_output()
         sys.exit(ExitCode.BROKEN_PIPE)
     except SystemExit:
-        if sys.stdout is not output:  # likewise, but click saw it first, and put another in its place
+        if sys.stdout is not output:  # click found the output closed, and put another in its place
             _forget_output()
             sys.exit(ExitCode.BROKEN_PIPE)
         raise

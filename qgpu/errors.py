@@ -117,12 +117,12 @@ class RmError(QgpuError):
 
 
 def full(error: OSError) -> bool:
-    """Tell whether a disk, or a quota on it, has no room: later there may be some."""
+    """Tell whether an error means that a disk, or a quota on it, is full. Later there may be room."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def unusable(path: Path, remedy: str, error: OSError) -> QgpuError:
-    """Return the error that a file or directory cannot be used: for what is no full disk, with this remedy."""
+    """Return the error that a file or directory cannot be used, with this remedy unless the disk is full."""
     if full(error):
         return QgpuError(f"{path}: {error.strerror}; free some space there")
     return PermissionDeniedError(f"{path}: {error.strerror}; {remedy}")

@@ -44,6 +44,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    """The ends of a pipe: for reading, and for writing."""
+    ends = os.pipe()
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
 @pytest.fixture(autouse=True)
 def loops_end_with_their_test() -> Iterator[None]:
     """Fail a test that leaves a GPU's loop behind: it would slow every later test of the process."""

@@ -9,15 +9,15 @@ once it has gone; a fiftieth of a rate is left to the inexactness of measuring f
 gets beyond its guarantee is shown as its share. Under Fixed Share the neighbour has its steps in one part of every
 period: there whole periods are measured, or half a turn at either end of two seconds would be 3 % of its guarantee.
 
-The full rate is not always reached on a card where nothing happens either, without a step that is held up: it is
-slower for some tenths of a second. So the same windows are measured while nothing is tried (row "nothing is tried",
-with the card's clock), and an attack after which steps are missing is made again, up to three times in all: what it
-costs its neighbour after its end, it costs each time. The least of those counts, and all are told; of everything
-else (bytes, steps missing from the guarantee, share) the worst. Whether rows are tried again more often than windows
-of nothing lose steps, the last line of a run tells.
+Where nothing happens a card does not always reach the full rate either: it is slower for some tenths of a second,
+although no step is held up. So the same windows are measured while nothing is tried (row "nothing is tried", with the
+card's clock), and an attack after which steps are missing is made again, up to three times in all: what it costs its
+neighbour after its end, it costs each time. The least of those counts, and all are told; of everything else (bytes,
+steps missing from the guarantee, share) the worst counts. The last line of a run tells whether rows are tried again
+more often than windows without an attack lose steps.
 
-Who is refused everything proves nothing: an attack on memory counts only where the program says that it was granted
-some within its limit and refused more beyond it. What it says is not believed in anything else.
+An attacker that is refused everything proves nothing: an attack on memory counts only where the program says that it
+was granted some within its limit and refused more beyond it. Nothing else that it says is believed.
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
 The neighbour alone under Fixed Share with a small quota and the longest period: nearly always its gate is closed, and
 its own turn is known, for a pod alone has it at the start of each period. Things are done while the gate is closed and
-its turn is further away than is measured, so a step that comes can only be the failure's doing. What is told is the
-time from the signal to that step, or, where no plan comes after it, to the start of half a second at full rate.
+its turn is further away than is measured, so only the failure can cause a step. What is told is the time from the
+signal to that step, or, where no plan comes after it, to the start of half a second at full rate.
 
-Where daemon and guardian are to go on, the plan has to close the gate again before anything else is done: the next
-failure is never one in the middle of mending this one, which only a service manager's store would survive
-(docs/decisions/0015). Where nobody who decides is concerned, the plan holds on, and its own next turn is waited for.
-What hangs without being stopped is frozen in a cgroup of its own.
+Where daemon and guardian go on, the script waits until the plan has closed the gate again: a second failure before
+that would need a service manager's store (docs/decisions/0015). Where neither of them fails, the plan holds on, and the
+script waits for the neighbour's own next turn. To hang without a stop signal, a process is frozen in a cgroup of its
+own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from qgpu.errors import QgpuError
 from qgpu.linux import cgroup
 from tests.cli.manager import Manager
 
-#: So long a step is waited for; the neighbour's own turn is further away.
+#: How long a step is waited for; the neighbour's own turn is further away.
 _SEEN_S = 2.5
 #: The longest period there is, and one in which a turn comes soon enough to be waited for.
 _PERIOD_MS, _SHORT_MS = 10_000, 1000

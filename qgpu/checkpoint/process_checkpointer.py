@@ -28,7 +28,7 @@ _FEW_BLOCKS = 8
 _MPS = "nvidia-cuda-mps"
 #: How many of a process's descriptors are looked at.
 _MOST_FILES = 1024
-#: How long a pod's processes may be looked at: it decides how many there are, and how much each of them shows.
+#: How long a look at a pod's processes may take: the pod decides how many there are, and how much each of them maps.
 _LOOK_S = 30.0
 #: How long a call may take: about ten times what an H200 took, for a process as large as its card.
 _CALL_S, _LONG_CALL_S = 20.0, 900.0
@@ -103,7 +103,7 @@ class ProcessCheckpointer:
             raise
 
     def lock(self, process: GpuProcess, timeout_ms: int) -> None:
-        """Hold its calls and wait for its work. Whoever got the number of a process that ended meanwhile goes on."""
+        """Hold its calls and wait for its work. If it has ended, let go of the process that has its number now."""
         self.helper.call("lock", timeout_ms / 1000 + _SLACK_S, pid=process.pid, timeout_ms=timeout_ms)
         if not self.alive(process):
             with suppress(CheckpointError):

@@ -136,7 +136,8 @@ def _facts(gpu: dict[str, Any], pods: list[dict[str, Any]], status: dict[str, An
 def drain(context: Context, index: int, suspend: bool) -> None:
     """Move all pods of pGPU N to others of its model. New pods may still come."""
     here, left = context.gpu(index), []
-    for pod in (there := [pod["name"] for pod in context.ask("pod.list")["pods"] if _is_on(pod, index)]):
+    there = [pod["name"] for pod in context.ask("pod.list")["pods"] if _is_on(pod, index)]
+    for pod in there:
         try:
             _clear(context, pod, index, _others(context, here), suspend=suspend)
         except QgpuError as error:
@@ -154,7 +155,7 @@ def _is_on(pod: dict[str, Any], index: int) -> bool:
 
 
 def _others(context: Context, here: dict[str, Any]) -> list[int]:
-    """Return the other pGPUs of a model; that with the fewest pods comes first."""
+    """Return the other pGPUs of a pGPU's model, those with the fewest pods first."""
     alike = [
         (gpu["pods"], gpu["index"])
         for gpu in context.ask("gpu.list")["gpus"]

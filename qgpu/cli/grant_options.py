@@ -1,4 +1,4 @@
-"""The options that change a running pod's grant, for pods and for groups, which are pods."""
+"""The options of a grant, for pods and for groups, which are pods: of a new one, and those that change one."""
 
 from __future__ import annotations
 
@@ -23,10 +23,23 @@ _FIELDS = {
     "profiling": "profiling",
 }
 PROFILING_HELP = "Let profilers such as ncu read the counters of the whole card, its other pods included."
+_CLASS = click.Choice([each.value for each in PodClass])
+
+
+def class_option(function: _F) -> _F:
+    """Give a command that makes a pod the option of its class, as its argument ``pod_class``."""
+    return click.option(
+        "--class",
+        "pod_class",
+        type=_CLASS,
+        default=PodClass.OFFLINE.value,
+        show_default=True,
+        help="online: latency matters; offline: takes the time that is left.",
+    )(function)
 
 
 def grant_options(function: _F) -> _F:
-    """Give a command the options of a grant as its arguments ``quota``, ``limit``, ``profiling`` and so on."""
+    """Give a command the options that change a grant as its arguments ``quota``, ``limit``, ``profiling`` and so on."""
     for option in (
         click.option("--allow-profiling/--refuse-profiling", "profiling", default=None, help=PROFILING_HELP),
         click.option(
@@ -36,7 +49,7 @@ def grant_options(function: _F) -> _F:
             help="What sharing may add to its p99, such as 2ms, or none.",
         ),
         click.option("--memory", "limit", type=OrNone(MEMORY), help="Memory limit such as 16GiB, or none."),
-        click.option("--class", "pod_class", type=click.Choice([each.value for each in PodClass]), help="Its class."),
+        click.option("--class", "pod_class", type=_CLASS, help="Its class."),
         click.option("--cores", "quota", type=OrNone(click.INT), help="Quota in per cent of the pGPU, or none."),
     ):
         function = option(function)

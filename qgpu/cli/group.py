@@ -12,7 +12,7 @@ import click
 
 from qgpu.cli import completion
 from qgpu.cli.context import Context, pass_context
-from qgpu.cli.grant_options import change, given, grant_options, or_none
+from qgpu.cli.grant_options import change, class_option, given, grant_options, or_none
 from qgpu.cli.output import cores, duration, memory, output_option, print_as, print_facts, print_json, print_table
 from qgpu.cli.params import DURATION, MEMORY, PGPU, OrNone
 from qgpu.errors import InvalidValueError, PermissionDeniedError, TimedOutError
@@ -24,7 +24,6 @@ from qgpu.groups.supervisor import Supervisor
 from qgpu.ipc.control_socket import SCHEMA
 from qgpu.linux import cgroup, proc
 from qgpu.linux.shutdown import Shutdown
-from qgpu.model import PodClass
 from qgpu.model.member_part import MemberPart
 
 _HEADER = ("GROUP", "GPU", "CLASS", "QUOTA", "LIMIT", "HELD", "MEMBERS", "PROBLEM")
@@ -45,14 +44,7 @@ def group() -> None:
 )
 @click.option("--cores", "quota", type=int, help="Quota of the whole group in per cent of the pGPU.")
 @click.option("--memory", "limit", type=MEMORY, help="Memory limit of the whole group, such as 40GiB.")
-@click.option(
-    "--class",
-    "pod_class",
-    type=click.Choice([each.value for each in PodClass]),
-    default=PodClass.OFFLINE.value,
-    show_default=True,
-    help="online: latency matters; offline: takes the time that is left.",
-)
+@class_option
 @click.option("--latency-target", "target", type=DURATION, help="What sharing may add to its p99, such as 2ms.")
 @click.option("--sm", type=int, help="A member's part of the SMs in per cent, unless it asks for another.")
 @click.option("--member-memory", type=MEMORY, help="A member's memory limit, unless it asks for another.")

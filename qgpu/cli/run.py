@@ -19,12 +19,11 @@ from click.core import ParameterSource
 
 from qgpu.cli import completion
 from qgpu.cli.context import Context
-from qgpu.cli.grant_options import PROFILING_HELP
+from qgpu.cli.grant_options import PROFILING_HELP, class_option
 from qgpu.cli.params import DURATION, MEMORY, PGPU
 from qgpu.errors import QgpuError, TimedOutError
 from qgpu.groups.group_files import GroupFiles, check_not_claims
 from qgpu.ipc.control_socket import Client
-from qgpu.model import PodClass
 from qgpu.runtime import launch
 
 _FORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
@@ -62,14 +61,7 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND, _BY_SIGNAL = 126, 127, 128
 @click.option("--sm", type=int, help="With --group: the part of the SMs it may use, in per cent.")
 @click.option("--cores", type=int, help="Quota in per cent of the pGPU.")
 @click.option("--memory", type=MEMORY, help="Memory limit such as 16GiB.")
-@click.option(
-    "--class",
-    "pod_class",
-    type=click.Choice([each.value for each in PodClass]),
-    default=PodClass.OFFLINE.value,
-    show_default=True,
-    help="online: latency matters; offline: takes the time that is left.",
-)
+@class_option
 @click.option("--latency-target", type=DURATION, help="What sharing may add to an online pod's p99, such as 2ms.")
 @click.option("--allow-profiling", is_flag=True, help=PROFILING_HELP)
 @click.argument("command", metavar="-- CMD...", nargs=-1, required=True, type=click.UNPROCESSED)

@@ -88,7 +88,7 @@ class ClaimGroups:
             raise BackendGoneError(f"{grant}: sharing MPS: {self._files(grant.group).problem or why}; try again")
 
     def check_open(self, name: str) -> None:
-        """Raise BackendGoneError if a claim is being given up. The caller holds the lock, so none is meanwhile."""
+        """Raise BackendGoneError if a claim is being given up. The caller holds the lock, so that this stays so."""
         if name in self._ending:
             raise BackendGoneError(f"group {name}: its claim is being given up; try again")
 

@@ -40,10 +40,9 @@ class Events:
     """The record of one state directory; without a directory it ends with the daemon."""
 
     def __init__(self, directory: Path | None) -> None:
-        numbers = itertools.count(1)
-        records = [_Record(directory, name, lambda: next(numbers)) for name in (_SETTINGS, _PODS)]
-        numbers = itertools.count(1 + max(_number(event) for each in records for event in (*each.latest(), {})))
-        self._settings, self._pods = records
+        self._settings, self._pods = (_Record(directory, name, self._next_number) for name in (_SETTINGS, _PODS))
+        known = (*self._settings.latest(), *self._pods.latest())
+        self._numbers = itertools.count(1 + max(map(_number, known), default=0))
         self._kept = directory is not None
 
     @contextmanager
@@ -74,7 +73,7 @@ class Events:
         self._settings.note({"what": what, "by": caller.of(session)})
 
     def happened(self, session: Session, what: str, on: Mapping[str, Any]) -> None:
-        """Record what became of a pod or claim, at the latest when there is room for it: pods must run anyway."""
+        """Record what became of a pod or claim; on a full disk, as soon as there is room: pods must run anyway."""
         self._pods.note({"what": what, **on, "by": caller.of(session)})
 
     def decided(self, what: str, on: Mapping[str, Any]) -> None:
@@ -97,9 +96,12 @@ class Events:
         self._settings.settle()
         self._pods.settle()
 
+    def _next_number(self) -> int:
+        return next(self._numbers)
+
 
 def _number(event: Mapping[str, Any]) -> int:
-    """Return an event's place in the order of all; 0 for one of a version without."""
+    """Return an event's place in the order of all; 0 if a version without numbers recorded it."""
     found = event.get("number")
     return found if isinstance(found, int) else 0
 

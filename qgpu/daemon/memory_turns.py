@@ -55,10 +55,11 @@ class _Known:
     begun: bool
     used_ns: int = 0
     used_at_ns: int = 0
-    #: We moved it last, and how often in a row it failed, why, and when it is tried again.
+    #: We moved it last.
     moved: bool = False
     #: A thread is about to begin its move: ``place`` says so before ``Suspensions`` does.
     beginning: bool = False
+    #: How often in a row a move failed, why, and when it is tried again.
     failures: int = 0
     reason: str = ""
     retry_at_ns: int = 0

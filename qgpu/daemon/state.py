@@ -44,7 +44,7 @@ class State:
             _log.error("state file unusable, using the configuration", file=str(self._path), reason=str(error))
 
     def hold(self) -> None:
-        """Lock the directory, which needs no room there: two daemons would overwrite each other's settings.
+        """Lock the directory, also on a full disk: two daemons would overwrite each other's settings.
 
         Raises AlreadyRunningError.
         """

@@ -215,7 +215,7 @@ class Suspensions:
         self._stop.set()
 
     def _keep_off(self, name: str) -> None:
-        """Keep a suspended pod off its cards that would come back by itself."""
+        """Let a pod that yielded its memory come back only when it is told to."""
         with self._changed:
             found = self.state(name)
             if found.yielded and found.residency is Residency.SUSPENDED and name not in self._taken:

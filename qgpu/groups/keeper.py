@@ -55,6 +55,7 @@ _POD_LOOK_S = 0.5
 _GRACE_S = 1.0
 #: Nobody else may put a socket in MPS's place, whatever the umask of who makes a group.
 _UMASK = 0o022
+#: The directory of a claim's group is root's alone.
 _CLAIMS_MODE = 0o700
 
 

@@ -10,7 +10,7 @@ import click
 import qgpu
 from qgpu import entry_point
 from qgpu.errors import NotSupportedError
-from qgpu.k8s.options import SIZE, NodeConfig, node_options
+from qgpu.k8s.options import SIZE, NodeConfig, node_options, reserve_option
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -26,7 +26,7 @@ def command() -> None:
     type=click.Path(path_type=Path),
     help="Identity at the API server, such as /etc/kubernetes/kubelet.conf; default: the service account of this pod.",
 )
-@click.option("--reserve", type=SIZE, default="512MiB", show_default=True, help="Memory that every card keeps back.")
+@reserve_option
 @click.option("--memory-step", type=SIZE, default="256MiB", show_default=True, help="Requests are multiples of it.")
 @click.option(
     "--memory-default", type=SIZE, default="1GiB", show_default=True, help="What a request without a size gets."
@@ -63,7 +63,7 @@ def dra(
 
 @command.command()
 @node_options
-@click.option("--reserve", type=SIZE, default="512MiB", show_default=True, help="Memory that every card keeps back.")
+@reserve_option
 @click.option(
     "--alias",
     "aliases",

@@ -19,6 +19,11 @@ from qgpu.paths import default_runtime_dir
 SIZE = entry_point.Quantity("size", units.parse_memory)
 
 
+reserve_option = click.option(
+    "--reserve", type=SIZE, default="512MiB", show_default=True, help="Memory that every card keeps back."
+)
+
+
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
     """Where this process runs: the daemon's directory, the kubelet's, and the name of the node."""

@@ -33,8 +33,9 @@ _TOGETHER_S = 3.0
 _FREED_S, _FREED_STEP_S = 2.0, 0.1
 
 
-#: A container's namespace, pod, name, and the family of its units; and some of these: resource, card, numbers.
+#: A container's namespace, pod and name, and the family of its units.
 _Container = tuple[str, str, str, str]
+#: Some units of a container: their resource, card and numbers.
 _Stretch = tuple[Resource, str, tuple[int, ...]]
 
 
@@ -63,7 +64,7 @@ class UnitAllocator:
         #: Since when the kubelet, which is told by its socket, has not listed the units of a grant, by UID.
         self._absent: dict[str, float] = {}
         self._kubelet: tuple[int, int, int] | None = None
-        #: Grants, by UID, of which it was said that several containers share them.
+        #: UIDs of grants that were reported because several containers share them.
         self._joined: set[str] = set()
 
     def allocate(self, resource: Resource, names: Sequence[str]) -> str:

@@ -46,7 +46,7 @@ def keep_only(*capabilities: int, at_hand: int | None = None) -> None:
 
 @contextmanager
 def with_one(capability: int) -> Iterator[None]:
-    """Give a capability that this thread has at hand effect meanwhile; without it nothing changes. Raises OSError."""
+    """Let a capability that is at hand take effect in the block; without it nothing changes. Raises OSError."""
     header, sets = _get()
     part, bit = sets[capability // 32], 1 << capability % 32
     if not part.permitted & bit or part.effective & bit:

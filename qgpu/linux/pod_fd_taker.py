@@ -19,11 +19,12 @@ from pathlib import Path
 
 from qgpu.linux import kcmp
 
-#: How long the kernel may wait for the pod; then its other files are not taken either until that one has come.
+#: How long the kernel may wait for the pod. After that, no other file of the pod is taken before this one has come.
 _PATIENCE_S = 0.005
 #: How long a file may take in all: on a busy host the thread that takes it waits for a CPU.
 _LONGEST_S = 1.0
-#: Files that take too long cost a pod at most one part in _PARTS of the time, and _AHEAD_S / _PARTS at once.
+#: Whoever asks waits for a pod's slow files at most 1/_PARTS of the time in the long run, and about _AHEAD_S / _PARTS
+#: in a row.
 _PARTS, _AHEAD_S = 20, 0.4
 #: A pod's thread ends after this long without work.
 _IDLE_S = 1.0
@@ -54,7 +55,7 @@ class _PodTaker:
     #: The thread's number.
     tid: int = 0
     changed: threading.Condition = field(default_factory=threading.Condition)
-    #: By when the time that slow files have cost is made up for.
+    #: Until when the pod rests for the time that its slow files have cost.
     due_s: float = 0.0
 
     def do(self, request: _Request) -> int:

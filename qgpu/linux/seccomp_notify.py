@@ -49,8 +49,8 @@ _ID_VALID = 0x40082102
 _SET_FLAGS = 0x40082104
 _SYNC_WAKE_UP = 1
 _CONTINUE = 1
-#: No page is smaller. No write has more areas (UIO_MAXIOV).
-_PAGE, _MOST_AREAS = 4096, 1024
+#: No page is smaller. One system call writes at most this many areas.
+_PAGE, _MOST_AREAS = 4096, 64
 
 
 @dataclass(slots=True)  # not frozen: one is made per call, and freezing takes three times as long
@@ -195,6 +195,8 @@ class ProcessMemory:
         self._view = _ffi.buffer(self._buffer)
         self._local = _ffi.new("struct iovec *", {"base": self._buffer})
         self._remote = _ffi.new("struct remote_iovec *")
+        #: The areas of a write, here and there.
+        self._out, self._back = _ffi.new("struct iovec[]", _MOST_AREAS), _ffi.new("struct remote_iovec[]", _MOST_AREAS)
         #: Whose memory the buffer holds, and of which addresses.
         self._tid, self._from, self._to = 0, 0, 0
 
@@ -228,9 +230,12 @@ class ProcessMemory:
 
     def _write(self, tid: int, writes: Sequence[tuple[int, bytes | bytearray]]) -> None:
         kept = [_ffi.from_buffer(data) for _, data in writes]
-        local = _ffi.new("struct iovec[]", [{"base": data, "len": len(data)} for data in kept])
-        remote = _ffi.new("struct remote_iovec[]", [(address, len(data)) for address, data in writes])
-        written = _libc.process_vm_writev(tid, local, len(kept), remote, len(kept), 0)
-        if written != sum(map(len, kept)):
+        whole = 0
+        for (address, _), data, local, remote in zip(writes, kept, self._out, self._back, strict=False):
+            local.base, remote.base = data, address
+            local.len = remote.len = len(data)
+            whole += len(data)
+        written = _libc.process_vm_writev(tid, self._out, len(kept), self._back, len(kept), 0)
+        if written != whole:
             code = _ffi.errno if written < 0 else errno.EFAULT
             raise OSError(code, os.strerror(code))

@@ -8,8 +8,8 @@ Properties:
 - A pod with a quota of 100 needs no gate.
 - A starting program needs the GPU often, but only for a short time, and would wait for a window each time. So the gate
   of its pod stays open during the windows of others, with short slices for all pods, until the pod has run a few ms in
-  short turns, for three seconds at most. That time is charged like any use beyond the quota, as far as debts go. A pod
-  in debt starts in its own windows.
+  short turns, for three seconds at most. That time is charged like any use beyond the quota, and a pod in debt starts
+  in its own windows. So a pod that runs without pause has the windows of others for one period.
 """
 
 from __future__ import annotations

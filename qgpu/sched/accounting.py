@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from qgpu.model import NS_PER_MS, PodClass
 from qgpu.sched.gpu_usage import RoundEntry, overruns
 
-#: The largest debt against a quota: what the quota gives in this time. Anything beyond is forgiven.
+#: The largest debt against a quota: what the quota gives in this time. Anything beyond is forgiven. A starting pod may
+#: run in the windows of others, so it owes up to what its quota gives in STARTING_HORIZON_NS.
 DEBT_HORIZON_NS = 200 * NS_PER_MS
+STARTING_HORIZON_NS = 3_000 * NS_PER_MS
 
 #: The largest credit of a pod is the larger of these: in ns, and as a part of a period. It covers what gates cost, not
 #: time that the pod left unused.
@@ -59,7 +61,9 @@ def _against_quota(entry: RoundEntry, period_ns: int) -> int:
     after_ns = before_ns + entry.use.run_ns - entry.use.passed_ns * cores // 100
     if not entry.busy_tsgs or entry.starting or not _fills(entry, entry.use.passed_ns, period_ns, 0):
         after_ns = max(after_ns, min(before_ns, 0))
-    return max(-_credit_ns(period_ns), min(DEBT_HORIZON_NS * cores // 100, after_ns))
+    horizon_ns = STARTING_HORIZON_NS if entry.starting else DEBT_HORIZON_NS
+    most_ns = max(horizon_ns * cores // 100, min(before_ns, STARTING_HORIZON_NS * cores // 100))
+    return max(-_credit_ns(period_ns), min(most_ns, after_ns))
 
 
 def _by_windows(rivals: Mapping[str, RoundEntry], round_ns: int, period_ns: int, foreign_ns: int) -> dict[str, int]:

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 TIMEOUT_S = 60
+#: A load that works until it is ended.
+LOAD = (sys.executable, "-m", "qgpu.load.main", "--duration", "0s")
 
 
 def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -95,6 +97,22 @@ def daemon(runtime_dir: Path, *options: str, more: Mapping[str, str] | None = No
         yield running
     finally:
         running.stop()
+
+
+@contextmanager
+def pods(daemon: Daemon, commands: Mapping[str, Sequence[str]], *, busy: bool = True) -> Iterator[None]:
+    """Run pods by name, with these arguments of ``qgpuctl run``, until the context ends. At first all are ``busy``."""
+    started = [daemon.start("run", "--name", name, *arguments) for name, arguments in commands.items()]
+    try:
+        while commands.keys() - {
+            pod["name"] for pod in daemon.json("pod", "list")["pods"] if pod["usage"][0]["busy"] or not busy
+        }:
+            pass
+        yield
+    finally:
+        for pod in started:
+            pod.send_signal(signal.SIGTERM)
+            pod.communicate(timeout=TIMEOUT_S)
 
 
 def qgpuctl_in_shell(runtime_dir: Path, arguments: str) -> subprocess.CompletedProcess[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -110,15 +109,12 @@ def test_show_tells_all_about_a_pod_and_a_gpu(running: Daemon) -> None:
 
 
 def test_a_move_is_shown_with_pod_and_target(tmp_path: Path) -> None:
-    load = (sys.executable, "-m", "qgpu.load.main", "--duration", "0s")
-    with programs.daemon(tmp_path / "run", "--sim-gpus", "2") as daemon:
-        pod = daemon.start("run", "--name", "one", "--", *load)
-        while not any(pod["busy"] for pod in daemon.json("top", "--once")["shares"]):
-            pass
+    with (
+        programs.daemon(tmp_path / "run", "--sim-gpus", "2") as daemon,
+        programs.pods(daemon, {"one": ("--", *programs.LOAD)}),
+    ):
         moved = daemon.ctl("pod", "move", "one", "--gpu", "1")
         rows = [line.split()[2:] for line in daemon.ctl("events").stdout.splitlines()]
-        pod.terminate()
-        pod.communicate(timeout=programs.TIMEOUT_S)
 
     assert moved.returncode == ExitCode.OK, moved.stderr
     assert [row[-7:] for row in rows if "move" in row] == [["pod", "told", "to", "move", "one", "pGPU", "1"]]

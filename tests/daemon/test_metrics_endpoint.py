@@ -7,7 +7,6 @@ import importlib.util
 import json
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -29,7 +28,7 @@ from qgpu.model import Grant
 from qgpu.model.container_labels import ContainerLabels
 from qgpu.model.plane_api import Pgpu
 from tests.cli import programs
-from tests.cli.programs import TIMEOUT_S, Daemon
+from tests.cli.programs import LOAD, TIMEOUT_S, Daemon
 
 DASHBOARDS = Path(__file__).parent.parent.parent / "dashboards"
 HAMI = {
@@ -72,25 +71,17 @@ def measured(directory: Path, compat: str) -> Iterator[tuple[Daemon, int]]:
     port = free_port()
     config = directory / "qgpu.toml"
     config.write_text(f'[metrics]\nlisten = "127.0.0.1:{port}"\ncompat = "{compat}"\n')
-    with programs.daemon(directory / "run", "--config", str(config)) as running:
-        load = (sys.executable, "-m", "qgpu.load.main", "--duration", "0s")
-        grants = (("two", "60", "2GiB"), ("one", "30", "1GiB"))
-        pods = [
-            running.start("run", "--name", name, "--cores", cores, "--memory", memory, "--", *load)
-            for name, cores, memory in grants
-        ]
-        online = ("--class", "online", "--latency-target", "2ms")
-        try:
-            while sum(pod["usage"][0]["busy"] for pod in running.json("pod", "list")["pods"]) < len(pods):
-                pass
-            pods.append(running.start("run", "--name", "chat", *online, "--", "sleep", "infinity"))
-            while len(running.json("pod", "list")["pods"]) < len(pods):
-                pass
-            yield running, port
-        finally:
-            for pod in pods:
-                pod.send_signal(signal.SIGTERM)
-                pod.communicate(timeout=TIMEOUT_S)
+    pods = {
+        "two": ("--cores", "60", "--memory", "2GiB", "--", *LOAD),
+        "one": ("--cores", "30", "--memory", "1GiB", "--", *LOAD),
+    }
+    resting = {"chat": ("--class", "online", "--latency-target", "2ms", "--", "sleep", "infinity")}
+    with (
+        programs.daemon(directory / "run", "--config", str(config)) as running,
+        programs.pods(running, pods),
+        programs.pods(running, resting, busy=False),
+    ):
+        yield running, port
 
 
 @pytest.fixture(scope="module")

@@ -34,6 +34,14 @@ MOST = 3 << 38
 PATIENCE_S = 60
 
 
+def until(condition):
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
 class Child:
     """A process behind the filter, which makes the calls it is told; ``listener`` is the filter's."""
 

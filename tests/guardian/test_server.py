@@ -8,6 +8,7 @@ import select
 import threading
 import time
 from collections import Counter
+from contextlib import contextmanager
 
 import pytest
 
@@ -22,23 +23,12 @@ from qgpu.linux import cgroup
 from qgpu.linux.open_file_set import FileSets, reserve_fds
 from qgpu.nvidia import abi, uvm
 from tests.guardian.asked import DEVICE_PARAMS, alloc, alloc_status, device, memory_params, subdevice
+from tests.guardian.fake_device import FakeDevice
 from tests.guardian.fake_rm import PAGE, FakeRm
-from tests.guardian.pod import PATIENCE_S, Child
+from tests.guardian.pod import PATIENCE_S, Child, until
 
-
-class _Device:
-    """A card that does nothing."""
-
-    index, instance, minor, pci = 0, 0, 3, "0000:01:00.0"
-
-    def uuid(self):
-        return bytes(16)
-
-    def time_ns(self):
-        return time.monotonic_ns()
-
-    def set_channels(self, channels, *, disabled, preempt=True):
-        return None
+#: How many processes end at once.
+MANY = 100
 
 
 class _Log:
@@ -58,7 +48,7 @@ def guardian(monkeypatch, tmp_path):
     before, rm = _descriptors(), FakeRm()
     monkeypatch.setattr(server, "installed", lambda: "580.1")
     monkeypatch.setattr(server, "RmClient", lambda: None)
-    monkeypatch.setattr(server, "open_devices", lambda client: [_Device()])
+    monkeypatch.setattr(server, "open_devices", lambda client: [FakeDevice(minor=3)])
     monkeypatch.setattr(server, "CtxswLog", _Log)
     monkeypatch.setattr(server, "GpuOps", lambda table, branch, client, devices: rm)
     monkeypatch.setattr(cgroup, "create", lambda name: None)
@@ -126,6 +116,12 @@ def daemon(guardian):
     connection.close()
 
 
+def shown(daemon, name):
+    """Return what the guardian tells of a pod."""
+    (found,) = (pod for pod in daemon("pods")["pods"] if pod["name"] == name)
+    return found
+
+
 class Pod:
     """A process in a pod, which makes the calls it is told."""
 
@@ -185,10 +181,7 @@ def test_joined_cgroups_are_told_and_outlive_a_changed_grant(pods, guardian, dae
 
 def test_removed_socket_is_recreated_while_pods_exist(pods, guardian):
     guardian.path.unlink()
-    deadline = time.monotonic() + PATIENCE_S
-    while not guardian.path.exists():
-        assert time.monotonic() < deadline, "guardian socket not restored"
-        time.sleep(0.01)
+    until(guardian.path.exists)
 
 
 def test_a_guardian_that_is_alone_leaves_no_directory_behind(guardian):
@@ -205,10 +198,7 @@ def test_a_pod_with_a_process_is_not_retired_wherever_that_is(pods, daemon):
     with pytest.raises(AssertionError, match="a process of it still runs"):
         daemon("retire", name="a")
     pods[0].end()
-    deadline = time.monotonic() + PATIENCE_S
-    while any(pod["alive"] for pod in daemon("pods")["pods"] if pod["name"] == "a"):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not shown(daemon, "a")["alive"])
     daemon("retire", name="a")
 
     assert alive == {"a": True, "b": True}
@@ -222,17 +212,12 @@ def test_memory_that_outlives_its_pod_is_told_of(pods, guardian, daemon):
     guardian.shared.quota.export("a", 7, [10], reading)
     a.end()
     guardian.rm._free(7, 7)
-    deadline = time.monotonic() + PATIENCE_S
-    while any(pod["alive"] for pod in daemon("pods")["pods"] if pod["name"] == "a"):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not shown(daemon, "a")["alive"])
     daemon("retire", name="a")
     left = daemon("pods")["left"]
     os.close(reading)
     os.close(writing)
-    while daemon("pods")["left"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: not daemon("pods")["left"])
 
     assert left == {"0": PAGE}
 
@@ -277,10 +262,7 @@ def test_memory_comes_back_when_a_process_is_killed(pods, guardian, daemon):
     a.allocate(7, 10, PAGE)
     a.end()
     guardian.rm._free(7, 7)
-    deadline = time.monotonic() + PATIENCE_S
-    while next(pod for pod in daemon("pods")["pods"] if pod["name"] == "a")["memory"]["0"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: not shown(daemon, "a")["memory"]["0"])
 
 
 def test_uvm_of_killed_process_is_unregistered_before_its_exit(pods, guardian, daemon):
@@ -290,10 +272,7 @@ def test_uvm_of_killed_process_is_unregistered_before_its_exit(pods, guardian, d
     files.hold("a", a.process.pid, fd, fd, [bytes(16)])
     os.close(fd)
     a.end()
-    deadline = time.monotonic() + PATIENCE_S
-    while a.process.pid in guardian.table.processes:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: a.process.pid not in guardian.table.processes)
 
     assert (uvm.UNREGISTER_GPU, bytes(20)) in guardian.rm.seen
 
@@ -333,46 +312,40 @@ def test_a_pods_process_is_not_heard_though_it_is_root(pods, guardian, monkeypat
     connection.close()
 
 
-def until(condition):
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+@contextmanager
+def ended_at_once(guardian):
+    """Let MANY processes that a guardian watches end at the same time."""
+    fds = [os.eventfd(0) for _ in range(MANY)]
+    for pid, fd in enumerate(fds, 1 << 22):
+        guardian.shared.watch(pid, fd)
+    until(lambda: len(guardian._watched) >= MANY)
+    with guardian.lock:
+        for fd in fds:
+            os.eventfd_write(fd, 1)
+    yield
+    for fd in fds:
+        os.close(fd)
 
 
 def test_many_processes_that_end_at_once_change_the_card_once(guardian, monkeypatch):
     """Gates and timeslices are looked at for all TSGs of all pods: once for each process would take seconds."""
-    ended, fds, refreshed = [], [os.eventfd(0) for _ in range(100)], []
+    ended, refreshed = [], []
     monkeypatch.setattr(SharedState, "exited", lambda self, pid: ended.append(pid) or True)
     monkeypatch.setattr(Enforcer, "refresh", lambda self, now_ns: refreshed.append(now_ns))
-    for pid, fd in enumerate(fds, 1 << 22):
-        guardian.shared.watch(pid, fd)
-    until(lambda: len(guardian._watched) >= len(fds))
-    with guardian.lock:
-        for fd in fds:
-            os.eventfd_write(fd, 1)
-    until(lambda: len(ended) == len(fds))
-    for fd in fds:
-        os.close(fd)
+    with ended_at_once(guardian):
+        until(lambda: len(ended) == MANY)
 
-    assert 0 < len(refreshed) < len(fds) / 5
+    assert 0 < len(refreshed) < MANY / 5
 
 
 def test_main_loop_serves_others_while_it_forgets_processes(guardian, daemon, monkeypatch):
     """A pod can end thousands of processes at once."""
-    ended, fds = [], [os.eventfd(0) for _ in range(100)]
+    ended = []
     monkeypatch.setattr(SharedState, "exited", lambda self, pid: bool(time.sleep(0.02) or ended.append(pid)))
-    for pid, fd in enumerate(fds, 1 << 22):
-        guardian.shared.watch(pid, fd)
-    until(lambda: len(guardian._watched) >= len(fds))
-    with guardian.lock:
-        for fd in fds:
-            os.eventfd_write(fd, 1)
-    until(lambda: ended)
-    daemon("pods")
-    before = len(ended)
-    until(lambda: len(ended) == len(fds))
-    for fd in fds:
-        os.close(fd)
+    with ended_at_once(guardian):
+        until(lambda: ended)
+        daemon("pods")
+        before = len(ended)
+        until(lambda: len(ended) == MANY)
 
-    assert before < len(fds) / 2
+    assert before < MANY / 2

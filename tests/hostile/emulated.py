@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import os
 import pickle
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,6 +22,7 @@ from qgpu.linux import fd_budget
 from qgpu.model.plane_api import Pgpu
 from qgpu.nvidia import abi
 from qgpu.planes.seccomp import host
+from tests.guardian.fake_device import FakeDevice
 from tests.guardian.lasting import LastingRm
 
 #: Names the file.
@@ -30,7 +30,7 @@ VARIABLE = "EMULATED_RM"
 #: A client's device is made by the kernel, that is by nobody: it is there from the first.
 CLIENTS = range(7, 15)
 MEMORY = 1 << 34
-_MAJOR, _MINOR, _PCI = 1, 8, "0000:01:00.0"
+_MAJOR, _MINOR = 1, 8
 
 
 class Rm(LastingRm):
@@ -91,19 +91,6 @@ class Rm(LastingRm):
         return self._reach.pod_has_file(client, pod, file)
 
 
-class _Device:
-    index, instance, minor, pci, gpu_id = 0, 0, _MINOR, _PCI, 0x600
-
-    def uuid(self):
-        return bytes(16)
-
-    def time_ns(self):
-        return time.monotonic_ns()
-
-    def set_channels(self, channels, *, disabled, preempt=True):
-        return None
-
-
 class _Guardian(server.Guardian):
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -116,7 +103,7 @@ def install() -> None:
     path = Path(os.environ[VARIABLE])
     server.installed = emergency_open.installed = lambda: "580.1"
     server.RmClient = emergency_open.RmClient = lambda: SimpleNamespace(close=lambda: None)
-    server.open_devices = emergency_open.open_devices = lambda client: [_Device()]
+    server.open_devices = emergency_open.open_devices = lambda client: [FakeDevice(_MINOR)]
     server.CtxswLog = lambda device: SimpleNamespace(dropped=0, read=list)
     server.GpuOps = emergency_open.GpuOps = lambda table, branch, client, devices: Rm(path, table)
     server.Guardian = _Guardian

@@ -9,14 +9,6 @@ import pytest
 from qgpu.linux.open_file_set import FileSets
 
 
-@pytest.fixture
-def pipe():
-    ends = os.pipe()
-    yield ends
-    for end in ends:
-        os.close(end)
-
-
 def test_a_file_is_known_by_every_descriptor_it_has(pipe):
     seen = FileSets().roots
     new = seen.add(pipe[0])

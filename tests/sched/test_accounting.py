@@ -115,6 +115,15 @@ def test_a_pod_held_to_its_quota_is_owed_nothing_while_it_starts() -> None:
     assert debts(a=by_quota(49), b=by_quota(49)._replace(starting=True)) == {"a": -1, "b": 0}
 
 
+def test_what_a_starting_pod_took_stays_owed_after_its_start() -> None:
+    starting = by_quota(100, cores=1)._replace(starting=True)
+    owed = debts(a=starting)["a"]
+
+    assert owed == 30  # what 1 % gives in STARTING_HORIZON_NS
+    assert debts(a=by_quota(1, cores=1, debt_ms=owed)) == {"a": owed}
+    assert debts(a=by_quota(100, cores=1)) == {"a": 2}  # and no other pod
+
+
 @given(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 200)), min_size=1, max_size=30))
 def test_debt_is_bounded_whatever_happens(runs: list[tuple[int, int]]) -> None:
     debt = {"a": 0.0, "b": 0.0, "fixed": 0.0}

@@ -130,20 +130,25 @@ def test_floods_never_meet_a_gate() -> None:
     assert not any(plan.gated for second in stage.seconds(60) for plan in second.plans)
 
 
+def churn(stage: Stage, pod: str, workload: Workload) -> None:
+    """Let a process of a pod start and end in turn, once a period."""
+    running: list[int] = []
+
+    def start_or_end(now_ns: int) -> None:
+        if running:
+            stage.host.stop_load(running.pop())
+        else:
+            running.append(stage.host.start_load(pod, 0, workload))
+        stage.host.call_at(0, now_ns + PERIOD, lambda: start_or_end(now_ns + PERIOD))
+
+    stage.host.call_at(0, 30 * NS_PER_MS, lambda: start_or_end(30 * NS_PER_MS))
+
+
 @pytest.mark.parametrize("late_ms", [0, 4])
 def test_neighbours_process_churn_takes_no_share(late_ms: float) -> None:
     """Slices of a pod are others with each process that comes or goes; what is known of its neighbours stays."""
     stage = staged("burst-share", [(50, [BATCH_128]), (50, [FLOOD])], late_ms=late_ms)
-    guests: list[int] = []
-
-    def come_or_go(now_ns: int) -> None:
-        if guests:
-            stage.host.stop_load(guests.pop())
-        else:
-            guests.append(stage.host.start_load("b", 0, Workload(kernel_us=30, batch=1, gap_us=2000)))
-        stage.host.call_at(0, now_ns + PERIOD, lambda: come_or_go(now_ns + PERIOD))
-
-    stage.host.call_at(0, 30 * NS_PER_MS, lambda: come_or_go(30 * NS_PER_MS))
+    churn(stage, "b", Workload(kernel_us=30, batch=1, gap_us=2000))
     stage.pass_by(5)
 
     assert min(second.shares["a"] for second in stage.seconds(5)) >= 0.45
@@ -154,16 +159,7 @@ def test_pod_starting_ten_times_a_second_cannot_hide_lost_share(late_ms: float) 
     """All slices are short while it starts, and long again once it has ended."""
     stage = staged("burst-share", [(40, [BATCH_128]), (40, [FLOOD])], late_ms=late_ms)
     stage.host.admit("c", {0: Grant(cores=20)})
-    running: list[int] = []
-
-    def start_or_end(now_ns: int) -> None:
-        if running:
-            stage.host.stop_load(running.pop())
-        else:
-            running.append(stage.host.start_load("c", 0, Workload(kernel_us=100, batch=1, gap_us=5000)))
-        stage.host.call_at(0, now_ns + PERIOD, lambda: start_or_end(now_ns + PERIOD))
-
-    stage.host.call_at(0, 30 * NS_PER_MS, lambda: start_or_end(30 * NS_PER_MS))
+    churn(stage, "c", Workload(kernel_us=100, batch=1, gap_us=5000))
     stage.pass_by(6)
 
     for second in stage.seconds(5):

@@ -20,7 +20,7 @@ from qgpu.model.plane_api import Backend
 from qgpu.planes.sim.host import SimHost
 from qgpu.policies.registry import POLICIES, compose
 from qgpu.sched import loop
-from qgpu.sched.ledger import STARTING_NS, Ledger
+from qgpu.sched.ledger import Ledger
 
 FLOOD = Workload(kernel_us=1000.0, batch=0)
 WORKLOADS = st.sampled_from(
@@ -87,11 +87,8 @@ class LoopMachine(RuleBasedStateMachine):
             self.tick()
 
     def settled(self) -> dict[str, float]:
-        """Measure shares after everything has settled and no pod is starting: room is made for those that are."""
+        """Measure shares after everything has settled."""
         self.advance(NS_PER_S)
-        for _ in range(STARTING_NS // NS_PER_S):
-            if self.ledger.starting:
-                self.advance(NS_PER_S)
         before = self.ledger
         self.advance(NS_PER_S)
         assert before.now_ns is not None

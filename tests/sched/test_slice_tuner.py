@@ -15,8 +15,10 @@ from qgpu.model import NS_PER_MS, NS_PER_S, NS_PER_US, Grant, Plan, Pod, PodClas
 from qgpu.model.hardware_traits import OTHER
 from qgpu.policies.registry import POLICIES
 from qgpu.sched import slice_tuner
+from qgpu.sched.candidates import GATES_RETRY_NS
 from qgpu.sched.gpu_usage import GpuUse, RoundEntry
-from qgpu.sched.slice_tuner import GATES_RETRY_NS, Tuning
+from qgpu.sched.measurement import MAX_WORK_DEBT_NS
+from qgpu.sched.slice_tuner import Tuning
 
 PERIOD = 100 * NS_PER_MS
 BY_GATE = Sharing(by_gate=True)
@@ -431,5 +433,5 @@ def test_whatever_pods_do_what_is_known_stays_within_bounds(
         assert len(known.trials) <= 8
         assert len(known.rejected) <= 16
         assert all(isfinite(rate) and rate >= 0 for seen in known.trials for rate in seen.rates.values())
-        assert all(abs(debt_ns) <= slice_tuner.MAX_WORK_DEBT_NS for debt_ns in known.debts_ns.values())
+        assert all(abs(debt_ns) <= MAX_WORK_DEBT_NS for debt_ns in known.debts_ns.values())
         assert known.satisfied | known.fits_slice <= pods.keys()

@@ -18,31 +18,22 @@ from qgpu.errors import ExitCode, RefusedError
 from qgpu.ipc.control_socket import Client
 from tests.browser import chromium
 from tests.cli import programs
-from tests.cli.programs import TIMEOUT_S, Daemon
+from tests.cli.programs import LOAD, TIMEOUT_S, Daemon
 from tests.trace import processor
 
-_PODS = (
-    ("two", ("--cores", "60"), ()),
-    ("one", ("--cores", "30"), ()),
-    ("chat", ("--class", "online"), ("--kernel", "100us", "--period", "10ms")),
-)
+_PODS = {
+    "two": ("--cores", "60", "--", *LOAD),
+    "one": ("--cores", "30", "--", *LOAD),
+    "chat": ("--class", "online", "--", *LOAD, "--kernel", "100us", "--period", "10ms"),
+}
 _PER_POD = "select s.name as pod, count(*) as runs, sum(s.dur) as ns from slice s join track t on s.track_id = t.id"
 
 
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """A daemon with two offline pods and an online one at work."""
-    with programs.daemon(tmp_path_factory.mktemp("qgpu") / "run") as running:
-        load = (sys.executable, "-m", "qgpu.load.main", "--duration", "0s")
-        pods = [running.start("run", "--name", name, *grant, "--", *load, *how) for name, grant, how in _PODS]
-        try:
-            while sum(pod["usage"][0]["busy"] for pod in running.json("pod", "list")["pods"]) < len(_PODS):
-                pass
-            yield running
-        finally:
-            for pod in pods:
-                pod.send_signal(signal.SIGTERM)
-                pod.communicate(timeout=TIMEOUT_S)
+    with programs.daemon(tmp_path_factory.mktemp("qgpu") / "run") as running, programs.pods(running, _PODS):
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import json
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from qgpu.errors import ExitCode
 from qgpu.web.site import MAX_CLIENTS
 from tests.browser import chromium
 from tests.cli import programs
-from tests.cli.programs import TIMEOUT_S, Daemon
+from tests.cli.programs import LOAD, TIMEOUT_S, Daemon
 from tests.web.crowd import page
 
 _JSON = {"Content-Type": "application/json"}
@@ -27,20 +26,9 @@ _JSON = {"Content-Type": "application/json"}
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """A daemon with two pods at 2:1."""
-    with programs.daemon(tmp_path_factory.mktemp("qgpu") / "run") as running:
-        load = (sys.executable, "-m", "qgpu.load.main", "--duration", "0s")
-        pods = [
-            running.start("run", "--name", name, "--cores", cores, "--", *load)
-            for name, cores in (("two", "60"), ("one", "30"))
-        ]
-        try:
-            while sum(pod["usage"][0]["busy"] for pod in running.json("pod", "list")["pods"]) < len(pods):
-                pass
-            yield running
-        finally:
-            for pod in pods:
-                pod.send_signal(signal.SIGTERM)
-                pod.communicate(timeout=TIMEOUT_S)
+    pods = {"two": ("--cores", "60", "--", *LOAD), "one": ("--cores", "30", "--", *LOAD)}
+    with programs.daemon(tmp_path_factory.mktemp("qgpu") / "run") as running, programs.pods(running, pods):
+        yield running
 
 
 @pytest.fixture(scope="module")

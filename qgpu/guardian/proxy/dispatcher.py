@@ -196,7 +196,7 @@ class Dispatcher:
 
     def _uvm_ioctl(self, pod_call: PodCall) -> int:
         outcome = self._uvm.handle(pod_call)
-        if outcome == PROCEED and pod_call.call.request == uvm.MAP_EXTERNAL_ALLOCATION:
+        if outcome == PROCEED and pod_call.call.request == uvm.MAP_EXTERNAL_ALLOCATION and self._ctx.limited():
             self._uvm_mappings.add(pod_call.call, pod_call.pid)
         return outcome
 

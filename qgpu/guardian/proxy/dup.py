@@ -17,8 +17,8 @@ from qgpu.guardian.rules import classes
 from qgpu.nvidia import abi
 
 _U32 = struct.Struct("<I")
-#: How many exports of one size an import is compared with, and looked for among so many; beyond them it is charged
-#: again.
+#: An import is compared with at most so many exports of its size, which are looked for among so many of the newest. One
+#: that is not found is charged again.
 _MOST_COMPARED, _MOST_LOOKED_AT = 64, 1024
 #: How many further handles the TSGs of a pod may have: each gate looks below all of them. An MPS server has up to 60
 #: clients.

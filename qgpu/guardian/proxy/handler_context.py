@@ -100,7 +100,7 @@ class HandlerContext:
             self.shared.refusals.count(self.pod, f"{what} by the driver, for lack of permission")
 
     def capability_for(self, why: Why) -> AbstractContextManager[None]:
-        """Have the capability that RM asks of a profiler, for a call that is allowed for that reason."""
+        """Let the capability that RM asks of a profiler take effect, for a call that is allowed for that reason."""
         return capabilities.with_one(capabilities.CAP_PERFMON) if why is Why.PROFILING else nullcontext()
 
     def limited(self) -> bool:

@@ -7,7 +7,6 @@ import os
 import platform
 import select
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -19,20 +18,10 @@ from qgpu.guardian.proxy import moved_files
 from qgpu.guardian.proxy.moved_files import MovedFileSearch
 from qgpu.linux import kcmp, pod_fd_closer, pod_fd_taker
 from qgpu.nvidia import abi
+from tests.guardian.pod import PATIENCE_S, until
 
 CLIENT = 7
-PATIENCE_S = 10
-#: How long a file takes that takes long.
-SLOW_S = 2
 _SELECT = {"x86_64": 270, "aarch64": 72}
-
-
-@pytest.fixture
-def pipe():
-    ends = os.pipe()
-    yield ends
-    for end in ends:
-        os.close(end)
 
 
 @pytest.fixture
@@ -112,56 +101,45 @@ def test_a_pods_files_are_closed_by_a_thread_of_its_own(reach, monkeypatch):
 
 
 @pytest.fixture
-def stuck(monkeypatch, pipe):
-    """Let every file take long in the kernel, as one of a process does that executes a program; return what ends it."""
+def stuck(reach, monkeypatch, pipe):
+    """Keep every file in the kernel until told, as a process's are that executes a program; its client and that."""
+
+    def wait(*_):
+        select.select([pipe[0]], [], [])
+
     take = gpu_ops.take
-
-    def slow(*arguments):
-        select.select([pipe[0]], [], [], SLOW_S)
-        return take(*arguments)
-
-    monkeypatch.setattr(gpu_ops, "take", slow)
-    monkeypatch.setattr(kcmp, "same_file", lambda *_: bool(select.select([pipe[0]], [], [], SLOW_S)))
+    monkeypatch.setattr(gpu_ops, "take", lambda *arguments: wait() or take(*arguments))
+    monkeypatch.setattr(kcmp, "same_file", lambda *_: wait() is None)
     monkeypatch.setattr(pod_fd_taker, "_CALLS", {str(_SELECT[platform.machine()])})
-    return lambda: os.write(pipe[1], b"x")
+    fd = os.open("/dev/random", os.O_RDONLY)
+    used(reach, fd)
+    yield SimpleNamespace(fd=fd, end=lambda: os.write(pipe[1], b"x"))
+    os.write(pipe[1], b"x")
+    taker = reach.gpu_ops.taker._of("web")
+    until(lambda: taker.request is None)
+    os.close(fd)
 
 
 def test_process_that_executes_a_program_delays_nobody(reach, stuck):
-    fd = os.open("/dev/random", os.O_RDONLY)
-    used(reach, fd)
-    began = time.monotonic()
+    """Who waited for the file would wait for ever."""
     answers = [reach.gpu_ops._via_client_file(CLIENT, lambda file: True) for _ in range(3)]
-    took = time.monotonic() - began
-    stuck()
+    stuck.end()
 
-    assert (set(answers), took < SLOW_S) == ({None}, True)
+    assert answers == [None] * 3
     until(lambda: reach.gpu_ops._via_client_file(CLIENT, lambda file: True))
-    os.close(fd)
 
 
 def test_former_owner_of_a_client_does_not_delay_its_new_one(reach, stuck):
-    fd = os.open("/dev/random", os.O_RDONLY)
-    used(reach, fd)
-    began = time.monotonic()
-    has = reach.gpu_ops.pod_has_file(CLIENT, "web", fd)
-    took = time.monotonic() - began
-    os.close(fd)
-
-    assert (has, took < SLOW_S) == (False, True)
+    assert not reach.gpu_ops.pod_has_file(CLIENT, "web", stuck.fd)
 
 
-def test_slow_files_of_one_pod_delay_no_other_pods(reach, stuck):
-    fd = os.open("/dev/random", os.O_RDONLY)
-    used(reach, fd)
-    began = time.monotonic()
+def test_slow_files_of_one_pod_delay_no_other_pods(reach, stuck, monkeypatch):
     reach.gpu_ops._via_client_file(CLIENT, lambda file: True)
     reach.table.pods["db"] = reach.table.pods["web"]
     reach.table.clients[CLIENT].pod = "db"
-    gpu_ops.take = abi.pidfd_getfd
+    monkeypatch.setattr(gpu_ops, "take", abi.pidfd_getfd)
 
     assert reach.gpu_ops._via_client_file(CLIENT, lambda file: True)
-    assert time.monotonic() - began < SLOW_S
-    os.close(fd)
 
 
 def searching(reach, monkeypatch, clients_behind_fd):
@@ -176,13 +154,6 @@ def searching(reach, monkeypatch, clients_behind_fd):
         missed.set,
     )
     return search, found, missed
-
-
-def until(condition):
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_a_search_after_a_search_is_begun(reach, monkeypatch):

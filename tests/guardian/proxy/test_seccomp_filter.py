@@ -16,7 +16,7 @@ READ_WRITE, SHARED, ANONYMOUS, NOREPLACE = 3, 1, 0x20, 0x100000
 CONTROL = abi.request(abi.NV_ESC_RM_CONTROL, 32)
 
 
-def horribly(number, *arguments, arch=NATIVE.audit, profiling=False):
+def filtered(number, *arguments, arch=NATIVE.audit, profiling=False):
     """Run the filter on a call as the kernel does, one instruction after another."""
     data = struct.pack("<IIQ6Q", number, arch, 0, *arguments, *[0] * (6 - len(arguments)))
     assembled = program("x86_64", profiling=profiling)
@@ -52,27 +52,27 @@ def horribly(number, *arguments, arch=NATIVE.audit, profiling=False):
 )
 @pytest.mark.parametrize("way", [NATIVE, COMPAT])
 def test_calls_of_rm_and_uvm_ask_whatever_they_look_like(request_, way):
-    assert horribly(way.ioctl, 5, request_, arch=way.audit) == ASK
+    assert filtered(way.ioctl, 5, request_, arch=way.audit) == ASK
 
 
 @pytest.mark.parametrize("request_", [0x5401, abi.request(abi.NV_ESC_RM_CONTROL, 33), 0x40086409])
 def test_other_ioctls_go_on(request_):
-    assert horribly(NATIVE.ioctl, 5, request_) == GO_ON
+    assert filtered(NATIVE.ioctl, 5, request_) == GO_ON
 
 
 @pytest.mark.parametrize(("number", "size"), [(abi.NV_ESC_RM_MAP_MEMORY, 56), (abi.NV_ESC_RM_UNMAP_MEMORY, 32)])
 def test_mapping_memory_asks_only_where_profiling_may_be(number, size):
     request = abi.request(number, size)
 
-    assert horribly(NATIVE.ioctl, 5, request) == GO_ON
-    assert horribly(NATIVE.ioctl, 5, request, profiling=True) == ASK
-    assert horribly(NATIVE.ioctl, 5, CONTROL, profiling=True) == ASK
+    assert filtered(NATIVE.ioctl, 5, request) == GO_ON
+    assert filtered(NATIVE.ioctl, 5, request, profiling=True) == ASK
+    assert filtered(NATIVE.ioctl, 5, CONTROL, profiling=True) == ASK
 
 
 def test_second_ways_into_the_kernel_do_not_exist():
-    assert horribly(0x40000000 | 514, 5, CONTROL) == NO_SUCH_CALL  # x32's ioctl
-    assert horribly(90, 0, arch=COMPAT.audit) == NO_SUCH_CALL  # mmap behind one pointer
-    assert horribly(16, 5, CONTROL, arch=0xC00000B7) == NO_SUCH_CALL
+    assert filtered(0x40000000 | 514, 5, CONTROL) == NO_SUCH_CALL  # x32's ioctl
+    assert filtered(90, 0, arch=COMPAT.audit) == NO_SUCH_CALL  # mmap behind one pointer
+    assert filtered(16, 5, CONTROL, arch=0xC00000B7) == NO_SUCH_CALL
 
 
 @pytest.mark.parametrize(
@@ -90,5 +90,5 @@ def test_second_ways_into_the_kernel_do_not_exist():
     ],
 )
 def test_mappings_that_could_be_managed_memory_ask(address, flags, offset, said):
-    assert horribly(NATIVE.mmap, address, 4096, READ_WRITE, flags, 5, offset) == said
-    assert horribly(NATIVE.mmap, address, 4096, 1, flags, 5, offset) == GO_ON  # not writable
+    assert filtered(NATIVE.mmap, address, 4096, READ_WRITE, flags, 5, offset) == said
+    assert filtered(NATIVE.mmap, address, 4096, 1, flags, 5, offset) == GO_ON  # not writable

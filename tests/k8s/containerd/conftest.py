@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -15,13 +14,6 @@ from tests.k8s.containerd.node import Node
 
 #: The release that the tests run on.
 RELEASE = os.environ.get("QGPU_CONTAINERD", "2.1")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = str(Path(__file__).parent)
-    for item in items:
-        if str(item.path).startswith(here):
-            item.add_marker(pytest.mark.node)
 
 
 @pytest.fixture(scope="session")

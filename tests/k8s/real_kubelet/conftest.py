@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -16,13 +15,6 @@ from tests.k8s.real_kubelet.process import Kubelet
 
 #: The last release of containerd with the version of the runtime interface that this kubelet speaks.
 _RELEASE = "1.7"
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = str(Path(__file__).parent)
-    for item in items:
-        if str(item.path).startswith(here):
-            item.add_marker(pytest.mark.node)
 
 
 @pytest.fixture(scope="session")

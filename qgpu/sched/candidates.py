@@ -1,0 +1,149 @@
+"""Which way to take turns is worth a trial next, and which of those tried is the best.
+
+``slice_tuner.py`` decides when to try.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import log2
+
+from qgpu.model import NS_PER_MS, NS_PER_S, PodClass, Sharing
+from qgpu.sched.gpu_usage import RoundEntry
+from qgpu.sched.trial import Trial, score, short_of_share
+from qgpu.sched.tuning import Tuning, first_round
+
+#: When a round shrinks to fit a pod that ends its turns early, the longest slice of the other pods stays at least this
+#: long, because a switch there and back takes a third of a millisecond. Online pods pay more of that for latency.
+SHORTEST_NS = {PodClass.OFFLINE: NS_PER_MS, PodClass.ONLINE: NS_PER_MS // 2}
+
+#: Longer turns save no switch if some pod uses less than half of its turn.
+_HALF = 0.5
+
+#: A pod is short when a trial gave it less than this part of its share by weight.
+_SHORT = 0.93
+
+#: A longer round, and gates, are worth a trial once switches take more than these parts of the time.
+_SWITCHING_LOW, _SWITCHING_HIGH = 0.02, 0.05
+_WELL_SERVED = 0.95
+
+#: Two rounds are alike if one is less than a fifth longer than the other: the difference of their logarithms, base 2.
+_ALIKE = 0.25
+
+#: A round must beat the score of the driver's own slices by _ROUND_WORTH. Gates must beat every round by _GATES_WORTH,
+#: because a step then waits for whole turns of others. With gates, pods must also use MIN_GATED_USE of the card, and
+#: _MIN_USE_KEPT of what they used with slices: with less, they have gaps in their turns and the card idles.
+_ROUND_WORTH = 1.08
+_GATES_WORTH = 1.03
+MIN_GATED_USE, _MIN_USE_KEPT = 0.7, 0.97
+
+#: Gates that failed are tried again after GATES_RETRY_NS; or after _GATES_BACKOFF_NS, if a pod's turns have become
+#: longer or shorter by the factor _CHANGED_TURNS.
+GATES_RETRY_NS = 120 * NS_PER_S
+_GATES_BACKOFF_NS = 10 * NS_PER_S
+_CHANGED_TURNS = 3.0
+
+
+def next_round(
+    now: Tuning, last: Trial, weights: Mapping[str, int], pods: Mapping[str, RoundEntry], period_ns: int
+) -> tuple[Sharing, frozenset[str]] | None:
+    """Return the next round worth a trial after ``last``, and the pods whose steps it fits; None for no more.
+
+    The round is shorter if a pod is short: that pod's turn becomes as long as its step. It is longer if all pods use
+    their slices and switching costs too much.
+    """
+    whole = sum(weights.values())
+    start_ns = first_round(pods).round_ns or 0
+    round_ns = start_ns if last.sharing.equal else last.sharing.round_ns or period_ns
+    short = short_of_share(last, weights, _SHORT) - now.satisfied
+    if short:
+        equal = Sharing(equal=True)
+        if last.sharing.round_ns == start_ns and len(set(weights.values())) > 1 and not _tried(equal, now, period_ns):
+            return equal, frozenset()
+        others = max((weights[name] for name in weights if name not in short), default=max(weights.values()))
+        fit_ns = min(
+            max(1.0, last.turns_ns[name] - pods[name].busy_tsgs * now.hardware.switched_ns) * whole / weights[name]
+            for name in short
+        )
+        pod_class = next(iter(pods.values())).grant.pod_class
+        wanted_ns = max(fit_ns, SHORTEST_NS[pod_class] * whole / others)
+        if round_ns > 2 * start_ns > 2 * wanted_ns:
+            wanted_ns = float(start_ns)
+        if wanted_ns >= 0.85 * round_ns:
+            return None
+    elif (
+        last.sharing.round_ns
+        and last.switching > _SWITCHING_LOW
+        and last.min_slice_use > _HALF
+        and last.fits_slice <= last.resting
+    ):
+        wanted_ns = float(period_ns) if last.slices_exhausted else 2.0 * round_ns
+        if any(last.starts[name] * wanted_ns > last.watched_ns / 2 for name in last.resting):
+            return None  # resting pods come more often than once in such a round
+    else:
+        return None
+    wanted = Sharing(round_ns=None if wanted_ns >= period_ns else int(wanted_ns))
+    return None if _tried(wanted, now, period_ns) else (wanted, short)
+
+
+def _tried(wanted: Sharing, now: Tuning, period_ns: int) -> bool:
+    """Tell whether a similar way was on trial or rejected by the policy."""
+    known = [*(trial.sharing for trial in now.trials), *now.rejected]
+    if wanted.equal:
+        return wanted in known
+    rounds = [sharing.round_ns or period_ns for sharing in known if not sharing.equal and not sharing.by_gate]
+    return any(abs(log2((wanted.round_ns or period_ns) / before)) < _ALIKE for before in rounds)
+
+
+def best_round(slices: Sequence[Trial], every: Sequence[Trial], pods: Mapping[str, RoundEntry]) -> Trial:
+    """Return the best round: the first or the equal one, unless another is clearly better."""
+    usual = (first_round(pods), Sharing(equal=True))
+    scores = {id(trial): score(trial, every, pods) for trial in slices}
+    best = max(slices, key=lambda trial: scores[id(trial)])
+    plain = max(
+        (trial for trial in slices if trial.sharing in usual), key=lambda trial: scores[id(trial)], default=best
+    )
+    return best if scores[id(best)] >= _ROUND_WORTH * scores[id(plain)] or _is_longer(best, plain) else plain
+
+
+def _is_longer(trial: Trial, than: Trial) -> bool:
+    """Tell whether a round is longer than another, and so costs fewer switches."""
+    if trial.sharing.equal or than.sharing.equal:
+        return False
+    return than.sharing.round_ns is not None and (
+        trial.sharing.round_ns is None or trial.sharing.round_ns > than.sharing.round_ns
+    )
+
+
+def gates_may_pay(now: Tuning, best: Trial, pods: Mapping[str, RoundEntry]) -> bool:
+    """Tell whether gates can gain something over slices: some pod is short, or switches take much time.
+
+    A pod with uneven turns is launched kernel by kernel. Its turns by gate would be full of gaps.
+    """
+    weights = {name: entry.weight for name, entry in pods.items()}
+    asking = weights.keys() - now.satisfied
+    if len(asking) < 2 or asking & best.uneven:
+        return False
+    if score(best, now.trials, pods) >= _WELL_SERVED:
+        return False
+    return best.switching > _SWITCHING_HIGH or bool(short_of_share(best, weights, _SHORT) - now.satisfied)
+
+
+def gates_retry_due(now: Tuning, best: Trial, now_ns: int) -> bool:
+    """Tell whether gates have not failed lately, or the pods' turns have changed since."""
+    since_ns = now_ns - now.gates_failed_ns
+    if not now.gates_failed or since_ns >= GATES_RETRY_NS:
+        return True
+    if since_ns < _GATES_BACKOFF_NS:
+        return False
+    return any(
+        not 1 / _CHANGED_TURNS <= turn / max(1.0, now.gates_failed.get(name, 1.0)) <= _CHANGED_TURNS
+        for name, turn in best.turns_ns.items()
+    )
+
+
+def gates_pay(gated: Trial, best: Trial, every: Sequence[Trial], pods: Mapping[str, RoundEntry]) -> bool:
+    """Tell whether turns by gate are better than the best round, and leave the card as busy."""
+    if score(gated, every, pods) < _GATES_WORTH * score(best, every, pods):
+        return False
+    return sum(gated.rates.values()) >= max(MIN_GATED_USE, _MIN_USE_KEPT * sum(best.rates.values()))
