@@ -16,8 +16,8 @@ from qgpu.linux import fd_budget, kcmp, proc
 from qgpu.linux.open_file_set import FileSet
 
 #: How many clients, objects, allocations and mappings of all pods are tracked: a successor reads each. A pod may have a
-#: third of them, which is enough for 58,000 mapped allocations. No recorded program has more than 300.
-_MOST_RECORDS = 1 << 19
+#: third of them: enough for a whole H200, mapped in pieces of 2 MiB. No recorded program makes more than 350.
+_MOST_RECORDS = 3 << 18
 #: How many exports of a pod, and of all pods, may be open: all open ones are listed once a second.
 _MOST_CARRIED, _ALL_CARRIED = 1 << 14, 1 << 16
 

@@ -83,7 +83,7 @@ class FreeHandler(Handler):
         with self._shared.lock:
             reach = allocations.reaching_into(pid, base, length)
             every = list(allocations.memories.values()) if pod_call.is_retry else []
-        # Without the lock: a process has up to 262,144 mappings.
+        # Without the lock: a process can have very many mappings.
         mapped = allocations.among(reach, base, card)
         if pod_call.is_retry:  # the dead guardian has already dropped the mappings here
             mapped = [memory for memory in every if memory.pod == self._pod]

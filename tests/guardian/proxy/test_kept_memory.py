@@ -106,7 +106,7 @@ def test_a_pod_cannot_free_the_handle_that_keeps_what_is_mapped(told):
 
 
 def test_mappings_in_a_range_are_looked_at_without_the_lock(told, monkeypatch):
-    """A process has up to 262,144, and UVM refuses to unmap such a range: a pod can ask for ever."""
+    """A process can have very many, and UVM refuses to unmap such a range: a pod can ask for ever."""
     owned, among = [], Allocations.among
 
     def looked(*arguments):
