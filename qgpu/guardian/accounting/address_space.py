@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 #: Up to this many mappings are removed one by one.
@@ -38,79 +39,139 @@ class Mapping(NamedTuple):
         return table_bytes(self.base, self.end - self.base)
 
 
+#: A place among the mappings of a process: the length, and one of that length.
+Place = tuple[int, Mapping]
+
+
 @dataclass(slots=True)
 class AddressSpace:
-    """One process's mappings in order."""
+    """One process's mappings."""
 
     pod: str
-    mappings: list[Mapping] = field(default_factory=list)
-    #: The longest length so far, which bounds the search for a range.
-    _longest: int = field(default=0, compare=False)
+    #: In order, by the length as a power of 2: a search for a range finds few that do not reach into it.
+    by_length: dict[int, list[Mapping]] = field(default_factory=dict)
     #: Possible page-table bytes by card, and their maximum: UVM returns a chunk of 2 MiB to the card only when no table
     #: lies in it.
     tables: Counter[bytes] = field(default_factory=Counter, compare=False)
     most_tables: Counter[bytes] = field(default_factory=Counter, compare=False)
+    #: During a walk, the pieces of mappings that were split: they may lie before those that were not reached yet.
+    _pieces: list[Mapping] | None = field(default=None, compare=False)
     #: Whether the process has ended; its mappings are forgotten in steps.
     ended: bool = field(default=False, compare=False)
 
-    def add(self, mapping: Mapping) -> bool:
-        """Add a mapping; False if it is there already."""
-        at = bisect_left(self.mappings, mapping)
-        if self.mappings[at : at + 1] == [mapping]:
+    @property
+    def mappings(self) -> list[Mapping]:
+        """List the mappings."""
+        return [*chain.from_iterable(self.by_length.values())]
+
+    def add(self, mapping: Mapping, *, is_piece: bool = False) -> bool:
+        """Add a mapping, or a piece of one that was split; False if it is there already."""
+        if is_piece and self._pieces is not None:
+            self._pieces.append(mapping)
+        like = self.by_length.setdefault(_length(mapping), [])
+        at = bisect_left(like, mapping)
+        if like[at : at + 1] == [mapping]:
             return False
-        self.mappings.insert(at, mapping)
-        self._longest = max(self._longest, mapping.end - mapping.base)
+        like.insert(at, mapping)
         return True
 
-    def remove(self, gone: list[Mapping]) -> list[Mapping]:
-        """Remove mappings, and return those that were there: a few one by one, because there can be very many."""
-        if len(gone) > _FEW:
-            out = set(gone)
-            found = [each for each in self.mappings if each in out]
-            self.mappings = [each for each in self.mappings if each not in out]
-            return found
-        found = []
-        for each in gone:
-            at = bisect_left(self.mappings, each)
-            if self.mappings[at : at + 1] == [each]:
-                del self.mappings[at]
-                found.append(each)
+    def has(self, mapping: Mapping) -> bool:
+        """Tell whether a mapping is there."""
+        like = self.by_length.get(_length(mapping), [])
+        at = bisect_left(like, mapping)
+        return like[at : at + 1] == [mapping]
+
+    def remove(self, gone: Iterable[Mapping]) -> list[Mapping]:
+        """Remove mappings, and return those that were there."""
+        found = [each for each in gone if self.has(each)]
+        for length, some in _by_length(found).items():
+            like = self.by_length[length]
+            if len(some) > _FEW:  # one by one would take too long
+                out = set(some)
+                like[:] = [each for each in like if each not in out]
+            else:
+                for each in some:
+                    del like[bisect_left(like, each)]
+            self._tidy(length)
         return found
 
-    def take(self, base: int, end: int, uuid: bytes | None) -> list[Mapping]:
-        """Remove and return all mappings that reach into a range, for one card or for all."""
-        place = self.within(base, end)
-        reach = self.mappings[place]
-        gone = [each for each in reach if each.end > base and uuid in (None, each.uuid)]
-        if gone:
-            self.mappings[place] = [each for each in reach if each.end <= base or uuid not in (None, each.uuid)]
+    def take(self, base: int, end: int, uuid: bytes | None, *, whole: bool) -> list[Mapping]:
+        """Remove and return mappings that reach into a range, for one card or for all; any, or only ``whole`` ones."""
+        gone: list[Mapping] = []
+        for length, place in self._places(base, end):
+            left: list[Mapping] = []
+            for each in self.by_length[length][place]:
+                out = each.end > base and uuid in (None, each.uuid)
+                out = out and not (whole and (each.base < base or each.end > end))
+                (gone if out else left).append(each)
+            self.by_length[length][place] = left
+            self._tidy(length)
         return gone
 
-    def drop(self, number: int, after: Mapping | None, most: int) -> tuple[list[Mapping], list[Mapping]]:
-        """Remove an allocation's mappings from the ``most`` that follow one; return what was looked at and removed."""
-        at = bisect_right(self.mappings, after) if after is not None else 0
-        reach = self.mappings[at : at + most]
-        gone = [each for each in reach if each.memory == number]
-        if gone:
-            self.mappings[at : at + most] = [each for each in reach if each.memory != number]
-        return reach, gone
+    def _tidy(self, length: int) -> None:
+        if not self.by_length[length]:
+            del self.by_length[length]
 
-    def within(self, base: int, end: int) -> slice:
-        """Return the slice with all mappings that reach into a range; it may contain others."""
-        return slice(bisect_left(self.mappings, (base - self._longest,)), bisect_left(self.mappings, (end,)))
+    def drop(self, number: int, after: Place | None, most: int) -> tuple[Place | None, int, list[Mapping]]:
+        """Remove an allocation's mappings from the ``most`` that follow a place.
+
+        Return where to go on, None at the end, how many were looked at, and those that were removed.
+        """
+        for length in sorted(self.by_length):
+            if after is not None and length < after[0]:
+                continue
+            like = self.by_length[length]
+            at = bisect_right(like, after[1]) if after is not None and length == after[0] else 0
+            if reach := like[at : at + most]:
+                gone = [each for each in reach if each.memory == number]
+                if gone:
+                    like[at : at + most] = [each for each in reach if each.memory != number]
+                    self._tidy(length)
+                return (length, reach[-1]), len(reach), gone
+        return None, 0, []
+
+    def _places(self, base: int, end: int) -> list[tuple[int, slice]]:
+        """Return, by length, the slices with all mappings that reach into a range, and few others."""
+        return [
+            (length, slice(bisect_left(like, (base - (1 << length),)), bisect_left(like, (end,))))
+            for length, like in self.by_length.items()
+        ]
+
+    def reaching_into(self, base: int, end: int) -> list[Mapping]:
+        """List all mappings that reach into a range, and a few others."""
+        return [*chain.from_iterable(self.by_length[length][place] for length, place in self._places(base, end))]
 
     def walk(self) -> Iterator[Mapping]:
-        """Yield the mappings in order, while mappings may come, go or be split."""
-        base = -1
-        while rest := self.mappings[(at := bisect_left(self.mappings, (base + 1,))) : at + 1]:
-            base, said = rest[0].base, set[Mapping]()
-            while (more := next((each for each in self._at(base) if each not in said), None)) is not None:
-                said.add(more)
-                yield more
+        """Yield the mappings, while mappings may come, go or be split; one that comes meanwhile may be left out."""
+        self._pieces = []
+        for length in list(self.by_length):
+            last: Mapping | None = None
+            while (following := self._following(length, last)) or self._pieces:
+                if self._pieces:
+                    piece = self._pieces.pop()
+                    if self.has(piece):
+                        yield piece
+                else:
+                    last = following[0]
+                    yield last
+        self._pieces = None
 
-    def _at(self, base: int) -> list[Mapping]:
-        return self.mappings[bisect_left(self.mappings, (base,)) : bisect_left(self.mappings, (base + 1,))]
+    def _following(self, length: int, last: Mapping | None) -> list[Mapping]:
+        like = self.by_length.get(length, [])
+        at = bisect_right(like, last) if last is not None else 0
+        return like[at : at + 1]
 
     def more_tables(self, uuid: bytes, base: int, length: int) -> int:
         """Return how many more bytes page tables on a card may take with one more mapping."""
         return max(0, self.tables[uuid] + table_bytes(base, length) - self.most_tables[uuid])
+
+
+def _length(mapping: Mapping) -> int:
+    return (mapping.end - mapping.base).bit_length()
+
+
+def _by_length(mappings: Iterable[Mapping]) -> dict[int, list[Mapping]]:
+    found: dict[int, list[Mapping]] = {}
+    for each in mappings:
+        found.setdefault(_length(each), []).append(each)
+    return found

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from qgpu.guardian.accounting.address_space import AddressSpace, Mapping
+from qgpu.guardian.accounting.address_space import AddressSpace, Mapping, Place
 from qgpu.guardian.accounting.rm_object import Key
 
 
@@ -75,7 +75,7 @@ class Allocations:
     _ending: list[tuple[int, AddressSpace, list[Mapping]]] = field(default_factory=list, compare=False)
     _dead: list[tuple[int, list[int]]] = field(default_factory=list, compare=False)
     #: Up to where the last of these processes is looked through.
-    _looked: Mapping | None = field(default=None, compare=False)
+    _looked: Place | None = field(default=None, compare=False)
     #: The allocations that each carrier carries.
     _carried: dict[int, set[int]] = field(default_factory=dict)
     #: How many times memory of a pod is carried, and the pods that ended while some was.
@@ -229,26 +229,30 @@ class Allocations:
             space = self.mappings[pid] = AddressSpace(self._pods.get(pid, ""))
         self._add(pid, space, Mapping(base, base + length, uuid, number))
 
-    def unmap(self, pid: int, base: int, length: int, uuid: bytes | None = None) -> None:
-        """Record that UVM has unmapped a range, for one card or for all."""
+    def unmap(self, pid: int, base: int, length: int, uuid: bytes | None = None, *, whole: bool = False) -> None:
+        """Record that UVM has unmapped a range, for one card or for all; only ``whole`` mappings, or parts of them."""
         if (space := self.mappings.get(pid)) is None:
             return
         end = base + length
-        gone = space.take(base, end, uuid)
+        gone = space.take(base, end, uuid, whole=whole)
         for each in gone:
             if each.base < base:
-                self._add(pid, space, each._replace(end=base))
+                self._add(pid, space, each._replace(end=base), is_piece=True)
             if each.end > end:
-                self._add(pid, space, each._replace(base=end))
-        if not space.mappings:
+                self._add(pid, space, each._replace(base=end), is_piece=True)
+        if not space.by_length:
             del self.mappings[pid]
         if len(gone) > _MANY:
             self._ending.append((pid, space, gone))
         else:
             self._unmapped(pid, space, gone)
 
-    def _add(self, pid: int, space: AddressSpace, mapping: Mapping) -> None:
-        if space.add(mapping):
+    def overlaps(self, pid: int, base: int, length: int) -> int:
+        """Return how many of a process's mappings reach into a range."""
+        return sum(each.end > base for each in self.reaching_into(pid, base, length))
+
+    def _add(self, pid: int, space: AddressSpace, mapping: Mapping, *, is_piece: bool = False) -> None:
+        if space.add(mapping, is_piece=is_piece):
             self._mapped.setdefault(mapping.memory, set()).add((pid, mapping))
             self._record(space.pod, 1)
             self._count_tables(space, mapping.uuid, mapping.tables)
@@ -305,7 +309,7 @@ class Allocations:
         if (space := self.mappings.pop(pid, None)) is not None:
             for uuid in list(space.tables):
                 self._discharge_tables(space, uuid)
-            gone, space.mappings, space.ended = space.mappings, [], True
+            gone, space.by_length, space.ended = space.mappings, {}, True
             self._ending.append((pid, space, gone))
 
     @property
@@ -338,16 +342,16 @@ class Allocations:
 
     def _forget_dead(self, number: int, pids: list[int], most: int) -> int:
         """Look at the next mappings of the last process for those of an allocation; return how many were looked at."""
-        reach: list[Mapping] = []
+        looked, at = 0, None
         if (space := self.mappings.get(pids[-1])) is not None:
-            reach, gone = space.drop(number, self._looked, most)
+            at, looked, gone = space.drop(number, self._looked, most)
             self._unmapped(pids[-1], space, gone)
-            if not space.mappings:
+            if not space.by_length:
                 del self.mappings[pids[-1]]
-        self._looked = reach[-1] if len(reach) == most else None
-        if self._looked is None:
+        self._looked = at
+        if at is None:
             pids.pop()
-        return max(1, len(reach))
+        return max(1, looked)
 
     def facts(self) -> Iterator[dict[str, Any]]:
         """Yield the facts beyond those of objects: mappings, charged allocations, managed memory.
@@ -394,9 +398,9 @@ class Allocations:
             del self.held[whose]
 
     def reaching_into(self, pid: int, base: int, length: int) -> list[Mapping]:
-        """List a process's mappings in order, with all that reach into a range and perhaps others."""
+        """List a process's mappings that reach into a range, and perhaps others."""
         space = self.mappings.get(pid)
-        return space.mappings[space.within(base, base + length)] if space is not None else []
+        return space.reaching_into(base, base + length) if space is not None else []
 
     def among(self, mappings: Iterable[Mapping], base: int, uuid: bytes | None) -> list[Allocation]:
         """List the allocations among mappings that end above an address, for one card or for all.
@@ -411,7 +415,7 @@ class Allocations:
         gone = self._mapped.pop(number, set())
         self._discharge_if_unused(self.memories.get(number))
         if len(gone) > _MANY:
-            self._dead.append((number, list({pid for pid, _ in gone})))
+            self._dead.insert(0, (number, list({pid for pid, _ in gone})))
             return
         by_process: dict[int, list[Mapping]] = {}
         for pid, mapping in gone:
@@ -419,7 +423,7 @@ class Allocations:
         for pid, mappings in by_process.items():  # an ended process lists none
             if (space := self.mappings.get(pid)) is not None:
                 self._unmapped(pid, space, space.remove(mappings))
-                if not space.mappings:
+                if not space.by_length:
                     del self.mappings[pid]
 
     def is_mapped(self, number: int) -> bool:

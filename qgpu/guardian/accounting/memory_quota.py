@@ -18,6 +18,8 @@ from qgpu.linux.open_file_set import FileSet
 #: How many clients, objects, allocations and mappings of all pods are tracked: a successor reads each. A pod may have a
 #: third of them: enough for a whole H200, mapped in pieces of 2 MiB. No recorded program makes more than 350.
 _MOST_RECORDS = 3 << 18
+#: How many recorded mappings may lie where one more is made: those on other cards, and those that UVM refused.
+_MOST_OVERLAPS = 256
 #: How many exports of a pod, and of all pods, may be open: all open ones are listed once a second.
 _MOST_CARRIED, _ALL_CARRIED = 1 << 14, 1 << 16
 
@@ -95,6 +97,12 @@ class MemoryQuota:
         """Tell whether one more object or mapping of a pod may be tracked: no pod may take the shares of others."""
         own, every = self._table.records(pod)
         return fd_budget.within_fair_share(own, _MOST_RECORDS - every)
+
+    def may_map(self, pod: str, pid: int, base: int, length: int) -> bool:
+        """Tell whether one more mapping of a process may be tracked; UVM makes none over another on a card."""
+        with self._lock:
+            overlaps = self._table.allocations.overlaps(pid, base, length)
+            return overlaps < _MOST_OVERLAPS and self.may_record(pod)
 
     def fits_mapping(self, pod: str, pid: int, base: int, length: int, uuids: Iterable[bytes]) -> bool:
         """Tell whether there is room for the page tables of one more mapping."""
@@ -194,7 +202,9 @@ class MemoryQuota:
         with self._lock:
             if pid in self._table.allocations.mappings:
                 name = uuid.hex() if uuid is not None else None
-                self._note({"fact": "unmap", "pid": pid, "base": base, "length": length, "uuid": name})
+                # A pod without a share for more pays for mappings that are left in part as for whole ones.
+                whole = {} if self.may_record(self._table.processes.get(pid, "")) else {"whole": True}
+                self._note({"fact": "unmap", "pid": pid, "base": base, "length": length, "uuid": name} | whole)
 
     def unmap_memory(self, number: int) -> None:
         """Record that memory is gone, whatever mappings of it are recorded."""

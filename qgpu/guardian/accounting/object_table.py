@@ -359,7 +359,7 @@ class ObjectTable:
 
     def _unmap(self, fact: Fact) -> None:
         uuid = bytes.fromhex(fact["uuid"]) if fact["uuid"] is not None else None
-        self.allocations.unmap(fact["pid"], fact["base"], fact["length"], uuid)
+        self.allocations.unmap(fact["pid"], fact["base"], fact["length"], uuid, whole=fact.get("whole", False))
 
     def _unmapped(self, fact: Fact) -> None:
         self.allocations.unmap_all(fact["memory"])

@@ -126,7 +126,7 @@ class UvmHandler(Handler):
 
     def _refusal(self, pid: int, base: int, length: int, cards: Set[bytes]) -> str | None:
         """Return why a mapping may not be made on cards, as it is counted; None if it may."""
-        if not self._shared.quota.may_record(self._pod):
+        if not self._shared.quota.may_map(self._pod, pid, base, length):
             return "too many mappings of UVM"
         fits = self._shared.quota.fits_mapping(self._pod, pid, base, length, cards)
         return None if fits else "page tables over the limit"

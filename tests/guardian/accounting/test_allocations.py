@@ -52,7 +52,44 @@ def test_unmapping_the_middle_leaves_both_ends():
     found.map(5, 0, 96, CARD, 1)
     found.unmap(5, 32, 32)
 
-    assert [(mapping.base, mapping.end) for mapping in found.mappings[5].mappings] == [(0, 32), (64, 96)]
+    assert [(mapping.base, mapping.end) for mapping in sorted(found.mappings[5].mappings)] == [(0, 32), (64, 96)]
+
+
+def test_mapping_split_during_a_walk_is_told_of_in_pieces():
+    """A compaction is such a walk. The pieces lie before and after the place where it is."""
+    found = allocations()
+    for end in (100, 200, 300):
+        found.map(5, 0, end, CARD, 1)
+    space = found.mappings[5]
+    walk = space.walk()
+    first = next(walk)
+    found.unmap(5, 40, 10)
+    rest = {*walk}
+
+    assert first not in space.mappings
+    assert rest == {*space.mappings}
+
+
+def test_unmapping_finds_short_mappings_beside_a_very_long_one():
+    found = allocations()
+    found.map(5, 0, 1 << 46, CARD, 1)
+    for at in range(1, 100):
+        found.map(5, at << 30, 4096, OTHER, 1)
+    looked = found.reaching_into(5, 50 << 30, 4096)
+    found.unmap(5, 50 << 30, 4096, OTHER)
+
+    assert len(looked) <= 3
+    assert len(found.mappings[5].mappings) == 99
+
+
+def test_mapping_is_left_whole_where_parts_are_not_tracked():
+    found = allocations()
+    found.map(5, 0, 64, CARD, 1)
+    found.map(5, 64, 64, CARD, 1)
+    found.unmap(5, 32, 96, whole=True)
+
+    assert [(each.base, each.end) for each in found.mappings[5].mappings] == [(0, 64)]
+    assert found.records[""] == 1
 
 
 def test_overlapping_mapping_keeps_both_charged():
