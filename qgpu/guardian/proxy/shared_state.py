@@ -137,6 +137,8 @@ class SharedState:
         self.refusals.forget(pod)
         self._pod_locks.pop(pod, None)
         self._look_again_ns.pop(pod, None)
+        self._unheld.pop(pod, None)
+        self.moved.pop(pod, None)
 
     def resume(self) -> None:
         """Continue with a table rebuilt from a journal: watch its processes, and ask RM about unconfirmed claims."""
