@@ -23,6 +23,9 @@ _HALF = 0.5
 #: A pod is short when a trial gave it less than this part of its share by weight.
 _SHORT = 0.93
 
+#: A way stays after a change of weights if the pods do at least this part of the work that they did before.
+_AS_GOOD = 0.97
+
 #: A longer round, and gates, are worth a trial once switches take more than these parts of the time.
 _SWITCHING_LOW, _SWITCHING_HIGH = 0.02, 0.05
 _WELL_SERVED = 0.95
@@ -113,6 +116,11 @@ def _is_longer(trial: Trial, than: Trial) -> bool:
     return than.sharing.round_ns is not None and (
         trial.sharing.round_ns is None or trial.sharing.round_ns > than.sharing.round_ns
     )
+
+
+def serves_as_before(expected: float, trial: Trial, weights: Mapping[str, int]) -> bool:
+    """Tell whether a way serves pods under new weights: no pod is short, and they do the work ``expected`` of them."""
+    return sum(trial.rates.values()) >= _AS_GOOD * expected and not short_of_share(trial, weights, _SHORT)
 
 
 def gates_may_pay(now: Tuning, best: Trial, pods: Mapping[str, RoundEntry]) -> bool:

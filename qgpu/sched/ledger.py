@@ -294,8 +294,13 @@ class Ledger:
         return (self.mixes.get(mix) or self._begin(mix)) if len(mix[1]) > 1 else None
 
     def _begin(self, mix: Mix) -> Tuning:
-        """Return what is known of pods that were never seen together."""
+        """Return what is known of pods that were never seen together with these weights."""
         pod_class, weights = mix
+        names = [name for name, _ in weights]
+        for (other_class, other), known in reversed(list(self.mixes.items())):
+            same = other_class is pod_class and [name for name, _ in other] == names
+            if same and (found := known.with_other_weights()) is not None:
+                return found
         return slice_tuner.begin([weight for _, weight in weights], pod_class, traits(self.card))
 
     def _mix(self, pod_class: PodClass) -> Mix:

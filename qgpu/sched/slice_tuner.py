@@ -24,6 +24,7 @@ from qgpu.sched.candidates import (
     gates_pay,
     gates_retry_due,
     next_round,
+    serves_as_before,
 )
 from qgpu.sched.gpu_usage import RoundEntry
 from qgpu.sched.measurement import accumulate, is_conclusive, is_contended, is_long, work_debts
@@ -105,6 +106,9 @@ def _proceed(
     """Start the next trial after the last one, or settle on the best way."""
     last = now.trials[-1]
     weights = {name: entry.weight for name, entry in pods.items()}
+    if now.expected:
+        served = serves_as_before(now.expected, last, weights)
+        return now.keep(last, now_ns) if served else now.at(first_round(pods))
     if not last.sharing.by_gate:
         now = now._replace(satisfied=satisfied_pods(now.trials, now.hardware) | last.resting)
         following = next_round(now, last, weights, pods, period_ns)
@@ -158,7 +162,8 @@ def _check(
     if changed or idle or _newly_short(before, trial, now, pods):
         return _retry(kept, trial, pods, period_ns, utilization, now_ns, changed=changed, gated_turns=before.turns_ns)
     weights = {name: entry.weight for name, entry in pods.items()}
-    following = None if now.sharing.by_gate else next_round(now, trial, weights, pods, period_ns)
+    is_final = now.sharing.by_gate or now_ns < now.kept_until_ns
+    following = None if is_final else next_round(now, trial, weights, pods, period_ns)
     if following is None:
         return kept
     wanted, fits_slice = following

@@ -6,13 +6,16 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from qgpu.model import NS_PER_MS, PodClass, Sharing
+from qgpu.model import NS_PER_MS, NS_PER_S, PodClass, Sharing
 from qgpu.model.hardware_traits import OTHER, HardwareTraits
 from qgpu.sched.gpu_usage import GpuUse, RoundEntry
 from qgpu.sched.trial import Trial
 
 #: The longest slice of pods that have not been measured yet: about the driver's own timeslice.
 START_SLICE_NS = 2 * NS_PER_MS
+
+#: An operator who changes quotas sees them at once, and for this long no trial disturbs them.
+KEPT_NS = 10 * NS_PER_S
 
 
 class Tuning(NamedTuple):
@@ -46,6 +49,10 @@ class Tuning(NamedTuple):
     #: Retries because a pod stayed underserved: how many lately, and since when one is underserved now.
     underserved_retries: int = 0
     underserved_since_ns: int = 0
+    #: Under other weights, this way let the pods do this part of the card's work; 0 once it was tried under these.
+    expected: float = 0.0
+    #: Until then a way that was kept after a change of weights is not refined.
+    kept_until_ns: int = 0
     #: What was measured of the card's model.
     hardware: HardwareTraits = OTHER
 
@@ -65,6 +72,7 @@ class Tuning(NamedTuple):
             settled=False,
             fits_slice=frozenset(),
             debts_ns=self.debts_ns if sharing == self.sharing else MappingProxyType({}),
+            expected=self.expected if sharing == self.sharing else 0.0,
         )
 
     def restart(self) -> Tuning:
@@ -73,7 +81,21 @@ class Tuning(NamedTuple):
 
     def settle_on(self, trial: Trial) -> Tuning:
         """Keep to the way of a trial."""
-        return self.at(trial.sharing)._replace(settled=True, fits_slice=trial.fits_slice)
+        return self.at(trial.sharing)._replace(settled=True, fits_slice=trial.fits_slice, expected=0.0)
+
+    def keep(self, trial: Trial, now_ns: int) -> Tuning:
+        """Keep to a way that other weights had settled on, and look for a better one later."""
+        return self.settle_on(trial)._replace(kept_until_ns=now_ns + KEPT_NS)
+
+    def with_other_weights(self) -> Tuning | None:
+        """Return where to begin when only the pods' weights change: with the same way, to be tried first.
+
+        None if no way was settled on, or one that does not depend on weights.
+        """
+        found = self.last_trial()
+        if found is None or not self.settled or self.sharing.equal:
+            return None
+        return Tuning(self.sharing, expected=sum(found.rates.values()), hardware=self.hardware)
 
 
 def begin(weights: Sequence[int], pod_class: PodClass = PodClass.OFFLINE, hardware: HardwareTraits = OTHER) -> Tuning:

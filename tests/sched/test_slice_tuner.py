@@ -202,6 +202,48 @@ def test_a_round_fits_steps_where_nobody_tells_of_gates(step_ms: float, weights:
     assert card.shares["a"] == pytest.approx(weights[0] / sum(weights), abs=0.02)
 
 
+def reweighted(card: Card, weights: tuple[int, int]) -> None:
+    """Change the quotas of two programs that were measured, as the ledger does."""
+    card.cores = dict(zip("ab", weights, strict=True))
+    known = card.known.with_other_weights()
+    assert known is not None
+    card.known = known
+
+
+@pytest.mark.parametrize("weights", [(30, 60), (90, 10), (10, 90)])
+@pytest.mark.parametrize("programs", [(0, 0), (5, 5), (0.8, 0), (8, 0), (0.1, 0), (3, 20)])
+def test_new_weights_hold_in_the_end_whatever_way_was_kept(
+    programs: tuple[float, float], weights: tuple[int, int]
+) -> None:
+    card = pair(*map(steps, programs), (60, 30), utilization=1.0)
+    card.run(10)
+    reweighted(card, weights)
+    card.run(20)
+    card.run(10)
+
+    assert card.shares["a"] == pytest.approx(weights[0] / sum(weights), abs=0.03)
+
+
+def test_new_weights_take_effect_without_another_trial() -> None:
+    card = pair(Program(), Program(), (60, 30), utilization=1.0)
+    card.run(3)
+    reweighted(card, (30, 60))
+    card.run(1)
+
+    assert set(card.tried) == {Sharing()}
+    assert card.shares["a"] == pytest.approx(1 / 3, abs=0.02)
+
+
+def test_a_kept_way_that_does_less_work_than_before_is_left() -> None:
+    card = pair(Program(), Program(), (60, 30), utilization=1.0)
+    card.run(3)
+    reweighted(card, (30, 60))
+    card.known = card.known._replace(expected=1.1)
+    card.run(1)
+
+    assert slice_tuner.begin([30, 60]).sharing in card.tried
+
+
 def test_gates_that_nobody_asked_for_lead_to_a_first_round() -> None:
     known = slice_tuner.begin([1, 1])
     part = {name: PodPlan(name, PodClass.OFFLINE, 2000, weight=1) for name in "ab"}
