@@ -35,6 +35,7 @@ from qgpu.guardian.proxy.shared_state import SharedState
 from qgpu.guardian.proxy.uvm_files import UvmFile
 from qgpu.linux import capabilities
 from qgpu.linux.open_file_set import FileSets
+from qgpu.linux.pod_threads import PodThreads
 from qgpu.linux.timerfd import Timer
 from qgpu.model import NS_PER_MS, NS_PER_S
 from qgpu.nvidia import uvm
@@ -51,6 +52,8 @@ _SWITCH_S = 0.0005
 _GATE_PATIENCE_S = 1.0
 #: How long the main loop pauses after an unexpected error.
 _REST_S = 0.01
+#: How many ended processes the main loop learns of at once.
+_ENDED_AT_ONCE = 256
 #: How long the main loop forgets ended processes before it does anything else.
 _FORGETTING_NS = 10 * NS_PER_MS
 #: With no daemon and no pod left for this long, the guardian ends.
@@ -97,10 +100,10 @@ class Guardian:
         self._threads: dict[int, threading.Thread] = {}
         self._dispatchers: dict[str, Dispatcher] = {}
         self._looked_ns = 0
-        #: By pod, the thread that looks for closed files.
-        self._looking: dict[str, threading.Thread] = {}
-        #: File releases for which no thread was available.
-        self._unreleased: list[Callable[[], None]] = []
+        #: Threads that look for pods' closed files, and empty UVM files: that takes as long as freeing their memory.
+        self._file_work = PodThreads("qgpu-files")
+        #: The processes by pidfd, in an epoll: it takes no longer to wait for thousands of them.
+        self._exits, self._watched = select.epoll(), dict[int, int]()
         #: Processes that have ended, to be forgotten: a pod can end thousands at once.
         self._ended: deque[int] = deque()
         #: Work that other threads hand to the main loop; writing to the eventfd wakes it.
@@ -110,6 +113,7 @@ class Guardian:
         self._timer = Timer()
         self._selector.register(self._timer.fd, selectors.EVENT_READ, self._timer.clear)
         self._selector.register(self._wake_fd, selectors.EVENT_READ, self._run_queued)
+        self._selector.register(self._exits, selectors.EVENT_READ, self._processes_ended)
         self._alone_since_ns: int | None = time.monotonic_ns()
         sys.setswitchinterval(_SWITCH_S)
         self._resume(listeners)
@@ -153,7 +157,6 @@ class Guardian:
         for number, (pod, fd) in listeners.items():
             self.shared.listeners.add(pod, fd, number)
         self._in_main_loop(self._serve_listeners)
-        self._in_main_loop(self._find_moved_uvm_files)
 
     def run(self) -> None:
         """Serve until no daemon, process or listener is left."""
@@ -248,10 +251,6 @@ class Guardian:
 
     # -- pods -------------------------------------------------------------------------------------------------
 
-    def _find_moved_uvm_files(self) -> None:
-        with suppress(RuntimeError):
-            _start(self.shared.find_moved_uvm_files, "qgpu-moved")
-
     def _allowance(self, pod: str) -> Allowance:
         if pod not in self.table.pods:
             return NO_POD
@@ -283,11 +282,13 @@ class Guardian:
             card.enforcer.cancel_free(channels)
 
     def _watch(self, pid: int, pidfd: int) -> None:
-        def exited() -> None:
-            self._selector.unregister(pidfd)
-            self._ended.append(pid)
+        self._exits.register(pidfd, select.EPOLLIN)
+        self._watched[pidfd] = pid
 
-        self._in_main_loop(lambda: self._selector.register(pidfd, selectors.EVENT_READ, exited) and None)
+    def _processes_ended(self) -> None:
+        for pidfd, _ in self._exits.poll(0, _ENDED_AT_ONCE):
+            self._exits.unregister(pidfd)
+            self._ended.append(self._watched.pop(pidfd))
 
     def _forget_ended(self) -> bool:
         """Forget processes that have ended, for a bounded time; return True if scheduling may change."""
@@ -295,44 +296,38 @@ class Guardian:
         while self._ended and time.monotonic_ns() < until_ns:
             pid = self._ended.popleft()
             if files := self.shared.uvm_files.take(pid):
-                self._release(files, partial(self._ended.append, pid))
+                self._release(self.table.processes.get(pid, ""), files, partial(self._ended.append, pid))
             else:
                 changed |= self.shared.exited(pid)
         return changed
 
-    def _release(self, files: list[UvmFile], then: Callable[[], None]) -> None:
-        """Empty UVM files in a thread, because it takes as long as freeing their memory."""
+    def _release(self, pod: str, files: list[UvmFile], then: Callable[[], None]) -> None:
+        """Empty UVM files in the pod's thread."""
 
         def release() -> None:
             self.shared.uvm_files.release(files)
             self._in_main_loop(then)
 
-        try:
-            _start(release, "qgpu-release")
-        except RuntimeError:  # no thread is available: retry within a second
-            self._unreleased.append(lambda: self._release(files, then))
+        self._file_work.do(pod, release)
 
     def _look_at_files(self) -> None:
-        """Find closed files that keep memory; in a thread per pod, because a pod can have very many files."""
-        again, self._unreleased = self._unreleased, []
-        for release in again:
-            release()
-        with_files = {self.table.processes.get(pid, "") for pid in self.shared.uvm_files.processes()}
-        for pod in with_files - {""}:
+        """Find closed files that keep memory; a pod can have very many files."""
+        self._file_work.retry()
+        for pod in self.shared.uvm_files.pods():
             self._look(pod, partial(self._release_closed, pod))
-        if self.table.allocations.carriers():
+        if self.table.allocations.carries("")[1]:
             self._look("", self._look_at_carriers)
 
     def _look(self, pod: str, look: Callable[[], None]) -> None:
-        """Start a thread that looks for closed files, unless the last one still runs."""
-        if pod not in self._looking or not self._looking[pod].is_alive():
-            with suppress(RuntimeError):
-                self._looking[pod] = _start(look, "qgpu-look")
+        """Look for closed files, unless the pod's thread still works."""
+        if not self._file_work.waiting(pod):
+            self._file_work.do(pod, look)
 
     def _release_closed(self, pod: str) -> None:
         """Empty UVM files that a pod's processes have closed: their memory stays for as long as we hold them."""
         for pid, files in self.shared.uvm_files.take_closed(self.table.pids_of(pod)).items():
-            self._release(files, partial(self.shared.uvm_files_released, pid, files))
+            self.shared.uvm_files.release(files)
+            self._in_main_loop(partial(self.shared.uvm_files_released, pid, files))
 
     def _look_at_carriers(self) -> None:
         """Discharge exported memory whose exporting file is closed everywhere."""
@@ -350,6 +345,8 @@ class Guardian:
         pod, listener = self.shared.listeners[number]
         dispatcher = self._dispatchers[pod]
         dispatcher.resume(listener, self.shared.listeners.unanswered_call(number))
+        if pod in self.shared.moved:
+            self._file_work.do(pod, partial(self.shared.find_moved_uvm_files, pod))
         self._in_main_loop(lambda: self.shared.recheck_pods([pod]))
         poll = select.poll()
         poll.register(listener.fd, select.POLLIN)
@@ -389,16 +386,9 @@ class Guardian:
 
     def _retired(self, pod: str) -> None:
         self._dispatchers.pop(pod, None)
-        self._looking.pop(pod, None)
+        self._file_work.forget(pod)
         self.gpu_ops.closer.forget(pod)
         self.gpu_ops.taker.forget(pod)
         self._amended(pod)
         for card in self.cards.values():
             card.enforcer.forget(pod)
-
-
-def _start(do: Callable[[], None], name: str) -> threading.Thread:
-    """Start a daemon thread."""
-    thread = threading.Thread(target=do, name=name, daemon=True)
-    thread.start()
-    return thread

@@ -38,6 +38,15 @@ def status(pid: int, key: str) -> list[str]:
     return []
 
 
+def cpu_s(pid: int) -> float:
+    """Return the CPU time of a process's threads, in s; to a clock tick, which is 10 ms on most kernels."""
+    try:
+        fields = stat(pid)
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
 def stat(pid: int, tid: int | None = None) -> list[str]:
     """Return the fields of /proc/PID/stat, or of one thread's, from the state on, which follows the name."""
     content = _read(pid, "stat" if tid is None else f"task/{tid}/stat")

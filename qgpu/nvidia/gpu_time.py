@@ -72,10 +72,16 @@ class GpuTimeCounter:
                 self.resident, self._before, self._left_ns = None, event.context, event.at_ns
         self._charge(now_ns)
 
-    def take(self, known: Callable[[Hashable], bool] = lambda _: True) -> dict[Hashable, GpuTime]:
-        """Return the GPU time since the last take; forget contexts that did nothing and are not ``known``."""
+    def take(self, kept_as: Callable[[Hashable], Hashable | None] = lambda context: context) -> dict[Hashable, GpuTime]:
+        """Return the GPU time since the last take.
+
+        The totals of contexts that did nothing are added up by what each is ``kept_as``; None forgets them.
+        """
         uses, self._uses = self._uses, {}
-        self.totals = {context: use for context, use in self.totals.items() if context in uses or known(context)}
+        before, self.totals = self.totals, {}
+        for context, use in before.items():
+            if (kept := context if context in uses else kept_as(context)) is not None:
+                self.totals[kept] = self.totals.get(kept, NOTHING) + use
         return uses
 
     def record(self, wanted: bool) -> dict[Hashable, list[tuple[int, int]]]:

@@ -52,14 +52,22 @@ class GpuTimeReader:
         now_ns = self.device.time_ns()
         self.counter.advance([Event(s.at_ns, (s.context, s.pid), s.tag == START) for s in switches], now_ns)
 
-    def read(self, owner: Callable[[Hashable], K | None], *, detailed: bool) -> GpuTimeReading[K]:
+    def read(
+        self,
+        owner: Callable[[Hashable], K | None],
+        *,
+        detailed: bool,
+        kept_as: Callable[[Hashable], Hashable] = lambda context: context,
+    ) -> GpuTimeReading[K]:
         """Return what each owner's contexts did since the last call.
 
+        The totals of contexts that did nothing are added up by what each is ``kept_as``, a context of the same owner.
         If this call and the last one are ``detailed``, it lists when they ran, on CLOCK_MONOTONIC. Raises RmError or
         OSError if the card fails.
         """
         uses: dict[K, GpuTime] = {}
-        for context, use in self.counter.take(lambda context: owner(context) is not None).items():
+        taken = self.counter.take(lambda context: kept_as(context) if owner(context) is not None else None)
+        for context, use in taken.items():
             if (mine := owner(context)) is not None:
                 uses[mine] = uses.get(mine, NOTHING) + use
         runs: dict[K, list[Span]] = {}

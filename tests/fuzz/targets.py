@@ -183,6 +183,21 @@ def _memory_fact(random: Random, pid: int) -> rm_object.Fact:
     )
 
 
+def _check_sums(kept: object_table.ObjectTable) -> None:
+    """Raise DefectError unless what is summed by pod is the sum of what its processes have."""
+    records = Counter(memory.pod for memory in kept.allocations.memories.values())
+    managed: Counter[str] = Counter()
+    tables: Counter[tuple[str, bytes]] = Counter()
+    for pid, space in kept.allocations.mappings.items():
+        records[kept.processes[pid]] += len(space.mappings)
+        tables.update({(kept.processes[pid], uuid): most for uuid, most in space.most_tables.items()})
+    for pid, size in kept.allocations.managed.items():
+        managed[kept.processes[pid]] += size
+    sums = kept.allocations.records, kept.allocations.managed_of, kept.allocations.tables_of
+    if sums != (+records, +managed, +tables) or kept.allocations.all_records != records.total():
+        raise DefectError(f"sums {sums}, in fact {records}, {managed}, {tables}")
+
+
 def check_register(kept: object_table.ObjectTable) -> None:
     """Raise DefectError unless what is charged is what is there, and the same comes back from the facts."""
     while kept.allocations.forget_some(1000):
@@ -195,6 +210,7 @@ def check_register(kept: object_table.ObjectTable) -> None:
         charged[memory.pod, memory.instance] += -(-memory.size >> 16) << 16  # in pieces of 64 KiB
     if +charged != +kept.allocations.held:
         raise DefectError(f"held {kept.allocations.held}, charged {charged}")
+    _check_sums(kept)
     again = object_table.ObjectTable()
     for fact in kept.facts():
         again.note(json.loads(json.dumps(fact)))

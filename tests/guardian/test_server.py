@@ -94,6 +94,7 @@ def _close(guardian):
     for fd in (
         guardian._timer.fd,
         guardian._wake_fd,
+        guardian._exits.fileno(),
         guardian.shared.journal.fd,
         guardian.shared.files.fd,
         *pidfds,
@@ -268,7 +269,7 @@ def test_uvm_of_killed_process_is_unregistered_before_its_exit(pods, guardian, d
     a, _ = pods
     fd = os.open("/dev/null", os.O_RDWR)
     files = guardian.shared.uvm_files
-    files.hold(a.process.pid, fd, fd, [bytes(16)])
+    files.hold("a", a.process.pid, fd, fd, [bytes(16)])
     os.close(fd)
     a.end()
     until(lambda: a.process.pid not in guardian.table.processes)
@@ -317,7 +318,7 @@ def ended_at_once(guardian):
     fds = [os.eventfd(0) for _ in range(MANY)]
     for pid, fd in enumerate(fds, 1 << 22):
         guardian.shared.watch(pid, fd)
-    until(lambda: len(guardian._selector.get_map()) > MANY)
+    until(lambda: len(guardian._watched) >= MANY)
     with guardian.lock:
         for fd in fds:
             os.eventfd_write(fd, 1)

@@ -7,13 +7,13 @@ may keep is pinned. Other files decide what is allowed.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
+from qgpu.guardian.accounting.address_space import AddressSpace, Mapping, Place
 from qgpu.guardian.accounting.rm_object import Key
 
 
@@ -40,50 +40,15 @@ class Allocation:
 #: RM takes card memory in chunks of this size, however little is asked for, and reports only the size asked for
 #: (video_mem.c:_vidmemPmaAllocate).
 _CHUNK = 64 << 10
-#: Up to _FEW mappings are removed from a process's list one by one; more than _MANY are forgotten in steps.
-_FEW, _MANY = 64, 1 << 16
+#: More mappings than this that go at once are forgotten in steps.
+_MANY = 1 << 13
 #: Stands for an allocation's number: memory that is on no card.
 NO_ALLOCATION = 0
-#: The size of a page table on the card, and the address range that one covers per level, as powers of 2, from the level
-#: of the smallest pages up (uvm_hopper_mmu.c; older GPUs differ in the top level only).
-_TABLE, _LEVELS = 4 << 10, (21, 29, 38, 47)
-
-
-def table_bytes(base: int, length: int) -> int:
-    """Return how many bytes of page tables on a card a mapping with no neighbours can take."""
-    last = base + max(length, 1) - 1
-    return _TABLE * sum((last >> level) - (base >> level) + 1 for level in _LEVELS)
 
 
 def charged_bytes(size: int) -> int:
     """Return how many bytes of the card an allocation takes."""
     return -(-size // _CHUNK) * _CHUNK
-
-
-class Mapping(NamedTuple):
-    """Memory that UVM has mapped for one card, from ``base`` to ``end`` of a process's address space."""
-
-    base: int
-    end: int
-    uuid: bytes
-    memory: int
-
-
-@dataclass(slots=True)
-class _Mappings:
-    """One process's mappings in order, and the longest length so far, which bounds the search for a range."""
-
-    all: list[Mapping] = field(default_factory=list)
-    longest: int = field(default=0, compare=False)
-
-    def after(self, base: int) -> list[Mapping]:
-        """Return the first mapping above an address, if there is one."""
-        at = bisect_left(self.all, (base + 1,))
-        return self.all[at : at + 1]
-
-    def within(self, base: int, end: int) -> slice:
-        """Return the slice with all mappings that reach into a range; it may contain others."""
-        return slice(bisect_left(self.all, (base - self.longest,)), bisect_left(self.all, (end,)))
 
 
 @dataclass(slots=True)
@@ -94,12 +59,23 @@ class Allocations:
     by_handle: dict[Key, Allocation] = field(default_factory=dict)
     held: Counter[tuple[str, int]] = field(default_factory=Counter)
     #: By process: what UVM has mapped, and the bytes that could be managed memory (0 if UVM is only initialised).
-    mappings: dict[int, _Mappings] = field(default_factory=dict)
+    mappings: dict[int, AddressSpace] = field(default_factory=dict)
     managed: dict[int, int] = field(default_factory=dict)
+    #: By pod: the sums of what its processes' managed memory and, by card, page tables may take; in bytes.
+    managed_of: Counter[str] = field(default_factory=Counter)
+    tables_of: Counter[tuple[str, bytes]] = field(default_factory=Counter, compare=False)
+    #: How many allocations and mappings are known, by pod and in all.
+    records: Counter[str] = field(default_factory=Counter, compare=False)
+    all_records: int = field(default=0, compare=False)
+    _pods: dict[int, str] = field(default_factory=dict, compare=False)
     #: The mappings of each allocation, with their processes.
     _mapped: dict[int, set[tuple[int, Mapping]]] = field(default_factory=dict)
-    #: Mappings that are gone, mostly of ended processes, to be forgotten in steps.
-    _ending: list[tuple[int, list[Mapping]]] = field(default_factory=list, compare=False)
+    #: Mappings that are gone, mostly of ended processes, to be forgotten in steps; and allocations that are gone, with
+    #: the processes that still list mappings of them.
+    _ending: list[tuple[int, AddressSpace, list[Mapping]]] = field(default_factory=list, compare=False)
+    _dead: list[tuple[int, list[int]]] = field(default_factory=list, compare=False)
+    #: Up to where the last of these processes is looked through.
+    _looked: Place | None = field(default=None, compare=False)
     #: The allocations that each carrier carries.
     _carried: dict[int, set[int]] = field(default_factory=dict)
     #: How many times memory of a pod is carried, and the pods that ended while some was.
@@ -108,10 +84,6 @@ class Allocations:
     #: Pins of ended pods, to be removed in steps.
     _pins: dict[int, None] = field(default_factory=dict, compare=False)
     _last_carrier: int = field(default=0, compare=False)
-    #: Possible page-table bytes by process and card, and their maximum: UVM returns a chunk of 2 MiB to the card only
-    #: when no table lies in it.
-    _tables: Counter[tuple[int, bytes]] = field(default_factory=Counter)
-    _most_tables: Counter[tuple[int, bytes]] = field(default_factory=Counter, compare=False)
     #: Pinned or carried allocations by pod, then by card and size, oldest first.
     _kept_by_size: dict[str, dict[tuple[int, int], dict[int, None]]] = field(default_factory=dict)
     _last: int = field(default=0, compare=False)
@@ -154,9 +126,9 @@ class Allocations:
         self._last_carrier += 1
         return self._last_carrier
 
-    def carries(self, pod: str) -> int:
-        """Return how many times memory of a pod is carried."""
-        return self._carries[pod]
+    def carries(self, pod: str) -> tuple[int, int]:
+        """Return how many times memory of a pod, and of all pods, is carried."""
+        return self._carries[pod], self._carries.total()
 
     def add_carrier(self, carrier: int, number: int) -> None:
         """Charge an allocation for as long as the file that carries it is open."""
@@ -218,8 +190,9 @@ class Allocations:
         for numbers in self._kept_by_size.pop(pod, {}).values():
             self._pins |= numbers
 
-    def pod_begins(self, pod: str) -> None:
-        """Record that a pod has a process again, which may keep what is pinned."""
+    def begins(self, pid: int, pod: str) -> None:
+        """Record a process of a pod; it may keep what is pinned."""
+        self._pods[pid] = pod
         self._ended.discard(pod)
 
     def kept_of_size(self, pod: str, instance: int, size: int, most: int) -> list[Allocation]:
@@ -252,58 +225,75 @@ class Allocations:
 
     def map(self, pid: int, base: int, length: int, uuid: bytes, number: int) -> None:
         """Record that UVM may have mapped an allocation; earlier mappings there still count, as this one may fail."""
-        mapped = self.mappings.setdefault(pid, _Mappings())
-        self._add(pid, mapped, Mapping(base, base + length, uuid, number))
+        if (space := self.mappings.get(pid)) is None:
+            space = self.mappings[pid] = AddressSpace(self._pods.get(pid, ""))
+        self._add(pid, space, Mapping(base, base + length, uuid, number))
 
-    def unmap(self, pid: int, base: int, length: int, uuid: bytes | None = None) -> None:
-        """Record that UVM has unmapped a range, for one card or for all."""
-        if (mapped := self.mappings.get(pid)) is None:
+    def unmap(self, pid: int, base: int, length: int, uuid: bytes | None = None, *, whole: bool = False) -> None:
+        """Record that UVM has unmapped a range, for one card or for all; only ``whole`` mappings, or parts of them."""
+        if (space := self.mappings.get(pid)) is None:
             return
         end = base + length
-        place = mapped.within(base, end)
-        gone = [each for each in mapped.all[place] if each.end > base and uuid in (None, each.uuid)]
-        if not gone:
-            return
-        mapped.all[place] = [each for each in mapped.all[place] if each.end <= base or uuid not in (None, each.uuid)]
+        gone = space.take(base, end, uuid, whole=whole)
         for each in gone:
             if each.base < base:
-                self._add(pid, mapped, each._replace(end=base))
+                self._add(pid, space, each._replace(end=base), is_piece=True)
             if each.end > end:
-                self._add(pid, mapped, each._replace(base=end))
-        if not mapped.all:
+                self._add(pid, space, each._replace(base=end), is_piece=True)
+        if not space.by_length:
             del self.mappings[pid]
         if len(gone) > _MANY:
-            self._ending.append((pid, gone))
+            self._ending.append((pid, space, gone))
         else:
-            self._unmapped(pid, gone)
+            self._unmapped(pid, space, gone)
 
-    def _add(self, pid: int, mapped: _Mappings, mapping: Mapping) -> None:
-        at = bisect_left(mapped.all, mapping)
-        if mapped.all[at : at + 1] != [mapping]:
-            mapped.all.insert(at, mapping)
-            mapped.longest = max(mapped.longest, mapping.end - mapping.base)
+    def overlaps(self, pid: int, base: int, length: int) -> int:
+        """Return how many of a process's mappings reach into a range."""
+        return sum(each.end > base for each in self.reaching_into(pid, base, length))
+
+    def _add(self, pid: int, space: AddressSpace, mapping: Mapping, *, is_piece: bool = False) -> None:
+        if space.add(mapping, is_piece=is_piece):
             self._mapped.setdefault(mapping.memory, set()).add((pid, mapping))
-            whose = pid, mapping.uuid
-            self._tables[whose] += table_bytes(mapping.base, mapping.end - mapping.base)
-            self._most_tables[whose] = max(self._most_tables[whose], self._tables[whose])
+            self._record(space.pod, 1)
+            self._count_tables(space, mapping.uuid, mapping.tables)
 
-    def mappings_of(self, pid: int) -> int:
-        """Return how many mappings a process has."""
-        return len(self.mappings[pid].all) if pid in self.mappings else 0
+    def _record(self, pod: str, more: int) -> None:
+        self.all_records += more
+        self.records[pod] += more
+        if not self.records[pod]:
+            del self.records[pod]
 
-    def tables(self, pid: int, uuid: bytes) -> int:
-        """Return the most bytes of page tables that a process's mappings may have taken on a card."""
-        return self._most_tables[pid, uuid]
+    def _count_tables(self, space: AddressSpace, uuid: bytes, more: int) -> None:
+        """Count page tables of a process, and the most that it has had for its pod."""
+        space.tables[uuid] += more
+        added = space.tables[uuid] - space.most_tables[uuid]
+        if added > 0:
+            space.most_tables[uuid] += added
+            self.tables_of[space.pod, uuid] += added
+        elif not space.tables[uuid]:
+            self._discharge_tables(space, uuid)
+
+    def _discharge_tables(self, space: AddressSpace, uuid: bytes) -> None:
+        self.tables_of[space.pod, uuid] -= space.most_tables.pop(uuid, 0)
+        if not self.tables_of[space.pod, uuid]:
+            del self.tables_of[space.pod, uuid]
+        del space.tables[uuid]
+
+    def set_managed(self, pid: int, size: int) -> None:
+        """Charge a process for the bytes that it could have as managed memory."""
+        self.managed_of[self._pods.get(pid, "")] += size - self.managed.get(pid, 0)
+        self.managed[pid] = size
 
     def more_tables(self, pid: int, uuid: bytes, base: int, length: int) -> int:
         """Return how many more bytes page tables on a card may take with one more mapping."""
-        return max(0, self._tables[pid, uuid] + table_bytes(base, length) - self._most_tables[pid, uuid])
+        space = self.mappings.get(pid)
+        return (space if space is not None else AddressSpace("")).more_tables(uuid, base, length)
 
-    def _unmapped(self, pid: int, gone: Iterable[Mapping]) -> None:
+    def _unmapped(self, pid: int, space: AddressSpace, gone: list[Mapping]) -> None:
+        self._record(space.pod, -len(gone))
         for each in gone:
-            self._tables[pid, each.uuid] -= table_bytes(each.base, each.end - each.base)
-            if not self._tables[pid, each.uuid]:
-                del self._tables[pid, each.uuid], self._most_tables[pid, each.uuid]
+            if not space.ended:
+                self._count_tables(space, each.uuid, -each.tables)
             if (left := self._mapped.get(each.memory)) is not None:
                 left.discard((pid, each))
                 if not left:
@@ -312,25 +302,37 @@ class Allocations:
 
     def exited(self, pid: int) -> None:
         """Forget a process's address space; ``forget_some`` forgets its mappings in steps."""
-        self.managed.pop(pid, None)
-        if (mapped := self.mappings.pop(pid, None)) is not None:
-            self._ending.append((pid, mapped.all))
+        pod = self._pods.pop(pid, "")
+        self.managed_of[pod] -= self.managed.pop(pid, 0)
+        if not self.managed_of[pod]:
+            del self.managed_of[pod]
+        if (space := self.mappings.pop(pid, None)) is not None:
+            for uuid in list(space.tables):
+                self._discharge_tables(space, uuid)
+            gone, space.by_length, space.ended = space.mappings, {}, True
+            self._ending.append((pid, space, gone))
 
     @property
     def is_forgetting(self) -> bool:
         """Tell whether mappings or pins remain to be forgotten."""
-        return bool(self._ending or self._pins)
+        return bool(self._ending or self._dead or self._pins)
 
     def forget_some(self, most: int) -> bool:
         """Forget at most ``most`` mappings and pins that are gone; True if more remain."""
         while self._ending and most > 0:
-            pid, mapped = self._ending[-1]
+            pid, space, mapped = self._ending[-1]
             some = mapped[-most:]
             del mapped[-most:]
-            self._unmapped(pid, some)
+            self._unmapped(pid, space, some)
             most -= len(some)
             if not mapped:
                 self._ending.pop()
+        while self._dead and most > 0:
+            number, pids = self._dead[-1]
+            if pids:
+                most -= self._forget_dead(number, pids, most)
+            else:
+                self._dead.pop()
         while self._pins and most > 0:
             most -= 1
             if (memory := self.memories.get(self._pins.popitem()[0])) is not None:
@@ -338,13 +340,28 @@ class Allocations:
                 self._release_kept(memory)
         return self.is_forgetting
 
+    def _forget_dead(self, number: int, pids: list[int], most: int) -> int:
+        """Look at the next mappings of the last process for those of an allocation; return how many were looked at."""
+        looked, at = 0, None
+        if (space := self.mappings.get(pids[-1])) is not None:
+            at, looked, gone = space.drop(number, self._looked, most)
+            self._unmapped(pids[-1], space, gone)
+            if not space.by_length:
+                del self.mappings[pids[-1]]
+        self._looked = at
+        if at is None:
+            pids.pop()
+        return max(1, looked)
+
     def facts(self) -> Iterator[dict[str, Any]]:
         """Yield the facts beyond those of objects: mappings, charged allocations, managed memory.
 
         What keeps an allocation comes before the allocation, so that something keeps it from the start.
         """
-        for pid in list(self.mappings):
-            for mapping in self._walk(pid):
+        for pid, space in list(self.mappings.items()):
+            for mapping in space.walk():
+                if (pid, mapping) not in self._mapped.get(mapping.memory, ()):
+                    continue  # its allocation is gone
                 length = mapping.end - mapping.base
                 where = {"pid": pid, "base": mapping.base, "length": length, "uuid": mapping.uuid.hex()}
                 yield {"fact": "map", **where, "memory": mapping.memory}
@@ -359,18 +376,6 @@ class Allocations:
         for pid in list(self.managed):
             if pid in self.managed:
                 yield {"fact": "managed", "pid": pid, "bytes": self.managed[pid]}
-
-    def _walk(self, pid: int) -> Iterator[Mapping]:
-        """Yield a process's mappings in order, while mappings may come, go or be split."""
-        base = -1
-        while (mapped := self.mappings.get(pid)) and (rest := mapped.after(base)):
-            base, said = rest[0].base, set()
-            while (mapped := self.mappings.get(pid)) is not None:
-                here = mapped.all[bisect_left(mapped.all, (base,)) : bisect_left(mapped.all, (base + 1,))]
-                if (more := next((each for each in here if each not in said), None)) is None:
-                    break
-                said.add(more)
-                yield more
 
     def _name(self, memory: Allocation, key: Key) -> None:
         memory.handles.add(key)
@@ -387,14 +392,15 @@ class Allocations:
 
     def _count(self, memory: Allocation, times: int) -> None:
         whose = memory.pod, memory.instance
+        self._record(memory.pod, times)
         self.held[whose] += times * charged_bytes(memory.size)
         if not self.held[whose]:
             del self.held[whose]
 
     def reaching_into(self, pid: int, base: int, length: int) -> list[Mapping]:
-        """List a process's mappings in order, with all that reach into a range and perhaps others."""
-        mapped = self.mappings.get(pid)
-        return mapped.all[mapped.within(base, base + length)] if mapped is not None else []
+        """List a process's mappings that reach into a range, and perhaps others."""
+        space = self.mappings.get(pid)
+        return space.reaching_into(base, base + length) if space is not None else []
 
     def among(self, mappings: Iterable[Mapping], base: int, uuid: bytes | None) -> list[Allocation]:
         """List the allocations among mappings that end above an address, for one card or for all.
@@ -405,27 +411,20 @@ class Allocations:
         return [memory for number in sorted(numbers) if (memory := self.memories.get(number)) is not None]
 
     def unmap_all(self, number: int) -> None:
-        """Forget the recorded mappings of an allocation that is gone."""
-        by_process: dict[int, list[Mapping]] = {}
-        for pid, mapping in self._mapped.get(number, ()):
-            by_process.setdefault(pid, []).append(mapping)
-        for pid, gone in by_process.items():
-            if (mapped := self.mappings.get(pid)) is not None:
-                self._take_out(mapped, gone)
-                if not mapped.all:
-                    del self.mappings[pid]
-            self._unmapped(pid, gone)
-
-    def _take_out(self, mapped: _Mappings, gone: list[Mapping]) -> None:
-        """Remove mappings from the list: a few one by one, because a process can have very many."""
-        if len(gone) > _FEW:
-            out = set(gone)
-            mapped.all = [each for each in mapped.all if each not in out]
+        """Forget the recorded mappings of an allocation that is gone; in steps if they are many."""
+        gone = self._mapped.pop(number, set())
+        self._discharge_if_unused(self.memories.get(number))
+        if len(gone) > _MANY:
+            self._dead.insert(0, (number, list({pid for pid, _ in gone})))
             return
-        for each in gone:
-            at = bisect_left(mapped.all, each)
-            if mapped.all[at : at + 1] == [each]:
-                del mapped.all[at]
+        by_process: dict[int, list[Mapping]] = {}
+        for pid, mapping in gone:
+            by_process.setdefault(pid, []).append(mapping)
+        for pid, mappings in by_process.items():  # an ended process lists none
+            if (space := self.mappings.get(pid)) is not None:
+                self._unmapped(pid, space, space.remove(mappings))
+                if not space.by_length:
+                    del self.mappings[pid]
 
     def is_mapped(self, number: int) -> bool:
         """Tell whether UVM is recorded to have mapped an allocation."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from qgpu.guardian.accounting import managed_memory, object_table
@@ -15,10 +15,13 @@ from qgpu.guardian.accounting.rm_object import Fact, Key, RmObject, object_fact
 from qgpu.linux import fd_budget, kcmp, proc
 from qgpu.linux.open_file_set import FileSet
 
-#: How many mappings of a process are tracked.
-_MOST_MAPPINGS = 1 << 18
-#: How many exports of a pod may be open: all open ones are listed once a second.
-_MOST_CARRIED = 1 << 14
+#: How many clients, objects, allocations and mappings of all pods are tracked: a successor reads each. A pod may have a
+#: third of them: enough for a whole H200, mapped in pieces of 2 MiB. No recorded program makes more than 350.
+_MOST_RECORDS = 3 << 18
+#: How many recorded mappings may lie where one more is made: those on other cards, and those that UVM refused.
+_MOST_OVERLAPS = 256
+#: How many exports of a pod, and of all pods, may be open: all open ones are listed once a second.
+_MOST_CARRIED, _ALL_CARRIED = 1 << 14, 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,62 +52,91 @@ class MemoryQuota:
     _lock: threading.RLock
     _note: Callable[[Fact], None]
     _allowance: Callable[[str], Allowance]
-    #: Asks RM which of a pod's clients still exist.
-    _recheck_clients: Callable[[str], None]
+    #: Drops a pod's clients that RM no longer has; True if there were any. It needs the lock not to be held.
+    _recheck_clients: Callable[[str], bool]
     _uuids: Callable[[], Mapping[bytes, int]]
-    #: Returns how many UVM files of a process are held: each keeps an address space, whatever RM has of it.
-    _uvm_files: Callable[[int], int]
+    #: Returns how many UVM files of a pod are held: each keeps an address space, whatever RM has of it.
+    _uvm_files: Callable[[str], int]
     #: Files that carry exported memory.
     _carriers: FileSet
-    #: Mappings in progress, in bytes by process: charged until /proc shows the result.
+    #: Mappings in progress, in bytes by process and by pod: charged until /proc shows the result.
     _mapping: Counter[int] = field(default_factory=Counter)
+    _mapping_of: Counter[str] = field(default_factory=Counter)
 
     def exited(self, pid: int) -> None:
         """Forget the mappings in progress of a process."""
-        self._mapping.pop(pid, None)
+        self._count_in_progress(pid, -self._mapping[pid])
+
+    def _count_in_progress(self, pid: int, more: int) -> None:
+        """Count bytes of mappings in progress, if the process lives; what is settled was charged before."""
+        if (pod := self._table.processes.get(pid)) is None:
+            return
+        more = max(more, -self._mapping[pid])
+        self._mapping[pid] += more
+        self._mapping_of[pod] += more
+        if not self._mapping[pid]:
+            del self._mapping[pid]
+        if not self._mapping_of[pod]:
+            del self._mapping_of[pod]
 
     def used(self, pod: str, instance: int) -> int:
-        """Return what a pod is charged on a card, in bytes; managed memory counts only under a limit."""
-        held = self._table.allocations.held.get((pod, instance), 0)
+        """Return what a pod is charged on a card, in bytes; managed memory counts only under a limit.
+
+        It takes no longer with more processes: a pod can have thousands.
+        """
+        allocations = self._table.allocations
+        held = allocations.held.get((pod, instance), 0)
         if instance in self._allowance(pod).limits:
-            allocations = self._table.allocations
-            uuids = [uuid for uuid, of in self._uuids().items() if of == instance]
-            for pid in self._table.pids_of(pod):
-                if pid not in allocations.managed and pid not in allocations.mappings and pid not in self._mapping:
-                    continue  # it does not use UVM; a pod can have thousands of these
-                held += allocations.managed.get(pid, 0) + self._mapping[pid]
-                # UVM allocates page tables without a call.
-                held += self._uvm_files(pid) * object_table.SPACE_BYTES
-                for uuid in uuids:
-                    held += allocations.tables(pid, uuid)
+            held += allocations.managed_of[pod] + self._mapping_of[pod]
+            # UVM allocates page tables without a call.
+            held += self._uvm_files(pod) * object_table.SPACE_BYTES
+            held += sum(allocations.tables_of[pod, uuid] for uuid, of in self._uuids().items() if of == instance)
         return held
 
-    def fits_mapping(self, pod: str, pid: int, base: int, length: int, uuids: Iterable[bytes]) -> bool:
-        """Tell whether there is room for one more mapping, and for its page tables."""
+    def may_record(self, pod: str) -> bool:
+        """Tell whether one more object or mapping of a pod may be tracked: no pod may take the shares of others."""
+        own, every = self._table.records(pod)
+        return fd_budget.within_fair_share(own, _MOST_RECORDS - every)
+
+    def may_map(self, pod: str, pid: int, base: int, length: int) -> bool:
+        """Tell whether one more mapping of a process may be tracked; UVM makes none over another on a card."""
         with self._lock:
-            if self._table.allocations.mappings_of(pid) >= _MOST_MAPPINGS:
-                return False
+            overlaps = self._table.allocations.overlaps(pid, base, length)
+            return overlaps < _MOST_OVERLAPS and self.may_record(pod)
+
+    def fits_mapping(self, pod: str, pid: int, base: int, length: int, uuids: Iterable[bytes]) -> bool:
+        """Tell whether there is room for the page tables of one more mapping."""
+        with self._lock:
             more = {uuid: self._table.allocations.more_tables(pid, uuid, base, length) for uuid in uuids}
-            return not any(self.over_limit(pod, self._uuids()[uuid], size) for uuid, size in more.items())
+        return all(self.fits(pod, [self._uuids()[uuid]], size) for uuid, size in more.items())
 
     def over_limit(self, pod: str, instance: int, more: int = 0) -> bool:
-        """Tell whether a pod is over its limit on a card, after asking RM which of its clients still exist."""
+        """Tell whether a pod is over its limit on a card."""
         if not self._allowance(pod).known:
             return True
         limit = self._allowance(pod).limits.get(instance)
-        if limit is None or self.used(pod, instance) + more <= limit:
-            return False
-        self._recheck_clients(pod)
-        return self.used(pod, instance) + more > limit
+        return limit is not None and self.used(pod, instance) + more > limit
+
+    def fits(
+        self, pod: str, instances: Collection[int], more: int = 0, then: Callable[[], object] = lambda: None
+    ) -> bool:
+        """Tell whether a pod is within its limits on cards, if need be after asking RM which of its clients exist.
+
+        If it is, ``then`` is done under the same lock. Call it without the lock.
+        """
+        for _ in range(2):
+            with self._lock:
+                if not any(self.over_limit(pod, instance, more) for instance in instances):
+                    then()
+                    return True
+            if not self._recheck_clients(pod):
+                break
+        return False
 
     def reserve_mapping(self, pod: str, pid: int, size: int) -> bool:
         """Charge a mapping that a process is about to make; False if it exceeds a limit on any card."""
-        with self._lock:
-            allowance = self._allowance(pod)
-            if not allowance.known or any(self.over_limit(pod, instance, size) for instance in allowance.limits):
-                return False
-            self._mapping[pid] += size
-            return True
+        allowance = self._allowance(pod)
+        return allowance.known and self.fits(pod, allowance.limits, size, lambda: self._count_in_progress(pid, size))
 
     def mappings_of(self, pod: str, *, all_known: bool = False) -> list[int]:
         """List a pod's processes that have mapped possible managed memory, or all that may have."""
@@ -122,7 +154,7 @@ class MemoryQuota:
             return False
         with self._lock:
             before = self._table.allocations.managed.get(pid, 0)
-            self._mapping[pid] -= settled
+            self._count_in_progress(pid, -settled)
             if held != before:
                 self._note({"fact": "managed", "pid": pid, "bytes": held})
             return held < before or settled > 0
@@ -133,9 +165,11 @@ class MemoryQuota:
         A process whose first thread has ended does not show its memory, so it may share any other's.
         """
         with self._lock:
+            if pid in self._table.allocations.managed:
+                return True
             pod = self._table.processes.get(pid, "")
             known = [other for other in self._table.pids_of(pod) if other in self._table.allocations.managed]
-        return pid in known or any(kcmp.same_memory(tid, other) or proc.is_headless(other) for other in known)
+        return any(kcmp.same_memory(tid, other) or proc.is_headless(other) for other in known)
 
     def will_use_uvm(self, pid: int) -> None:
         """Record that a process initialises UVM."""
@@ -150,8 +184,7 @@ class MemoryQuota:
         """
         self.will_use_uvm(pid)
         self.rescan_mappings(pid)
-        with self._lock:
-            return not any(self.over_limit(pod, instance) for instance in self._allowance(pod).limits)
+        return self.fits(pod, self._allowance(pod).limits)
 
     def map(self, pid: int, base: int, length: int, uuids: Iterable[bytes], memory: Key) -> None:
         """Record a UVM mapping, which keeps its memory; a mapping of other memory is charged for page tables only."""
@@ -169,7 +202,9 @@ class MemoryQuota:
         with self._lock:
             if pid in self._table.allocations.mappings:
                 name = uuid.hex() if uuid is not None else None
-                self._note({"fact": "unmap", "pid": pid, "base": base, "length": length, "uuid": name})
+                # A pod without a share for more pays for mappings that are left in part as for whole ones.
+                whole = {} if self.may_record(self._table.processes.get(pid, "")) else {"whole": True}
+                self._note({"fact": "unmap", "pid": pid, "base": base, "length": length, "uuid": name} | whole)
 
     def unmap_memory(self, number: int) -> None:
         """Record that memory is gone, whatever mappings of it are recorded."""
@@ -193,7 +228,9 @@ class MemoryQuota:
             numbers = [number for key in keys if (number := self.number_of(key)) is not None]
             if not numbers:
                 return None
-            if self._table.allocations.carries(pod) + len(numbers) > _MOST_CARRIED:
+            own, every = self._table.allocations.carries(pod)
+            own += len(numbers)
+            if own > _MOST_CARRIED or not fd_budget.within_fair_share(own, _ALL_CARRIED - every):
                 raise OSError(errno.ENOSPC, "too many open exports of the pod")
             mark = self._table.allocations.next_carrier()
         if not self._carriers.add(carrier, mark):

@@ -10,9 +10,10 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from qgpu.guardian.accounting.allocations import Allocation, Allocations
-from qgpu.guardian.accounting.rm_object import Fact, Key, RmObject, confirm_fact, object_fact
+from qgpu.guardian.accounting.rm_object import Fact, Key, RmObject, object_fact
 from qgpu.guardian.accounting.tsg_handles import TsgHandles
 from qgpu.ipc.codec import grants_from_json, grants_to_json
 from qgpu.linux import cgroup
@@ -127,7 +128,7 @@ class ObjectTable:
     def _process(self, fact: Fact) -> None:
         self.processes[fact["pid"]] = fact["pod"]
         self._pids.setdefault(fact["pod"], set()).add(fact["pid"])
-        self.allocations.pod_begins(fact["pod"])
+        self.allocations.begins(fact["pid"], fact["pod"])
 
     def _uvm_file(self, fact: Fact) -> None:
         known = self.uvm_fds.setdefault(fact["pid"], set())
@@ -219,6 +220,7 @@ class ObjectTable:
             self._forget_kind(before)
         else:
             self.counts[self.pod_of(rm)] += 1
+        rm.confirmed, rm.context = "confirmed" in fact, fact.get("confirmed", 0)
         self.objects[rm.key] = rm
         self._handles.setdefault(rm.client, set()).add(rm.handle)
         if rm.rm_class == abi.NV01_DEVICE_0:
@@ -352,17 +354,19 @@ class ObjectTable:
         self.allocations.pin(fact["memory"])
 
     def _map(self, fact: Fact) -> None:
-        self.allocations.map(fact["pid"], fact["base"], fact["length"], bytes.fromhex(fact["uuid"]), fact["memory"])
+        if fact["pid"] in self.processes:  # else it has ended, and so has its address space
+            self.allocations.map(fact["pid"], fact["base"], fact["length"], bytes.fromhex(fact["uuid"]), fact["memory"])
 
     def _unmap(self, fact: Fact) -> None:
         uuid = bytes.fromhex(fact["uuid"]) if fact["uuid"] is not None else None
-        self.allocations.unmap(fact["pid"], fact["base"], fact["length"], uuid)
+        self.allocations.unmap(fact["pid"], fact["base"], fact["length"], uuid, whole=fact.get("whole", False))
 
     def _unmapped(self, fact: Fact) -> None:
         self.allocations.unmap_all(fact["memory"])
 
     def _managed(self, fact: Fact) -> None:
-        self.allocations.managed[fact["pid"]] = fact["bytes"]
+        if fact["pid"] in self.processes:
+            self.allocations.set_managed(fact["pid"], fact["bytes"])
 
     # -- questions ------------------------------------------------------------------------------------------
 
@@ -387,9 +391,8 @@ class ObjectTable:
         yield from self.allocations.facts()
         for key in list(self.objects):
             if (rm := self.objects.get(key)) is not None:
-                yield object_fact(rm) | self._number_of(rm) | self._tsg_of(rm)
-            if (rm := self.objects.get(key)) is not None and rm.confirmed:
-                yield confirm_fact(key, rm.context)
+                confirmed = {"confirmed": rm.context} if rm.confirmed else {}
+                yield object_fact(rm) | confirmed | self._number_of(rm) | self._tsg_of(rm)
             if (rm := self.objects.get(key)) is not None and rm.requested_us != abi.RM_DEFAULT_TIMESLICE_US:
                 yield {"fact": "timeslice", "client": rm.client, "handle": rm.handle, "us": rm.requested_us}
 
@@ -402,9 +405,19 @@ class ObjectTable:
         memory = self.allocations.by_handle.get(rm.key)
         return {"memory": memory.number} if memory is not None else {}
 
+    def records(self, pod: str) -> tuple[int, int]:
+        """Return how many clients, objects, allocations and mappings are known, of a pod and of all pods."""
+        held = self.allocations
+        own = len(self._of_pod.get(pod, ())) + self.counts[pod] + held.records[pod]
+        return own, len(self.clients) + len(self.objects) + held.all_records
+
     def pids_of(self, pod: str) -> list[int]:
         """List a pod's processes that have made calls."""
         return list(self._pids.get(pod, ()))
+
+    def processes_of(self, pod: str) -> int:
+        """Return how many processes of a pod have made calls."""
+        return len(self._pids.get(pod, ()))
 
     def clients_of(self, pod: str) -> list[int]:
         """List a pod's RM clients."""
@@ -448,6 +461,10 @@ class ObjectTable:
         group = rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A or self.stands_alone(rm)
         return group and rm.detail in abi.COPY_ENGINES
 
+    def further_handles(self, pod: str) -> int:
+        """Return how many handles of a pod's TSGs are further ones."""
+        return sum(count for first, count in self._tsgs.further() if self.clients[first[0]].pod == pod)
+
     def stands_alone(self, rm: RmObject) -> bool:
         """Tell whether an object is a channel below a device: RM puts it into a TSG that has no handle."""
         parent = self.objects.get((rm.client, rm.parent)) if rm.rm_class in abi.GPFIFO_CLASSES else None
@@ -465,13 +482,28 @@ class ObjectTable:
         return [rm for rm in below if rm is not None and rm.confirmed and rm.rm_class in abi.GPFIFO_CLASSES]
 
     def below(self, key: Key) -> list[RmObject]:
-        """List an object and everything below it; a client's handle stands for the client itself."""
-        if key[0] == key[1]:
-            return [self.objects[key[0], handle] for handle in self._handles.get(key[0], ())]
-        found = [self.objects[key]] if key in self.objects else []
-        for handle in self._children.get(key, ()):
-            found += self.below((key[0], handle))
-        return found
+        """List an object and everything below it, parents first; a client's handle stands for the client itself."""
+        return list(self._below(key))
+
+    def count_below(self, key: Key, most: int) -> int:
+        """Return how many objects ``below`` lists, or a number above ``most`` if they are more."""
+        return sum(1 for _ in islice(self._below(key), most + 1))
+
+    def handles_of(self, client: int) -> int:
+        """Return how many objects a client has."""
+        return len(self._handles.get(client, ()))
+
+    def _below(self, key: Key) -> Iterator[RmObject]:
+        """Yield what ``below`` lists. It needs no lock: what comes or goes meanwhile may be listed or not."""
+        whole_client = key[0] == key[1]
+        if (rm := self.objects.get(key)) is not None and not whole_client:
+            yield rm
+        handles = self._handles.get(key[0], ()) if whole_client else self._children.get(key, ())
+        for handle in list(handles):
+            if not whole_client and (key[0], handle) in self._children:
+                yield from self._below((key[0], handle))
+            elif (rm := self.objects.get((key[0], handle))) is not None:
+                yield rm
 
     def subdevice_of(self, client: int) -> int | None:
         """Return the handle of a subdevice of a client; None without one."""
@@ -496,12 +528,15 @@ class ObjectTable:
         return False
 
     def ending_with(self, key: Key) -> list[Allocation]:
-        """List the allocations that lose all their handles when an object is freed."""
-        going = {rm.key for rm in self.below(key) if rm.rm_class == abi.NV01_MEMORY_LOCAL_USER}
-        found = {
-            self.allocations.by_handle[each].number: self.allocations.by_handle[each]
-            for each in going & self.allocations.by_handle.keys()
-        }
+        """List the allocations that lose all their handles when an object is freed.
+
+        It needs no lock, and takes as long as there are objects.
+        """
+        going = {rm.key for rm in self._below(key) if rm.rm_class == abi.NV01_MEMORY_LOCAL_USER}
+        found = {}
+        for each in going:
+            if (memory := self.allocations.by_handle.get(each)) is not None:
+                found[memory.number] = memory
         return [memory for memory in found.values() if memory.handles <= going]
 
     def exported(self, pod: str, instance: int | None, size: int, most: int) -> list[Allocation]:

@@ -8,18 +8,23 @@ from qgpu.errors import QgpuError
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.failover.journal import Journal
 from qgpu.guardian.gpu.gpu_ops import GpuOps
+from qgpu.nvidia import abi
 from qgpu.nvidia.rm_client import RmClient
 from qgpu.nvidia.rm_device import open_devices
 from qgpu.nvidia.versions import find, installed
 
 _log = structlog.get_logger("guardian")
 
+#: How lines begin that are about memory alone, and what they contain if they are about an object of memory.
+_OF_MEMORY = tuple(b'{"fact":"%s"' % kind for kind in (b"map", b"unmap", b"unmapped", b"kept", b"carrier", b"managed"))
+_MEMORY_CLASS = b'"class":%d,' % abi.NV01_MEMORY_LOCAL_USER
+
 
 def open_gates(journal_fd: int) -> None:
     """Open the gates of all pods in a journal; if that fails, the next guardian opens them."""
     try:
         table = ObjectTable()
-        for fact in Journal(journal_fd).read()[1]:
+        for fact in Journal(journal_fd).read(_is_of_channels)[1]:
             table.note(fact)
         client = RmClient()
         try:
@@ -31,3 +36,8 @@ def open_gates(journal_fd: int) -> None:
             client.close()
     except (QgpuError, OSError) as error:
         _log.warning("gates unchanged until a guardian runs", reason=str(error))
+
+
+def _is_of_channels(line: bytes) -> bool:
+    """Tell whether a line of a journal may be about channels or what is above them. Pods have fewer of these."""
+    return not line.startswith(_OF_MEMORY) and _MEMORY_CLASS not in line

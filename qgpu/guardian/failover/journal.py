@@ -14,7 +14,8 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
 
 import structlog
@@ -39,6 +40,8 @@ _SLOTS = (_HEAD - _FIRST_SLOT) // _SLOT_STRIDE
 COMPACT_BYTES = 1 << 20
 #: How many facts a compaction writes with each new fact: no call waits for more.
 _AT_A_TIME = 8
+#: How many lines are parsed together.
+_PARSED_AT_ONCE = 1000
 _NOBODY = 0
 _PUNCH_HOLE_KEEP_SIZE = 3  # linux/falloc.h
 #: json.dumps would make an encoder for each line.
@@ -181,8 +184,8 @@ class Journal:
         data = os.pread(self.fd, end - start, start)
         return int(start) + data.rfind(b"\n") + 1
 
-    def read(self) -> tuple[bool, Iterator[Fact]]:
-        """Read the new facts. True means that all facts follow, and those read before no longer count.
+    def read(self, matters: Callable[[bytes], bool] = lambda _line: True) -> tuple[bool, Iterator[Fact]]:
+        """Read the new facts whose line ``matters``. True means that all follow, and those read before no longer count.
 
         So it is only for a reader who is behind the start of a compaction. Another one has read its facts among the
         others: they state what is true when they are taken. Another process may be writing. A last line that is
@@ -201,19 +204,32 @@ class Journal:
         self._end = at + data.rfind(b"\n") + 1
         if is_new:
             self._answers.clear()
-        return is_new, self._facts(data.split(b"\n")[:-1])
+        return is_new, self._facts([line for line in data.split(b"\n")[:-1] if matters(line)])
 
-    def _facts(self, lines: Iterable[bytes]) -> Iterator[Fact]:
-        for line in lines:
-            try:
-                fact = json.loads(line)
-            except ValueError:
-                _log.error("journal: damaged line skipped", bytes=len(line))
-                continue
-            if "answer" in fact:
-                self._answers[fact["answer"][0]] = line + b"\n"
-            else:
-                yield fact
+    def _facts(self, lines: list[bytes]) -> Iterator[Fact]:
+        for at in range(0, len(lines), _PARSED_AT_ONCE):
+            for line, fact in _parsed(lines[at : at + _PARSED_AT_ONCE]):
+                if "answer" in fact:
+                    self._answers[fact["answer"][0]] = line + b"\n"
+                else:
+                    yield fact
+
+
+def _parsed(lines: list[bytes]) -> Iterable[tuple[bytes, Fact]]:
+    """Return lines with what they say; at once, which takes half as long, unless one is damaged."""
+    with suppress(ValueError):
+        said = json.loads(b"[%s]" % b",".join(lines))
+        if len(said) == len(lines):
+            return zip(lines, said, strict=True)
+    return _parsed_one_by_one(lines)
+
+
+def _parsed_one_by_one(lines: list[bytes]) -> Iterator[tuple[bytes, Fact]]:
+    for line in lines:
+        try:
+            yield line, json.loads(line)
+        except ValueError:
+            _log.error("journal: damaged line skipped", bytes=len(line))
 
 
 def _line(said: Fact) -> bytes:

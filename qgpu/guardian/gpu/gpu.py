@@ -34,6 +34,9 @@ LEASE_NS = 600 * NS_PER_MS
 #: How often context switches are drained between samples: the log holds over two seconds at the highest rate.
 DRAIN_NS = 500 * NS_PER_MS
 
+#: No channel's context.
+_NO_CONTEXT = 0
+
 
 @dataclass(frozen=True, slots=True)
 class _Mechanism:
@@ -119,7 +122,7 @@ class Gpu:
         self.drain(now_ns)
         if self._failure.text:
             raise BackendGoneError(f"pGPU {self.index}: {self._failure.text}")
-        seen = self.gpu_time.read(self._tsg_of, detailed=detailed)
+        seen = self.gpu_time.read(self._tsg_of, detailed=detailed, kept_as=self._kept_as)
         tsgs: dict[str, list[RmObject]] = {}
         for tsg in self.table.compute_tsgs(self.device.instance):
             tsgs.setdefault(self.table.pod_of(tsg), []).append(tsg)
@@ -210,6 +213,12 @@ class Gpu:
             return None
         context, pid = engine_context
         return self._by_context.get(context) or self._by_process.get(pid)
+
+    def _kept_as(self, engine_context: Hashable) -> Hashable:
+        """Return a context for all of a process's contexts without a channel: it can make any number of them."""
+        if not isinstance(engine_context, tuple) or engine_context[0] in self._by_context:
+            return engine_context
+        return _NO_CONTEXT, engine_context[1]
 
     def _index(self) -> None:
         """Index TSGs by their channels' contexts, and by the maker and users of their client; the first TSG of each."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -61,7 +62,7 @@ class Reconciler:
     _rechecks: dict[Key, _Recheck] = field(default_factory=dict)
     #: Due times, soonest first; some entries are outdated.
     _order: list[tuple[int, Key]] = field(default_factory=list)
-    _new_channels: list[Key] = field(default_factory=list)
+    _new_channels: deque[Key] = field(default_factory=deque)
     _new_since_ns: int = 0
 
     def recheck(self, keys: Iterable[Key], *, include_memory: bool = False) -> None:
@@ -125,11 +126,13 @@ class Reconciler:
         for recheck in again:
             self._schedule(recheck, recheck.due_ns)
         if self._new_since_ns and self._new_due_ns() <= now_ns:
-            self._new_since_ns, new_channels, self._new_channels = 0, self._new_channels, []
-            changed = True
-            for key in new_channels:
+            changed, until_ns = True, self._clock() + _PASS_NS
+            while self._new_channels and self._clock() < until_ns:
+                key = self._new_channels.popleft()
                 if (rm := self._table.objects.get(key)) is not None and (context := self._gpu_ops.context(rm)):
                     self._note(confirm_fact(key, context))
+            if not self._new_channels:
+                self._new_since_ns = 0
         return changed
 
     def pod_called(self) -> None:

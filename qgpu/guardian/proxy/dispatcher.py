@@ -78,12 +78,13 @@ class Dispatcher:
         self._unanswered: dict[int, UnansweredCall] = {}
 
     def resume(self, listener: Listener, left: UnansweredCall | None) -> None:
-        """Finish the call that a dead guardian received and did not answer.
+        """Hold what a dead guardian held of the pod, and finish the call that it received and did not answer.
 
         If the journal holds its answer, give that answer. Otherwise undo what the dead guardian may have done and
         perform the call again; what cannot be undone is not done twice.
         """
         with self._turn:
+            self._shared.hold_uvm_files(self._pod)
             self._mmap.rescan_all()
             if left is None:
                 return

@@ -46,8 +46,8 @@ class FreeHandler(Handler):
         # With many objects, ask RM first whether this file owns the client: a pod must not cause long searches.
         few = entry is not None and self._shared.table.counts[entry.pod] <= _FEW
         mine = few or self._gpu_ops.object_info(pod_call.file, key[0], key[0]) is not None
+        ending = self._shared.table.ending_with(key) if mine else []
         with self._shared.lock:
-            ending = self._shared.table.ending_with(key) if mine else []
             memories = [memory for memory in ending if not memory.pinned and self._limited(memory)]
         if not memories or entry is None:
             pod_call.begin()
@@ -83,7 +83,7 @@ class FreeHandler(Handler):
         with self._shared.lock:
             reach = allocations.reaching_into(pid, base, length)
             every = list(allocations.memories.values()) if pod_call.is_retry else []
-        # Without the lock: a process has up to 262,144 mappings.
+        # Without the lock: a process can have very many mappings.
         mapped = allocations.among(reach, base, card)
         if pod_call.is_retry:  # the dead guardian has already dropped the mappings here
             mapped = [memory for memory in every if memory.pod == self._pod]

@@ -37,9 +37,13 @@ _log = structlog.get_logger("guardian")
 _MOST_OBJECTS, _MOST_CLIENTS, _MOST_PROCESSES = 100_000, 1 << 12, 1 << 12
 #: This many devices of a pod are allowed even when their memory does not fit.
 _FREE_DEVICES = 16
-#: How long a free waits until the main loop has dropped all objects below the freed one.
+#: How many objects a client may have that moves to another pod.
+_MOST_MOVED = 10_000
+#: How long a call waits until the main loop has dropped all objects below one that is gone.
 _FORGETTING_S, _LOOK_S = 5.0, 0.002
-#: How long the search for moved UVM files rests when a process delays it.
+#: How many processes of all pods may use GPUs: a successor watches each.
+_ALL_PROCESSES = 1 << 14
+#: How long the search for a pod's moved UVM files rests when a process delays it.
 _MOVED_AGAIN_S = 1.0
 #: Stands for an unknown address; no process has addresses this high.
 _SOMEWHERE, _NO_CARD = 1 << 63, b"\xff" * uvm.UUID_BYTES
@@ -79,8 +83,10 @@ class SharedState:
     reconciler: Reconciler = field(init=False)
     #: By pod, when the next check of its clients may start: no other call is served during a check.
     _look_again_ns: dict[str, int] = field(default_factory=dict)
-    #: Processes whose UVM files are not at the recorded descriptors.
-    _moved: set[int] = field(default_factory=set)
+    #: By pod, the processes whose UVM files a dead guardian held, and those whose files are not at the recorded
+    #: descriptors.
+    _unheld: dict[str, list[int]] = field(default_factory=dict)
+    moved: dict[str, set[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.listeners, self.refusals = Listeners(self.journal), Refusals(self.lock)
@@ -131,6 +137,8 @@ class SharedState:
         self.refusals.forget(pod)
         self._pod_locks.pop(pod, None)
         self._look_again_ns.pop(pod, None)
+        self._unheld.pop(pod, None)
+        self.moved.pop(pod, None)
 
     def resume(self) -> None:
         """Continue with a table rebuilt from a journal: watch its processes, and ask RM about unconfirmed claims."""
@@ -138,7 +146,8 @@ class SharedState:
         for pid in list(self.table.processes):
             try:
                 self.watch(pid, self.gpu_ops.watch(pid))
-                self._hold_uvm_files(pid)
+                if pid in self.table.uvm_fds:
+                    self._unheld.setdefault(self.table.processes[pid], []).append(pid)
             except (ProcessLookupError, FileNotFoundError):
                 self.note({"fact": "exit", "pid": pid})
             except OSError as error:
@@ -158,11 +167,12 @@ class SharedState:
             clients = [client for pod in pods for client in self.table.clients_of(pod)]
             self.reconciler.recheck([(client, client) for client in clients], include_memory=True)
 
-    def _hold_uvm_files(self, pid: int) -> None:
-        """Hold a process's UVM files again, as the dead guardian did; remember the process if one has moved."""
-        for fd in list(self.table.uvm_fds.get(pid, ())):
-            if not self._hold_again(pid, fd):
-                self._moved.add(pid)
+    def hold_uvm_files(self, pod: str) -> None:
+        """Hold a pod's UVM files again, as the dead guardian did, before it is served; remember those that moved."""
+        for pid in self._unheld.pop(pod, ()):
+            for fd in list(self.table.uvm_fds.get(pid, ())):
+                if not self._hold_again(pid, fd):
+                    self.moved.setdefault(pod, set()).add(pid)
 
     def _hold_again(self, pid: int, fd: int) -> bool:
         """Hold the UVM file behind a descriptor of a process; False if it is no UVM file."""
@@ -175,8 +185,8 @@ class SharedState:
         try:
             file = self.gpu_ops.taker.take(pod, self.gpu_ops.pidfd(pid), fd)
         except OSError as error:
-            if error.errno == errno.EBUSY:  # the pod delays it: others are served first
-                self._moved.add(pid)
+            if error.errno == errno.EBUSY:  # the pod delays it
+                self.moved.setdefault(pod, set()).add(pid)
             return False
         try:
             return self.hold_uvm_file(pid, fd, file, self.uuids)
@@ -186,11 +196,10 @@ class SharedState:
     def hold_uvm_file(self, pid: int, fd: int, file: int, cards: Iterable[bytes]) -> bool:
         """Hold a UVM file so that it can be emptied; False if the pod has too many or the process has ended."""
         pod = self.table.processes.get(pid, "")
-        own = sum(map(self.uvm_files.count, self.table.pids_of(pod)))
         used = self.uvm_files.total + len(self.table.processes)
-        if not fd_budget.within_fair_share(own, fd_budget.headroom(used)):
+        if not fd_budget.within_fair_share(self.uvm_files.count(pod), fd_budget.headroom(used)):
             return False
-        if (known := self.uvm_files.hold(pid, fd, file, cards)) is None:
+        if (known := self.uvm_files.hold(pod, pid, fd, file, cards)) is None:
             return False
         with self.lock:
             if pid in self.table.processes:
@@ -200,15 +209,16 @@ class SharedState:
         self.uvm_files.release(self.uvm_files.take(pid))  # the process ended before its file was held
         return False
 
-    def find_moved_uvm_files(self) -> None:
-        """Search processes for UVM files that moved since a dead guardian recorded them. Takes long."""
-        while self._moved:
-            pid = self._moved.pop()
+    def find_moved_uvm_files(self, pod: str) -> None:
+        """Search a pod's processes for UVM files that moved since a dead guardian recorded them. Takes long."""
+        while moved := self.moved.get(pod):
+            pid = moved.pop()
             for fd, device in proc.devices(pid):
                 if os.major(device) == self.find_uvm(uvm.REGISTER_GPU):
                     self._hold_again(pid, fd)
-            if pid in self._moved:
+            if pid in moved:
                 time.sleep(_MOVED_AGAIN_S)
+        self.moved.pop(pod, None)
 
     # -- processes and clients ----------------------------------------------------------------------------------
 
@@ -216,10 +226,9 @@ class SharedState:
         """Enter a process in the object table. Raises OSError when it has ended."""
         with self.lock:
             if pid not in self.table.processes:
-                own = len(self.table.pids_of(pod))
-                if own >= _MOST_PROCESSES or not fd_budget.within_fair_share(
-                    own, fd_budget.headroom(len(self.table.processes))
-                ):
+                own, every = self.table.processes_of(pod), len(self.table.processes)
+                remaining = min(fd_budget.headroom(every), _ALL_PROCESSES - every)
+                if own >= _MOST_PROCESSES or not fd_budget.within_fair_share(own, remaining):
                     raise OSError(errno.EAGAIN, "too many processes of the pod use GPUs")
                 self.watch(pid, self.gpu_ops.watch(pid))
                 self.note({"fact": "process", "pid": pid, "pod": pod})
@@ -237,6 +246,9 @@ class SharedState:
         if self.gpu_ops.object_info(file, client, client) is None:
             return False
         if entry is not None and entry.pod != pod and not self.gpu_ops.pod_has_file(client, entry.pod, file):
+            if not self._can_move(client):
+                self.refusals.count(pod, "another pod's client with too many objects")
+                return False
             with self.lock:
                 self.gpu_ops.lost.discard(client)
                 self.note({"fact": "owner", "client": client, "pod": pod, "pid": pid, "fd": fd})
@@ -247,6 +259,13 @@ class SharedState:
             with self.lock:
                 self.note({"fact": "client", "client": client, "pid": pid, "fd": fd})
         return self.owns(pod, client)
+
+    def _can_move(self, client: int) -> bool:
+        """Tell whether a client has few enough objects to move to another pod at once; wait for those that are gone."""
+        if self.table.handles_of(client) > _MOST_MOVED:
+            self.reconciler.recheck([(client, client)], include_memory=True)
+            _wait_until(lambda: self.table.handles_of(client) <= _MOST_MOVED)
+        return self.table.handles_of(client) <= _MOST_MOVED
 
     def may_have_another_client(self, pod: str) -> bool:
         """Tell whether a pod has fewer clients than a pod may have; count the refusal if not."""
@@ -291,8 +310,15 @@ class SharedState:
     def claim(self, rm: RmObject, number: int | None = None) -> int:
         """Charge an object before RM makes it; return NV_OK, or the RM status of the refusal.
 
-        ``number`` is the allocation that gets another handle.
+        ``number`` is the allocation that gets another handle. Call it without the lock.
         """
+        status = self._claim(rm, number)
+        entry = self.table.clients.get(rm.client)
+        if status == abi.NV_ERR_NO_MEMORY and entry is not None and self._recheck_clients(entry.pod):
+            status = self._claim(rm, number)
+        return status
+
+    def _claim(self, rm: RmObject, number: int | None) -> int:
         with self.lock:
             there = self.table.objects.get(rm.key)
             if there is not None and not self.gpu_ops.exists(rm.key):
@@ -301,7 +327,9 @@ class SharedState:
             elif there is not None:
                 return abi.NV_ERR_INVALID_ARGUMENT
             entry = self.table.clients.get(rm.client)
-            if entry is not None and self.table.counts[entry.pod] >= _MOST_OBJECTS:
+            if entry is not None and (
+                self.table.counts[entry.pod] >= _MOST_OBJECTS or not self.quota.may_record(entry.pod)
+            ):
                 self.refusals.count(entry.pod, "too many objects of RM")
                 return abi.NV_ERR_INSUFFICIENT_RESOURCES
             charged = rm.rm_class in CHARGED or self.table.stands_alone(rm)
@@ -311,7 +339,9 @@ class SharedState:
             if rm.key not in self.table.objects:
                 return abi.NV_ERR_INVALID_ARGUMENT
             memory = self.table.allocations.by_handle.get(rm.key)
-            if rm.rm_class == abi.NV01_DEVICE_0 and not self._device_fits(self.table.pod_of(rm), rm.detail):
+            pod = self.table.pod_of(rm)
+            more_devices = rm.rm_class == abi.NV01_DEVICE_0 and self.table.device_counts[pod] > _FREE_DEVICES
+            if more_devices and self.quota.over_limit(pod, rm.detail):
                 status = abi.NV_ERR_NO_MEMORY
             elif not charged:
                 return abi.NV_OK
@@ -332,18 +362,21 @@ class SharedState:
             rm = self.table.objects.get(key)
             if rm is None:
                 return True
-            if size is not None and size != rm.detail and self._resize(rm, size):
+            if size is not None and size != rm.detail:
+                self._note_size(rm, size)
+        if size is not None and size > rm.detail and not self._fits(key):
+            with self.lock:
                 self.note(gone_fact(key))
-                return False
+            return False
+        with self.lock:
             self.note(confirm_fact(key))
             self.reconciler.object_made(rm)
             return True
 
-    def _resize(self, rm: RmObject, size: int) -> bool:
-        """Charge memory at its true size; True if that is over the limit."""
-        self._note_size(rm, size)
-        memory = self.table.allocations.by_handle.get(rm.key)
-        return size > rm.detail and memory is not None and self.quota.over_limit(memory.pod, memory.instance)
+    def _fits(self, key: Key) -> bool:
+        """Tell whether a pod is within its limit with the memory that is charged under a handle."""
+        memory = self.table.allocations.by_handle.get(key)
+        return memory is None or self.quota.fits(memory.pod, [memory.instance])
 
     def _note_size(self, rm: RmObject, size: int) -> None:
         """Enter memory in the object table again, at its true size in bytes."""
@@ -361,10 +394,8 @@ class SharedState:
             found = RmObject(device.client, device.handle, device.parent, device.rm_class, instance)
             self.note(object_fact(found))
             self.note(confirm_fact(device.key))
-            return self._device_fits(self.table.pod_of(found), instance)
-
-    def _device_fits(self, pod: str, instance: int) -> bool:
-        return self.table.device_counts[pod] <= _FREE_DEVICES or not self.quota.over_limit(pod, instance)
+            pod = self.table.pod_of(found)
+        return self.table.device_counts[pod] <= _FREE_DEVICES or self.quota.fits(pod, [instance])
 
     def cancel_claim(self, key: Key) -> None:
         """Take a claim back."""
@@ -394,7 +425,7 @@ class SharedState:
             rm = self.table.objects.get(key)
             if rm is None and key[0] != key[1]:
                 return
-            many = len(self.table.below(key)) > BATCH
+            many = self.table.count_below(key, BATCH) > BATCH
             if many:
                 self.reconciler.forget_freed(key)
             else:
@@ -409,9 +440,7 @@ class SharedState:
     def _wait_until_forgotten(self, key: Key) -> None:
         """Wait until the freed memory is no longer charged, so that the pod can allocate as much again."""
         known: Collection[object] = self.table.clients if key[0] == key[1] else self.table.objects
-        until = time.monotonic() + _FORGETTING_S
-        while (key[0] if key[0] == key[1] else key) in known and time.monotonic() < until:
-            time.sleep(_LOOK_S)
+        _wait_until(lambda: (key[0] if key[0] == key[1] else key) not in known)
 
     def release_closed_uvm_files(self, pod: str) -> bool:
         """Empty the UVM files that a pod has closed; False if there are none. Call it without the lock."""
@@ -428,8 +457,8 @@ class SharedState:
         """Forget what a process held before exec, before it gets a UVM file that could keep memory."""
         self.release_closed_uvm_files(pod)
         with self.lock:
-            own = self.table.clients_of(pod)
-            self._drop_vanished_clients([client for client in own if self.table.clients[client].maker == pid])
+            own = [client for client in self.table.clients_of(pod) if self.table.clients[client].maker == pid]
+        self._drop_vanished_clients(own)
 
     def uvm_files_released(self, pid: int, files: Iterable[UvmFile]) -> None:
         """Record that UVM files of a process are empty; without any other file, nothing of it is mapped."""
@@ -438,27 +467,37 @@ class SharedState:
         if self.uvm_files.has_none(pid):
             self.quota.unmap(pid, 0, 1 << 64, None)
 
-    def _recheck_clients(self, pod: str) -> None:
-        """Ask RM which of a pod's clients still exist, for at most a tenth of the time."""
-        began_ns = self.clock()
-        if began_ns < self._look_again_ns.get(pod, 0):
-            return
-        self._drop_vanished_clients(self.table.clients_of(pod))
-        self._look_again_ns[pod] = self.clock() + 9 * (self.clock() - began_ns)
+    def _recheck_clients(self, pod: str) -> bool:
+        """Drop a pod's clients that RM no longer has, for at most a tenth of the time; True if there were any.
 
-    def _drop_vanished_clients(self, clients: list[int]) -> None:
-        """Drop the clients among these that RM no longer has."""
+        Call it without the lock: a pod can have thousands of clients.
+        """
+        with self.lock:
+            began_ns, clients = self.clock(), self.table.clients_of(pod)
+            if began_ns < self._look_again_ns.get(pod, 0):
+                return False
+        dropped = self._drop_vanished_clients(clients)
+        with self.lock:
+            self._look_again_ns[pod] = self.clock() + 9 * (self.clock() - began_ns)
+        return dropped
+
+    def _drop_vanished_clients(self, clients: Iterable[int]) -> bool:
+        """Drop the clients among these that RM no longer has; True if there were any. Call it without the lock."""
         most = BATCH
         for client in clients:
-            if not self.gpu_ops.exists((client, client)):
-                most -= self._drop_vanished((client, client), most)
+            if self.gpu_ops.exists((client, client)):
+                continue
+            with self.lock:  # RM may have given the handle to another client by now
+                if client in self.table.clients and not self.gpu_ops.exists((client, client)):
+                    most -= self._drop_vanished((client, client), most)
+        return most < BATCH
 
     def _drop_vanished(self, key: Key, most: int = BATCH) -> int:
         """Drop what RM no longer has, and return how much; 0 if it is more than ``most`` and goes step by step.
 
         No other call is served meanwhile, and the daemon takes a guardian that answers nobody for hung.
         """
-        count = len(self.table.below(key)) or 1
+        count = self.table.count_below(key, most) or 1
         if count > most:
             self.reconciler.forget_vanished(key)
             return 0
@@ -488,3 +527,10 @@ class SharedState:
         if rm.rm_class == abi.NV01_MEMORY_LOCAL_USER and (size := self.gpu_ops.size(rm)) is not None:
             self._note_size(rm, size)
         self.note(confirm_fact(rm.key))
+
+
+def _wait_until(done: Callable[[], bool]) -> None:
+    """Wait for the main loop to drop objects, for a while."""
+    until = time.monotonic() + _FORGETTING_S
+    while not done() and time.monotonic() < until:
+        time.sleep(_LOOK_S)

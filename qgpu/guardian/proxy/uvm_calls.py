@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 from qgpu.guardian.proxy.handler_context import PROCEED, Handler, HandlerContext, PodCall, status_of
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
@@ -51,7 +51,8 @@ class UvmHandler(Handler):
         if (block := self._proxy.read(call.tid, call.argument, layout.size)) is None:
             return errno.EFAULT
         if call.request == uvm.MAP_EXTERNAL_ALLOCATION:
-            return PROCEED if self._claim_mapping(pid, block, layout) else self._no_page_tables(block, layout)
+            refused = self._claim_mapping(pid, block, layout)
+            return self._no_mapping(block, layout, refused) if refused else PROCEED
         if call.request in uvm.TABLES_ALONE:
             return self._map_tables(pod_call, block, layout)
         if call.request == uvm.REGISTER_GPU:
@@ -68,8 +69,8 @@ class UvmHandler(Handler):
             block.store()
         return error
 
-    def _no_page_tables(self, block: IoctlBuffer, layout: uvm.Layout) -> int:
-        return self._ctx.refuse(block, layout.status_at, abi.NV_ERR_NO_MEMORY, "page tables over the limit")
+    def _no_mapping(self, block: IoctlBuffer, layout: uvm.Layout, what: str) -> int:
+        return self._ctx.refuse(block, layout.status_at, abi.NV_ERR_NO_MEMORY, what)
 
     def _initialize(self, call: Notification, pid: int, *, limited: bool) -> int:
         """Let UVM be initialised; under a limit, without HMM, which uses memory that no call shows.
@@ -110,8 +111,8 @@ class UvmHandler(Handler):
             return abi.NV_ERR_INSUFFICIENT_RESOURCES
         return abi.NV_OK
 
-    def _claim_mapping(self, pid: int, block: IoctlBuffer, layout: uvm.Layout) -> bool:
-        """Record the mapping that is about to be made; False if there is no room for its page tables."""
+    def _claim_mapping(self, pid: int, block: IoctlBuffer, layout: uvm.Layout) -> str | None:
+        """Record the mapping that is about to be made; return why it may not be made, or None."""
         assert layout.client_at is not None
         client, memory = uvm.CLIENT_AND_OBJECT.unpack_from(block.data, layout.client_at)
         base, length = uvm.BASE_AND_LENGTH.unpack_from(block.data)
@@ -119,10 +120,16 @@ class UvmHandler(Handler):
         (count,) = _U64.unpack_from(block.data, end)
         places = range(_ATTRIBUTES_AT, min(end, _ATTRIBUTES_AT + count * _ATTRIBUTES_BYTES), _ATTRIBUTES_BYTES)
         uuids = {bytes(block.data[at : at + uvm.UUID_BYTES]) for at in places} & self._shared.uuids.keys()
-        if not self._shared.quota.fits_mapping(self._pod, pid, base, length, uuids):
-            return False
-        self._shared.quota.map(pid, base, length, uuids, (client, memory))
-        return True
+        if (refused := self._refusal(pid, base, length, uuids)) is None:
+            self._shared.quota.map(pid, base, length, uuids, (client, memory))
+        return refused
+
+    def _refusal(self, pid: int, base: int, length: int, cards: Set[bytes]) -> str | None:
+        """Return why a mapping may not be made on cards, as it is counted; None if it may."""
+        if not self._shared.quota.may_map(self._pod, pid, base, length):
+            return "too many mappings of UVM"
+        fits = self._shared.quota.fits_mapping(self._pod, pid, base, length, cards)
+        return None if fits else "page tables over the limit"
 
     def _map_tables(self, pod_call: PodCall, block: IoctlBuffer, layout: uvm.Layout) -> int:
         """Perform a mapping without card memory behind it: a sparse region, or semaphores. It takes page tables."""
@@ -131,8 +138,8 @@ class UvmHandler(Handler):
         cards = set(self._shared.uuids)
         if request != uvm.ALLOC_SEMAPHORE_POOL:
             cards &= {bytes(block.data[16 : 16 + uvm.UUID_BYTES])}
-        if not self._shared.quota.fits_mapping(self._pod, pod_call.pid, base, length, cards):
-            return self._no_page_tables(block, layout)
+        if (refused := self._refusal(pod_call.pid, base, length, cards)) is not None:
+            return self._no_mapping(block, layout, refused)
         self._shared.quota.map(pod_call.pid, base, length, cards, NOTHING)
         if pod_call.is_retry:  # it may exist already, and UVM makes no second one there: free the first
             range_ = self._proxy.block(uvm.BASE_AND_LENGTH.pack(base, length) + bytes(8))

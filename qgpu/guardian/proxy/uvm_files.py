@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import struct
 import threading
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
@@ -25,8 +26,9 @@ MOST = 8
 
 @dataclass(slots=True, eq=False)
 class UvmFile:
-    """One such file: our descriptor, the process's own descriptor, and the cards registered on it."""
+    """One such file: its pod, our descriptor, the process's own descriptor, and the cards registered on it."""
 
+    pod: str
     ours: int
     theirs: int
     cards: set[bytes] = field(default_factory=set)
@@ -39,9 +41,10 @@ class UvmFiles:
     perform: Perform
     _files: dict[int, list[UvmFile]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _total: int = 0
+    #: How many files are held, by pod.
+    _counts: Counter[str] = field(default_factory=Counter)
 
-    def hold(self, pid: int, fd: int, file: int, cards: Iterable[bytes]) -> int | None:
+    def hold(self, pod: str, pid: int, fd: int, file: int, cards: Iterable[bytes]) -> int | None:
         """Hold a file on which cards are about to be registered; return the process's descriptor that is known of it.
 
         None if the process has too many. A process can name one file by any number of descriptors.
@@ -55,8 +58,8 @@ class UvmFiles:
             if len(held) >= MOST:
                 return None
             try:
-                held.append(UvmFile(fd_budget.check_headroom(os.dup(file)), fd, set(cards)))
-                self._total += 1
+                held.append(UvmFile(pod, fd_budget.check_headroom(os.dup(file)), fd, set(cards)))
+                self._counts[pod] += 1
             except OSError:
                 return None
             return fd
@@ -65,40 +68,46 @@ class UvmFiles:
         """Remove and return the files of a process that has ended."""
         with self._lock:
             taken = self._files.pop(pid, [])
-            self._total -= len(taken)
+            self._discount(taken)
             return taken
 
-    def take_closed(self, pids: Collection[int] | None = None) -> dict[int, list[UvmFile]]:
-        """Remove and return, by process, files that were closed, for example by exec; of some processes, or of all.
+    def _discount(self, taken: list[UvmFile]) -> None:
+        for each in taken:
+            self._counts[each.pod] -= 1
+            if not self._counts[each.pod]:
+                del self._counts[each.pod]
+
+    def take_closed(self, pids: Collection[int]) -> dict[int, list[UvmFile]]:
+        """Remove and return, by process, files that some processes have closed, for example by exec.
 
         This may take long, because a process can have a million descriptors. The lock is free meanwhile.
         """
         with self._lock:
-            looked = self._files if pids is None else pids
-            held = [(pid, each) for pid in looked for each in self._files.get(pid, ())]
+            held = [(pid, each) for pid in pids for each in self._files.get(pid, ())]
         gone = [(pid, each) for pid, each in held if not _has(pid, each)]
         closed: dict[int, list[UvmFile]] = {}
         with self._lock:
             for pid, each in gone:
                 if each in self._files.get(pid, ()):  # no other thread has taken it
                     self._files[pid].remove(each)
-                    self._total -= 1
+                    self._discount([each])
                     closed.setdefault(pid, []).append(each)
         return closed
 
     @property
     def total(self) -> int:
         """Return how many files are held."""
-        return self._total
-
-    def count(self, pid: int) -> int:
-        """Return how many files of a process are held."""
-        return len(self._files.get(pid, ()))
-
-    def processes(self) -> list[int]:
-        """List the processes that have files here."""
         with self._lock:
-            return [pid for pid, held in self._files.items() if held]
+            return self._counts.total()
+
+    def count(self, pod: str) -> int:
+        """Return how many files of a pod are held."""
+        return self._counts[pod]
+
+    def pods(self) -> list[str]:
+        """List the pods that have files here."""
+        with self._lock:
+            return list(self._counts)
 
     def has_none(self, pid: int) -> bool:
         """Tell whether no file of a process is held."""

@@ -7,7 +7,6 @@ guardian in a long driver call gets more time, because a successor would wait fo
 
 from __future__ import annotations
 
-import os
 import platform
 import time
 from contextlib import suppress
@@ -45,11 +44,11 @@ class HangDetector:
 
     def __post_init__(self) -> None:
         self._began_s = self._looked_s = time.monotonic()
-        self._spent, self._ticks, self._used_s = _spent(self.pid), _times(self.pid), _used_s(self.pid)
+        self._spent, self._ticks, self._used_s = _spent(self.pid), _times(self.pid), proc.cpu_s(self.pid)
 
     def look(self) -> None:
         """Check the process. Raises TimeoutError when it must be given up."""
-        now_s, spent, used_s = time.monotonic(), _spent(self.pid), _used_s(self.pid)
+        now_s, spent, used_s = time.monotonic(), _spent(self.pid), proc.cpu_s(self.pid)
         age_s = now_s - self._began_s + LOOK_MS / 1000
         self._had_s += self._had_since(now_s - self._looked_s, spent, used_s - self._used_s)
         self._looked_s, self._spent, self._used_s = now_s, spent, used_s
@@ -96,15 +95,6 @@ def _waits_for_running_thread(pid: int) -> bool:
     if _call(pid, pid) != _FUTEX[platform.machine()]:
         return False
     return any(_stat(pid, tid)[:1] == ["R"] for tid in _threads(pid))
-
-
-def _used_s(pid: int) -> float:
-    """Return the CPU time of a process's threads, in s; to a clock tick, which is 10 ms on most kernels."""
-    try:
-        fields = proc.stat(pid)
-    except OSError:
-        return 0.0
-    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 def _times(pid: int) -> tuple[int, int]:

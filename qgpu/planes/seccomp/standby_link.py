@@ -17,9 +17,11 @@ from qgpu.errors import BackendGoneError
 from qgpu.guardian.failover.handover import StateFds
 from qgpu.ipc import wire
 from qgpu.ipc.systemd import to_journal
+from qgpu.linux import proc
 
-#: How long loading may take until it is the guardian, on a busy host.
-_START_S = 15.0
+#: How long loading may take until it is the guardian, on a busy host. If it then used a part of this time to run, it
+#: gets as much again: a long journal takes time. In all it gets _LONGEST_S.
+_START_S, _PART, _LONGEST_S = 15.0, 0.05, 120.0
 #: How long a message to it may take: it reads messages once it is loaded, and a thousand fit in the queue before.
 _PATIENCE_S = 0.1
 
@@ -30,8 +32,10 @@ class StandbyLink:
     def __init__(self, runtime_dir: Path, state: StateFds, listeners: Mapping[int, tuple[str, int]]) -> None:
         """Start it in its own session, so that a signal to ours does not end it. Raises BackendGoneError."""
         self.began_s = time.monotonic()
-        #: Whether it was promoted.
+        #: Whether it was promoted; up to when it may load, and its CPU time in s when it got so much time.
         self.begun = False
+        self._until_s = self.began_s + _START_S
+        self._used_s = 0.0
         try:
             ours, theirs = socket.socketpair()
         except OSError as error:
@@ -74,6 +78,7 @@ class StandbyLink:
         if not self.begun:
             self.begun = True
             self.began_s = time.monotonic()
+            self._until_s, self._used_s = self.began_s + _START_S, proc.cpu_s(self._process.pid)
             self._say({"op": "begin", "killed": killed})
 
     def wait_for_report(self, timeout_s: float) -> dict[str, Any] | None:
@@ -81,7 +86,7 @@ class StandbyLink:
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
         if not poll.poll(timeout_s * 1000):
-            if time.monotonic() - self.began_s < _START_S:
+            if time.monotonic() < self._until_s or self._has_run():
                 return None
             self.kill()  # it may be stopped
         try:
@@ -92,6 +97,12 @@ class StandbyLink:
         if message is None:
             raise BackendGoneError("guardian: died at start; its log says why")
         return message[0]
+
+    def _has_run(self) -> bool:
+        """Tell whether it ran while it was waited for; then it gets more time."""
+        before_s, self._used_s = self._used_s, proc.cpu_s(self._process.pid)
+        self._until_s += _START_S
+        return self._used_s - before_s > _PART * _START_S and self._until_s - self.began_s <= _LONGEST_S
 
     def yield_to(self, guardian: int) -> None:
         """Give way to another guardian process, if it is another: kill this one, which would wait for its end."""

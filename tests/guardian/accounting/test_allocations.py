@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from qgpu.guardian.accounting.allocations import Allocations, table_bytes
+from qgpu.guardian.accounting import allocations as accounting
+from qgpu.guardian.accounting.address_space import table_bytes
+from qgpu.guardian.accounting.allocations import Allocations
 
 A, B = (7, 10), (7, 11)
 CARD, OTHER = bytes(16), b"\x01" * 16
@@ -50,7 +52,44 @@ def test_unmapping_the_middle_leaves_both_ends():
     found.map(5, 0, 96, CARD, 1)
     found.unmap(5, 32, 32)
 
-    assert [(mapping.base, mapping.end) for mapping in found.mappings[5].all] == [(0, 32), (64, 96)]
+    assert [(mapping.base, mapping.end) for mapping in sorted(found.mappings[5].mappings)] == [(0, 32), (64, 96)]
+
+
+def test_mapping_split_during_a_walk_is_told_of_in_pieces():
+    """A compaction is such a walk. The pieces lie before and after the place where it is."""
+    found = allocations()
+    for end in (100, 200, 300):
+        found.map(5, 0, end, CARD, 1)
+    space = found.mappings[5]
+    walk = space.walk()
+    first = next(walk)
+    found.unmap(5, 40, 10)
+    rest = {*walk}
+
+    assert first not in space.mappings
+    assert rest == {*space.mappings}
+
+
+def test_unmapping_finds_short_mappings_beside_a_very_long_one():
+    found = allocations()
+    found.map(5, 0, 1 << 46, CARD, 1)
+    for at in range(1, 100):
+        found.map(5, at << 30, 4096, OTHER, 1)
+    looked = found.reaching_into(5, 50 << 30, 4096)
+    found.unmap(5, 50 << 30, 4096, OTHER)
+
+    assert len(looked) <= 3
+    assert len(found.mappings[5].mappings) == 99
+
+
+def test_mapping_is_left_whole_where_parts_are_not_tracked():
+    found = allocations()
+    found.map(5, 0, 64, CARD, 1)
+    found.map(5, 64, 64, CARD, 1)
+    found.unmap(5, 32, 96, whole=True)
+
+    assert [(each.base, each.end) for each in found.mappings[5].mappings] == [(0, 64)]
+    assert found.records[""] == 1
 
 
 def test_overlapping_mapping_keeps_both_charged():
@@ -69,7 +108,7 @@ def test_overlapping_mapping_keeps_both_charged():
 def test_a_process_takes_what_hung_on_its_address_space_with_it():
     found = allocations()
     found.map(5, 0, 64, CARD, 1)
-    found.managed[5] = 30
+    found.set_managed(5, 30)
     found.drop(A)
     found.exited(5)
     found.forget_some(1)
@@ -87,6 +126,25 @@ def test_mappings_of_a_process_that_has_ended_go_bit_by_bit():
 
     assert left == [True, True, False]
     assert held(found) == {}
+
+
+def test_many_mappings_of_memory_that_is_gone_go_bit_by_bit(monkeypatch):
+    monkeypatch.setattr(accounting, "_MANY", 4)
+    found = allocations()
+    found.allocate(B, "web", 0, SIZE, 2)
+    for at in range(20):
+        found.map(5 + at % 2, at << 20, 64, CARD, 1 + at % 4 // 2)
+    found.drop(A)
+    found.unmap_all(1)
+    at_once = held(found), [fact["memory"] for fact in found.facts() if fact["fact"] == "map"]
+    steps = 1
+    while found.forget_some(3):
+        steps += 1
+
+    assert at_once == ({("web", 0): SIZE}, [2] * 10)
+    assert steps > 5
+    assert {each.memory for space in found.mappings.values() for each in space.mappings} == {2}
+    assert found.all_records == found.records["web"] + found.records[""] == 11
 
 
 def test_what_was_exported_counts_until_the_pod_ends():
@@ -133,11 +191,11 @@ def test_page_table_charge_keeps_its_peak_until_all_are_gone():
     for at in range(1, 4):
         found.map(5, at << 30, 4096, CARD, 1)
     found.unmap(5, 1 << 30, 2 << 30)
-    fewer = found.tables(5, CARD)
+    fewer = found.tables_of["", CARD]
     again = found.more_tables(5, CARD, 1 << 30, 4096), found.more_tables(5, CARD, 1 << 30, 1 << 30)
     found.unmap(5, 0, 1 << 40)
 
-    assert (fewer, again[0], again[1] > 0, found.tables(5, CARD)) == (12 * TABLE, 0, True, 0)
+    assert (fewer, again[0], again[1] > 0, found.tables_of["", CARD]) == (12 * TABLE, 0, True, 0)
 
 
 def test_memory_given_away_lets_its_ended_pod_go():

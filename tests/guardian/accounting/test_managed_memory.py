@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import threading
 
+import pytest
+
+from qgpu.guardian.accounting.address_space import table_bytes
 from qgpu.guardian.accounting.managed_memory import BLOCK, areas, cost, cost_of, mapped
 from qgpu.guardian.accounting.memory_quota import Allowance, MemoryQuota
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.linux import kcmp
 
+CARD = bytes(16)
 MAPS = b"""\
 204a00000-204c00000 rw-s 204a00000 00:06 381 /dev/nvidia-uvm
 55d0c8a00000-55d0c8a21000 rw-p 00000000 00:00 0 [heap]
@@ -69,16 +73,60 @@ def test_processes_share_their_memory_with_themselves_alone():
         os.waitpid(child, 0)
 
 
-def test_processes_without_uvm_cost_no_look_at_what_they_map():
-    """A pod can have thousands, and each of its allocations asks what it uses, under the lock."""
-    table, looked = ObjectTable(), []
+@pytest.fixture
+def quota():
+    """A pod under a limit with ten processes, of which each uses UVM."""
+    table, limit, lock = ObjectTable(), Allowance({0: 0}, {0: 1 << 30}), threading.RLock()
     table.note({"fact": "pod", "name": "web", "cgroup": "/web", "grants": {}})
+    made = MemoryQuota(table, lock, table.note, lambda _: limit, lambda _: False, lambda: {CARD: 0}, lambda _: 0, None)
     for pid in range(10, 20):
         table.note({"fact": "process", "pid": pid, "pod": "web"})
-    table.note({"fact": "managed", "pid": 15, "bytes": 1 << 21})
-    allowance = Allowance({0: 0}, {0: 1 << 30})
-    quota = MemoryQuota(
-        table, threading.RLock(), table.note, lambda _: allowance, None, dict, lambda pid: looked.append(pid) or 0, None
-    )
+        table.note({"fact": "managed", "pid": pid, "bytes": 1 << 21})
+        made.map(pid, 1 << 40, 4096, [CARD], (0, 0))
+        assert made.reserve_mapping("web", pid, 1 << 20)
+    return made
 
-    assert (quota.used("web", 0), looked) == (1 << 21, [15])
+
+def end(quota, pid):
+    quota.exited(pid)
+    quota._table.note({"fact": "exit", "pid": pid})
+
+
+def test_charge_is_known_without_a_walk_over_processes(quota, monkeypatch):
+    """A pod can have thousands, and each of its allocations asks what it uses, under the lock."""
+    monkeypatch.setattr(ObjectTable, "pids_of", lambda *_: pytest.fail("looked at each"))
+
+    assert quota.used("web", 0) == 10 * (3 << 20) + 10 * table_bytes(1 << 40, 4096)
+
+
+def test_ended_process_is_charged_for_nothing_of_uvm(quota):
+    for pid in range(11, 20):
+        end(quota, pid)
+    one = quota.used("web", 0)
+    end(quota, 10)
+
+    assert one == (3 << 20) + table_bytes(1 << 40, 4096)
+    assert quota.used("web", 0) == 0
+    while quota._table.allocations.forget_some(3):
+        pass
+    assert quota._table.records("web") == (0, 0)
+
+
+def test_mapping_settled_after_its_process_ended_gains_nothing(quota):
+    """A process that gets its number later would start with room that nobody granted."""
+    end(quota, 10)
+    before = quota.used("web", 0)
+    quota.rescan_mappings(10, 1 << 20)
+    quota._table.note({"fact": "process", "pid": 10, "pod": "web"})
+
+    assert quota.used("web", 0) == before
+
+
+def test_ended_process_maps_nothing_more(quota):
+    """Nobody would ever take such a mapping back."""
+    end(quota, 10)
+    quota.map(10, 1 << 41, 4096, [CARD], (0, 0))
+    quota.will_use_uvm(10)
+
+    assert 10 not in quota._table.allocations.mappings
+    assert 10 not in quota._table.allocations.managed

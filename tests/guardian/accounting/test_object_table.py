@@ -277,6 +277,29 @@ def test_a_journal_is_written_by_one_process_at_a_time():
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+@pytest.mark.parametrize("damaged", [b"{", b"{},{}", b'{"fact":}'])
+def test_a_damaged_line_costs_no_other_line(damaged):
+    journal = Journal()
+    journal.append(POD)
+    journal._write_lines(damaged + b"\n")
+    journal.append({"fact": "ended", "name": "web"})
+    facts = list(Journal(journal.fd).read()[1])
+
+    assert [fact["fact"] for fact in facts if "fact" in fact] == ["pod", "ended"]
+
+
+def test_large_subtrees_are_counted_no_further_than_asked():
+    table = ObjectTable()
+    for fact in (POD, {"fact": "process", "pid": 1, "pod": "web"}, {"fact": "client", "client": 5, "pid": 1, "fd": 3}):
+        table.note(fact)
+    table.note(object_fact(RmObject(5, 2, 5, abi.NV01_DEVICE_0, 0)))
+    for handle in range(10, 110):
+        table.note(object_fact(RmObject(5, handle, 2 if handle < 60 else 10, abi.NV01_MEMORY_LOCAL_USER, 1)))
+
+    assert [table.count_below(key, 20) for key in ((5, 5), (5, 2), (5, 10), (5, 11), (5, 9))] == [21, 21, 21, 1, 0]
+    assert [len(table.below(key)) for key in ((5, 5), (5, 2), (5, 10))] == [101, 101, 51]
+
+
 def test_a_line_cut_short_by_a_death_is_left_out():
     journal = Journal()
     journal.append(POD)

@@ -48,6 +48,21 @@ def test_every_channel_that_the_journal_knows_is_let_on_the_card(monkeypatch, jo
     assert closed
 
 
+def test_facts_about_memory_alone_are_not_read(journal):
+    """A pod can have very many of them, and others wait behind their gates."""
+    place = {"pid": 1, "base": 0, "length": 1, "uuid": "00" * 16, "memory": 1}
+    whose = {"pod": "web", "instance": 0, "size": 1, "pinned": False}
+    before = list(Journal(journal.fd).read(emergency_open._is_of_channels)[1])
+    journal.append({"fact": "map"} | place)
+    journal.append({"fact": "unmap"} | place)
+    journal.append({"fact": "kept", "memory": 1} | whose)
+    journal.append({"fact": "managed", "pid": 1, "bytes": 1})
+    journal.append(object_fact(RmObject(_CLIENT, 99, 2, abi.NV01_MEMORY_LOCAL_USER, 1)))
+
+    assert list(Journal(journal.fd).read(emergency_open._is_of_channels)[1]) == before
+    assert len(before) == 3 + 2 * len(_OBJECTS)
+
+
 def test_failed_emergency_open_does_not_stop_guardian_start(monkeypatch, journal):
     def refuse() -> None:
         raise NoGpuError("no card")

@@ -6,6 +6,7 @@ import errno
 import os
 import select
 import struct
+import threading
 
 import pytest
 
@@ -68,11 +69,42 @@ def test_a_successor_holds_uvms_files_where_they_were(pod, monkeypatch, moved):
     device, pid = device_of(pod), pod.process.pid
     pod.shared.note({"fact": "uvm_file", "pid": pid, "fd": 999 if moved else device, "there": True})
     successor_of(pod)
-    held = pod.shared.uvm_files.count(pod.process.pid), list(looked)
-    pod.shared.find_moved_uvm_files()
+    held = pod.shared.uvm_files.count("web"), list(looked)
+    pod.shared.find_moved_uvm_files("web")
 
     assert held == (0 if moved else 1, [])
-    assert pod.shared.uvm_files.count(pod.process.pid) == 1
+    assert pod.shared.uvm_files.count("web") == 1
+
+
+def test_a_pod_that_hides_uvms_file_holds_up_no_other(pod, monkeypatch):
+    shared, stuck = pod.shared, threading.Event()
+    monkeypatch.setattr(proc, "devices", lambda pid: stuck.wait(PATIENCE_S) and () if pid == 5 else iter(()))
+    shared.moved |= {"a": {5}, "b": {6}}
+    slow = threading.Thread(target=shared.find_moved_uvm_files, args=["a"])
+    slow.start()
+    shared.find_moved_uvm_files("b")
+    waits = slow.is_alive()
+    stuck.set()
+    slow.join()
+
+    assert waits
+    assert shared.moved == {}
+
+
+def test_a_successor_touches_no_uvm_file_before_it_serves(pod, monkeypatch):
+    """A pod can have thousands of them in thousands of processes; they are held again before its own first call."""
+    pod.call(abi.NV_ESC_RM_CONTROL, control(0x20800110))
+    pod.shared.note({"fact": "uvm_file", "pid": pod.process.pid, "fd": device_of(pod), "there": True})
+    successor = pod.fresh(Journal(os.dup(pod.shared.journal.fd)))
+    for fact in successor.journal.read()[1]:
+        successor.table.note(fact)
+    monkeypatch.setattr(uvm, "major", lambda: MAJOR)
+    successor.resume()
+    before = successor.uvm_files.count("web")
+    successor.hold_uvm_files("web")
+    pod.shared = successor
+
+    assert (before, successor.uvm_files.count("web")) == (0, 1)
 
 
 def ask_for_root(pod):

@@ -74,6 +74,31 @@ def test_slow_rm_does_not_block_main_loop_either(due, asked):
     assert sum(counts) >= _MANY
 
 
+def test_slow_answers_about_new_channels_do_not_either(due, asked):
+    made, asked.now_ns = due._table, 1
+    made.note(object_fact(RmObject(_CLIENT, 5000, _CLIENT, abi.NV01_DEVICE_0, 0)))
+    made.note(object_fact(RmObject(_CLIENT, 5001, 5000, abi.KEPLER_CHANNEL_GROUP_A, 1)))
+    known = []
+
+    def context(channel):
+        asked.now_ns += NS_PER_MS
+        known.append(channel.handle)
+        return channel.handle
+
+    due._gpu_ops.context = context
+    for handle in range(6000, 6100):
+        made.note(object_fact(RmObject(_CLIENT, handle, 5001, 0xC86F)))
+        due.object_made(made.objects[_CLIENT, handle])
+    counts = []
+    while (now_ns := due.due_ns()) is not None:
+        before = len(known)
+        due.run_due(now_ns)
+        counts.append(len(known) - before)
+
+    assert max(counts) <= reconciler._PASS_NS // NS_PER_MS
+    assert known == list(range(6000, 6100))
+
+
 def test_many_clients_do_not_either(due, asked):
     for client in range(100, 100 + _MANY):
         due._table.note({"fact": "client", "client": client, "pid": 1, "fd": 3})

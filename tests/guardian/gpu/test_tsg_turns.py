@@ -207,6 +207,19 @@ def test_a_cards_meter_tells_what_each_tsg_of_a_pod_had() -> None:
     assert metered.enforcer.used_ns("a") == 6 * MS
 
 
+def test_contexts_that_a_process_made_and_freed_have_one_total() -> None:
+    """A process can make any number, and each window that opens or closes adds up all totals."""
+    table = card("a", "a", "b")[0].table
+    device = SimpleNamespace(instance=0, time_ns=lambda: 0)
+    metered = Gpu(0, device, table, None, SimpleNamespace(dropped=0, read=list), lambda keys: None)  # type: ignore[arg-type]
+    metered.gpu_time.counter.totals = {(context, 2): GpuTime(MS, 1, MS) for context in range(100, 200)}
+    before = metered.enforcer.tsgs_used_ns("a"), metered.enforcer.used_ns("a")
+    metered.sample(0)
+
+    assert metered.gpu_time.counter.totals == {(0, 2): GpuTime(100 * MS, 100, MS)}
+    assert (metered.enforcer.tsgs_used_ns("a"), metered.enforcer.used_ns("a")) == before
+
+
 def test_nothing_is_kept_of_a_pod_that_was() -> None:
     pod = Pod(2)
     pod.run(120 * MS, {1, 2})

@@ -7,7 +7,9 @@ import struct
 
 import pytest
 
+from qgpu.guardian.accounting import memory_quota
 from qgpu.guardian.accounting.object_table import OTHER_TSG_BYTES, ObjectTable
+from qgpu.guardian.proxy import dup as dup_calls
 from qgpu.guardian.proxy import shared_state
 from qgpu.nvidia import abi
 from tests.guardian.asked import (
@@ -124,6 +126,18 @@ def test_a_tsg_may_have_two_handles_in_its_pod(on_card):
     (tsg,) = on_card.shared.table.compute_tsgs(0)
     assert tsg.handle == TSG
     assert [channel.handle for channel in on_card.shared.table.channels(tsg)] == [21]
+
+
+def test_tsgs_of_a_pod_get_so_many_handles_and_no_more(on_card, monkeypatch):
+    """Each gate that moves looks below all of them."""
+    monkeypatch.setattr(dup_calls, "_MOST_FURTHER", 2)
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(TSG, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
+    answers = [dup_status(on_card.call(abi.NV_ESC_RM_DUP_OBJECT, dup(handle, TSG))[2]) for handle in (20, 21, 22)]
+    on_card.call(abi.NV_ESC_RM_FREE, free(20))
+    again = dup_status(on_card.call(abi.NV_ESC_RM_DUP_OBJECT, dup(23, TSG))[2])
+
+    assert (answers, again) == ([abi.NV_OK, abi.NV_OK, abi.NV_ERR_INSUFFICIENT_RESOURCES], abi.NV_OK)
+    assert on_card.shared.refusals.counts["web", "too many handles of TSGs"] == 1
 
 
 def test_another_pods_tsg_gets_no_second_handle(on_card):
@@ -345,6 +359,31 @@ def test_children_of_a_pod_are_in_the_pod(pod):
     make_device(pod)
 
     assert pod.shared.table.processes == {child: "web"}
+
+
+def test_pods_share_what_a_successor_has_to_read(on_card, monkeypatch):
+    """Whatever one pod has, another gets some."""
+    table = on_card.shared.table
+    monkeypatch.setattr(memory_quota, "_MOST_RECORDS", 60)
+    first = [allocate(on_card, handle, PAGE) for handle in range(10, 40)]
+    own, every = table.records("web")
+
+    assert {*first} == {abi.NV_OK, abi.NV_ERR_INSUFFICIENT_RESOURCES}
+    assert (own, every) == (20, 20)
+    assert on_card.shared.quota.may_record("another")
+
+
+def test_pinned_memory_that_was_freed_counts_to_the_share(on_card, monkeypatch):
+    """A pod could have any number of these: each is charged, but a pod may have no limit on another card."""
+    monkeypatch.setattr(memory_quota, "_MOST_RECORDS", 30)
+    statuses = []
+    for handle in range(10, 40):
+        statuses.append(allocate(on_card, handle, PAGE))
+        on_card.shared.quota.pin_handles(7, [handle])
+        on_card.call(abi.NV_ESC_RM_FREE, free(handle))
+
+    assert abi.NV_ERR_INSUFFICIENT_RESOURCES in statuses
+    assert len(on_card.shared.table.allocations.memories) <= 10
 
 
 def test_a_pod_has_so_many_objects_and_the_next_is_refused(on_card, monkeypatch):

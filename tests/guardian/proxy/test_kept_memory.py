@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import threading
 
 import pytest
 
@@ -105,7 +106,7 @@ def test_a_pod_cannot_free_the_handle_that_keeps_what_is_mapped(told):
 
 
 def test_mappings_in_a_range_are_looked_at_without_the_lock(told, monkeypatch):
-    """A process has up to 262,144, and UVM refuses to unmap such a range: a pod can ask for ever."""
+    """A process can have very many, and UVM refuses to unmap such a range: a pod can ask for ever."""
     owned, among = [], Allocations.among
 
     def looked(*arguments):
@@ -358,10 +359,44 @@ def test_asking_rm_about_a_pods_clients_takes_a_tenth_of_time(on_card):
     on_card.shared.gpu_ops.exists = slow
     for _ in range(500):
         now[0] += 100
-        on_card.shared.quota.over_limit("web", 0, 2 * LIMIT)
+        on_card.shared.quota.fits("web", [0], 2 * LIMIT)
 
     assert len(asked) * 1000 <= now[0] // 8
     assert len(asked) > 1
+
+
+def test_rm_is_asked_about_a_pods_clients_without_the_lock(on_card):
+    """A pod can have thousands of clients, and be refused memory as often as it likes."""
+    shared, free = on_card.shared, []
+
+    def exists(key):
+        def take():
+            free.append(shared.lock.acquire(timeout=1))
+            if free[-1]:
+                shared.lock.release()
+
+        taker = threading.Thread(target=take)
+        taker.start()
+        taker.join()
+        return True
+
+    allocate(on_card, 10, MOST)
+    shared.gpu_ops.exists = exists
+    refused = allocate(on_card, 11, MOST)
+    shared.forget_previous_program("web", on_card.process.pid)
+
+    assert refused == abi.NV_ERR_NO_MEMORY
+    assert free == [True, True]
+
+
+def test_client_that_rm_makes_anew_meanwhile_is_kept(on_card):
+    """RM can give a handle out again between its answer and what follows from it."""
+    answers = [False, True]
+    allocate(on_card, 10, PAGE)
+    on_card.shared.gpu_ops.exists = lambda key: answers.pop(0)
+    on_card.shared.forget_previous_program("web", on_card.process.pid)
+
+    assert held(on_card) == PAGE
 
 
 def test_vaspace_free_asks_rm_independently_of_memory_count(on_card):

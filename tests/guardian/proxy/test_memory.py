@@ -142,6 +142,22 @@ def test_duplicating_other_pods_memory_charges_duplicator_too(on_card):
     assert charged(on_card.shared.table, "other") == {0: MOST}
 
 
+def test_client_with_very_many_objects_stays_its_pods(on_card, monkeypatch):
+    """Two pods that pass one to and fro would hold up all others; what RM no longer has of it is waited for."""
+    someone_elses(on_card)
+    on_card.rm.stale.add(9)
+    monkeypatch.setattr(shared_state, "_MOST_MOVED", 1)
+    monkeypatch.setattr(shared_state, "_FORGETTING_S", 0)
+    refused = on_card.shared.register_client(on_card.process.pid, 5, 5, 9)
+    on_card.rm.objects.pop((9, 10))
+    monkeypatch.setattr(shared_state, "_FORGETTING_S", 60)
+    monkeypatch.setattr(shared_state.time, "sleep", lambda _: on_card.settle())
+    moved = on_card.shared.register_client(on_card.process.pid, 5, 5, 9)
+
+    assert (refused, moved) == (False, True)
+    assert on_card.shared.refusals.counts["web", "another pod's client with too many objects"] == 1
+
+
 def test_a_client_its_pod_cannot_reach_goes_to_its_files_pod(on_card):
     """RM has given the name out again, or the other pod has passed its only file on: it is held, and paid for, here."""
     someone_elses(on_card)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import os
 import struct
 
 import pytest
 
 from qgpu.guardian.accounting import memory_quota, object_table
+from qgpu.guardian.accounting.object_table import ObjectTable
+from qgpu.guardian.failover.journal import Journal
 from qgpu.guardian.proxy import shared_state
 from qgpu.nvidia import abi, uvm
 from tests.guardian.asked import (
@@ -123,9 +126,36 @@ def test_without_a_limit_nothing_is_kept_of_what_is_mapped(on_card):
     assert on_card.shared.table.allocations.mappings == {}
 
 
-def test_a_process_has_so_many_mappings_and_no_more(on_card, monkeypatch):
-    monkeypatch.setattr(memory_quota, "_MOST_MAPPINGS", 2)
-    asked = [uvm_mapping(at << 40, 1 << 21, 10) for at in range(1, 4)]
+def test_mappings_over_many_others_are_refused(on_card, monkeypatch):
+    """UVM refuses them too, but each was tracked, and an unmapping looked at all of them."""
+    monkeypatch.setattr(memory_quota, "_MOST_OVERLAPS", 2)
+    asked = [uvm_mapping(1 << 40, pages << 16, 10) for pages in range(1, 4)]
     answers = [on_card.uvm(uvm.MAP_EXTERNAL_ALLOCATION, mapping)[2] for mapping in asked]
 
     assert [uvm_mapping_status(answer) for answer in answers] == [0xFFFF, 0xFFFF, abi.NV_ERR_NO_MEMORY]
+
+
+def test_unmapping_beyond_the_share_makes_no_more_records(on_card, monkeypatch):
+    on_card.uvm(uvm.MAP_EXTERNAL_ALLOCATION, uvm_mapping(1 << 40, 8 << 21, 10))
+    before = on_card.shared.table.records("web")
+    monkeypatch.setattr(memory_quota, "_MOST_RECORDS", 0)
+    on_card.shared.quota.unmap(on_card.process.pid, (1 << 40) + (1 << 21), 1 << 21, None)
+    journal = Journal(os.dup(on_card.shared.journal.fd))
+    again = ObjectTable()
+    for fact in journal.read()[1]:
+        again.note(fact)
+    os.close(journal.fd)
+
+    assert on_card.shared.table.records("web") == before == again.records("web")
+
+
+def test_mappings_beyond_a_pods_share_are_refused_and_counted(on_card, monkeypatch):
+    own, _ = on_card.shared.table.records("web")
+    monkeypatch.setattr(memory_quota, "_MOST_RECORDS", 3 * (own + 2))
+    asked = [uvm_mapping(at << 40, 1 << 21, 10) for at in range(1, 4)]
+    answers = [on_card.uvm(uvm.MAP_EXTERNAL_ALLOCATION, mapping)[2] for mapping in asked]
+    table = on_card.uvm(REGION, struct.pack("<QQ", 1 << 50, 4096) + bytes(24))[2]
+
+    assert [uvm_mapping_status(answer) for answer in answers] == [0xFFFF, 0xFFFF, abi.NV_ERR_NO_MEMORY]
+    assert on_card.shared.refusals.counts["web", "too many mappings of UVM"] == 2
+    assert table != struct.pack("<QQ", 1 << 50, 4096) + bytes(24)

@@ -33,8 +33,8 @@ def opened():
 def test_release_unregisters_every_card_and_closes_the_file(files):
     held, asked = files
     fd = opened()
-    held.hold(os.getpid(), fd, fd, [CARD])
-    held.hold(os.getpid(), fd, fd, [OTHER])
+    held.hold("web", os.getpid(), fd, fd, [CARD])
+    held.hold("web", os.getpid(), fd, fd, [OTHER])
     (file,) = held.take(os.getpid())
     held.release([file])
 
@@ -63,18 +63,19 @@ def process():
 def test_file_open_under_another_fd_number_is_not_closed(files, process):
     held, _ = files
     fd = opened()
-    held.hold(process(fd), 77, fd, [CARD])
+    pid = process(fd)
+    held.hold("web", pid, 77, fd, [CARD])
     os.close(fd)
 
-    assert held.take_closed() == {}
+    assert held.take_closed([pid]) == {}
 
 
 def test_file_closed_by_its_process_is_released(files, process):
     held, asked = files
     fd, pid = opened(), process(subprocess.DEVNULL)
-    held.hold(pid, 77, fd, [CARD])
+    held.hold("web", pid, 77, fd, [CARD])
     os.close(fd)
-    closed = held.take_closed()
+    closed = held.take_closed([pid])
     held.release(closed[pid])
 
     assert asked == [(uvm.UNREGISTER_GPU, CARD)]
@@ -85,7 +86,7 @@ def test_a_process_has_so_many_files_and_no_more(files):
     held, _ = files
     fds = [opened() for _ in range(MOST + 1)]
 
-    assert [held.hold(os.getpid(), fd, fd, [CARD]) for fd in fds] == [*fds[:-1], None]
+    assert [held.hold("web", os.getpid(), fd, fd, [CARD]) for fd in fds] == [*fds[:-1], None]
     held.release(held.take(os.getpid()))
     for fd in fds:
         os.close(fd)

@@ -43,7 +43,7 @@ def process(monkeypatch):
     monkeypatch.setattr(hang_detector, "time", SimpleNamespace(monotonic=lambda: made.now_ns / 1e9))
     monkeypatch.setattr(hang_detector, "_stat", lambda pid: [made.state, *["0"] * 20])
     monkeypatch.setattr(hang_detector, "_spent", lambda pid: (made.ran_ns, made.waited_ns))
-    monkeypatch.setattr(hang_detector, "_used_s", lambda pid: made.used_ns / 1e9)
+    monkeypatch.setattr(hang_detector.proc, "cpu_s", lambda pid: made.used_ns / 1e9)
     monkeypatch.setattr(hang_detector, "_waits_for_running_thread", lambda pid: made.behind_thread)
     monkeypatch.setattr(hang_detector, "is_in_driver", lambda pid, before: False)
     return made

@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import threading
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -55,6 +56,22 @@ def test_standby_begins_once_and_then_ends_on_its_own(state, tmp_path):
     assert told == [{"op": "begin", "killed": True}]
     assert one.lives
     one.kill()
+
+
+@pytest.mark.parametrize(("runs", "waited_s"), [(True, 120), (False, 15)])
+def test_standby_that_reads_a_long_journal_is_given_time(state, tmp_path, monkeypatch, runs, waited_s):
+    one = StandbyLink(tmp_path, state, {})
+    now = [one.began_s]
+    monkeypatch.setattr(standby_link.proc, "cpu_s", lambda pid: now[0] if runs else 1.0)
+    monkeypatch.setattr(one, "_say", lambda _: None)
+    monkeypatch.setattr(standby_link, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    one.begin(killed=True)
+    with suppress(BackendGoneError):
+        for _ in range(300):
+            now[0] += 1
+            one.wait_for_report(0)
+
+    assert now[0] - one.began_s == pytest.approx(waited_s, abs=1)
 
 
 @pytest.mark.parametrize("mine", [True, False])
