@@ -29,6 +29,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import emulator
 import kernels
 import vm
 from archives import DISTRIBUTIONS, Distribution
@@ -91,6 +92,7 @@ def boot(
         memory=memory,
         append=" ".join(("systemd.show_status=0", *(f"systemd.mask={unit}" for unit in mask))),
         single=single,
+        qemu=emulator.get(CACHE),
     )
 
 

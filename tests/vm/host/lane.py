@@ -73,7 +73,7 @@ def main() -> int:
     parser.add_argument("--results", type=Path, help="JSON file the figures go to")
     parser.add_argument("--keep-packages", action="store_true", help="those of the last run, if there are any")
     parser.add_argument("--compile-inside", action="store_true", help="no module built outside the VM")
-    parser.add_argument("--single", action="store_true", help="one thread of the host's QEMU for both CPUs")
+    parser.add_argument("--single", action="store_true", help="one thread of the emulator for both CPUs")
     parser.add_argument("--timeout", type=float, default=2700, help="seconds the guest may take")
     arguments = parser.parse_args()
     import documents
