@@ -78,9 +78,8 @@ def boot(
     timeout_s: float = 600,
     memory: str = "2G",
     mask: Sequence[str] = (),
-    single: bool = False,
 ) -> vm.Outcome:
-    """Boot a root with systemd and run ``command`` in it; the units of ``mask`` are not started (``single``: vm.py)."""
+    """Boot a root with systemd and run ``command`` in it; the units of ``mask`` are not started."""
     return vm.boot(
         kernels.get(KERNEL, CACHE).boot(),
         command,
@@ -91,7 +90,6 @@ def boot(
         timeout_s=timeout_s,
         memory=memory,
         append=" ".join(("systemd.show_status=0", *(f"systemd.mask={unit}" for unit in mask))),
-        single=single,
         qemu=emulator.get(CACHE),
     )
 

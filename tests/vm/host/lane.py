@@ -1,6 +1,6 @@
 """The host lane: a clean Debian with systemd, the packages installed, used, upgraded under load and removed in it.
 
-    lane.py [--results FILE] [--keep-packages] [--compile-inside] [--single]
+    lane.py [--results FILE] [--keep-packages] [--compile-inside]
 
 Builds the packages in two versions (packaging/build.py), the simulated driver for the VM's kernel, and the VM's root
 (image.py); what happens inside is guest.py's. The module is built by DKMS in that root, but outside the emulator,
@@ -73,7 +73,6 @@ def main() -> int:
     parser.add_argument("--results", type=Path, help="JSON file the figures go to")
     parser.add_argument("--keep-packages", action="store_true", help="those of the last run, if there are any")
     parser.add_argument("--compile-inside", action="store_true", help="no module built outside the VM")
-    parser.add_argument("--single", action="store_true", help="one thread of the emulator for both CPUs")
     parser.add_argument("--timeout", type=float, default=2700, help="seconds the guest may take")
     arguments = parser.parse_args()
     import documents
@@ -97,7 +96,6 @@ def main() -> int:
             timeout_s=arguments.timeout,
             memory="3G",
             mask=MASK,
-            single=arguments.single,
         )
         found = share / "figures.json"
         figures = json.loads(found.read_text()) if found.exists() else {}
