@@ -35,10 +35,11 @@ lint: $(VENV)/installed
 types: $(VENV)/installed
 	$(BIN)/mypy
 
-# Two at a time, because tests wait half of their time. The tests of a file share daemons and stay together. What fails
-# runs once more, alone: a defect fails again, also one that Hypothesis found, because it keeps the example.
+# Three at a time, because tests wait half of their time. The tests of a file share daemons and stay together; the longest
+# begin first (tests/conftest.py). What fails runs once more, alone: a defect fails again, also one that Hypothesis found,
+# because it keeps the example. Other targets keep no such notes (cacheprovider), because CI runs some beside this one.
 test: $(VENV)/installed | test-system
-	$(BIN)/pytest -n 2 --dist loadfile || \
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder || \
 		{ [ $$? = 1 ] && echo "failed beside other tests, now alone:" && $(BIN)/pytest --last-failed --last-failed-no-failures none; }
 
 gputest: $(VENV)/installed
@@ -53,7 +54,7 @@ vmtest: $(VENV)/installed
 
 # Nothing is installed but runc and busybox: containerd is unpacked into the cache.
 nodetest: $(VENV)/installed | node-system
-	$(BIN)/pytest -m node tests/k8s/containerd
+	$(BIN)/pytest -p no:cacheprovider -m node tests/k8s/containerd
 
 hosttest: $(VENV)/installed | packages-system
 	$(MAKE) -C tests/vm hosttest VM_PYTHON=$(abspath $(BIN))/python
@@ -68,7 +69,7 @@ distributiontest: $(VENV)/installed
 # Versions side by side, because most of the time is waiting for Slurm.
 SLURM_VERSIONS ?= 22.05,24.11,26.05
 slurmtest: $(VENV)/installed | slurm-system
-	QGPU_SLURM=$(SLURM_VERSIONS) $(BIN)/pytest -m slurm -n 2 --dist loadgroup tests/slurm
+	QGPU_SLURM=$(SLURM_VERSIONS) $(BIN)/pytest -p no:cacheprovider -m slurm -n 2 --dist loadgroup tests/slurm
 
 packages: $(VENV)/installed | packages-system
 	$(BIN)/python packaging/build.py

@@ -26,9 +26,20 @@ settings.load_profile("patient")
 # a shell starts what it puts into the background deaf to Ctrl-C, and so would be every program that a test starts
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+#: Files that take longest, which begin first: one that begins last is waited for (make test gives each to a process).
+FIRST = (
+    *("runtime/test_starts.py", "k8s/test_restarts.py", "hostile/test_escape.py", "groups/test_groups.py"),
+    *("groups/test_keeper.py", "web/test_layout.py", "cli/test_bad_input.py", "test_docs_run.py"),
+    *("sched/test_feedback.py", "k8s/test_claim_groups.py", "guardian/failover/test_death.py"),
+    *("guardian/proxy/test_profiling.py", "hostile/test_moments.py", "daemon/test_metrics_endpoint.py"),
+    *("daemon/test_claim_lifetimes.py", "doctor/test_self_test_kills.py", "sched/test_loop.py"),
+)
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what can't run here; tests that boot a kernel or fetch Slurm run only when asked for."""
+    """Skip what can't run here, order the rest; tests that boot a kernel or fetch Slurm run only when asked for."""
+    at = {Path(__file__).parent / name: number for number, name in enumerate(FIRST)}
+    items.sort(key=lambda item: at.get(item.path, len(FIRST)))
     lacks = {"root": os.geteuid() != 0, "gpu": os.geteuid() != 0 or not Path("/proc/driver/nvidia/version").exists()}
     lacks |= {name: name not in config.option.markexpr for name in ("vm", "node", "slurm")}
     reasons = {

@@ -29,6 +29,8 @@ from tests.guardian.lasting import LastingRm
 VARIABLE = "EMULATED_RM"
 #: A client's device is made by the kernel, that is by nobody: it is there from the first.
 CLIENTS = range(7, 15)
+#: One for each attack: processes of the one before may still use theirs.
+ATTACKERS = range(15, 31)
 MEMORY = 1 << 34
 _MAJOR, _MINOR = 1, 8
 
@@ -49,8 +51,8 @@ class Rm(LastingRm):
         self._reach._pidfds, self._reach.on_unreachable = self.pidfds, lambda client: self.on_unreachable(client)
         self._reach.object_info = self.object_info
         if not path.exists():
-            self.objects = {(client, client): (abi.NV01_ROOT_CLIENT, 0) for client in CLIENTS}
-            self.objects |= {(client, 2): (abi.NV01_DEVICE_0, client) for client in CLIENTS}
+            self.objects = {(client, client): (abi.NV01_ROOT_CLIENT, 0) for client in (*CLIENTS, *ATTACKERS)}
+            self.objects |= {(client, 2): (abi.NV01_DEVICE_0, client) for client in (*CLIENTS, *ATTACKERS)}
             self.keep()
 
     def load(self) -> None:

@@ -23,6 +23,7 @@ from qgpu.planes.seccomp.guardian_link import GuardianLink
 from tests.cli.manager import Manager
 from tests.cli.programs import TIMEOUT_S, environment
 from tests.hostile import emulated
+from tests.hostile.attacker import ATTACKS
 
 #: After this long, what a guardian asks about is asked.
 _SETTLED_S = 1.5
@@ -88,10 +89,11 @@ class Stage:
         return Path(f"/proc/{self._room.pid}/root{self._tree}{path}")
 
     def start_attacker(self, attack: str) -> subprocess.Popen[bytes]:
-        """Start a pod with a limit that attacks, with the last client; return its launcher."""
+        """Start a pod with a limit that attacks, with a client of the attack's own; return its launcher."""
+        client = emulated.ATTACKERS[[*ATTACKS].index(attack)]
         name = f"stage-{os.getpid()}-{attack}"
         self._names.add(name)
-        program = [sys.executable, "-m", "tests.hostile.attacker", attack, str(emulated.CLIENTS[-1]), str(self.pause)]
+        program = [sys.executable, "-m", "tests.hostile.attacker", attack, str(client), str(self.pause)]
         with self.said(name).open("w") as said:
             return subprocess.Popen(
                 [*self._inside, *self._ctl("run", "--name", name, "--memory", "1GiB", "--", *program)],

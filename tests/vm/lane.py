@@ -149,7 +149,7 @@ def main() -> int:
     parser.add_argument("--kernel", default="6.1", choices=sorted(kernels.KERNELS))
     parser.add_argument("--driver", choices=sorted(driver.DRIVERS), help="the real driver of a branch, without a GPU")
     parser.add_argument("--cycles", type=int, default=20, help="times the module is loaded and unloaded under load")
-    parser.add_argument("--single", action="store_true", help="one thread of the host's QEMU for both CPUs")
+    parser.add_argument("--single", action="store_true", help="one thread of the emulator for both CPUs")
     parser.add_argument("--fuzz", type=int, default=20000, help="random calls")
     parser.add_argument("--faults", type=int, default=60, help="runs of the test of random faults")
     parser.add_argument("--build-only", action="store_true")
@@ -202,7 +202,7 @@ def main() -> int:
             timeout_s=arguments.timeout,
             append=f"{kernel.append} {driver.APPEND}" if arguments.driver else kernel.append,
             single=single,
-            qemu=["qemu-system-x86_64"] if single else emulator.get(CACHE),
+            qemu=["qemu-system-x86_64"] if single and not arguments.single else emulator.get(CACHE),
         )
         figures = Path(share) / "figures.json"
         found = json.loads(figures.read_text()) if figures.exists() else {}

@@ -29,6 +29,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import emulator
 import kernels
 import vm
 from archives import DISTRIBUTIONS, Distribution
@@ -89,6 +90,7 @@ def boot(
         timeout_s=timeout_s,
         memory=memory,
         append=" ".join(("systemd.show_status=0", *(f"systemd.mask={unit}" for unit in mask))),
+        qemu=emulator.get(CACHE),
     )
 
 

@@ -33,7 +33,7 @@ WITH = ("dkms", "man-db", "podman", "crun", "runc", "prometheus", "chromium-head
 #: What Debian's own packages would start, besides what the lane does; podman's would find out too early, on a root that
 #: is an overlay itself, that it cannot have overlays, and remember it.
 MASK = ("prometheus.service", "podman.service", "podman.socket", "podman-restart.service", "podman-auto-update.timer")
-MASK += ("podman-auto-update.service", "podman-clean-transient.service")
+MASK += ("podman-auto-update.service", "podman-clean-transient.service", "dpkg-db-backup.timer")  # at midnight
 VERSIONS = ("0.1.0", "0.1.0+next")
 
 
