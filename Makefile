@@ -94,6 +94,7 @@ nightly: $(VENV)/installed | node-system slurm-system
 	$(MAKE) -C tests/vm vmtest-gputest VM_PYTHON=$(abspath $(BIN))/python
 	$(MAKE) -C tests/vm vmtest-load VM_PYTHON=$(abspath $(BIN))/python
 	$(MAKE) -C tests/vm vmtest-faults VM_PYTHON=$(abspath $(BIN))/python
+	$(MAKE) -C tests/vm vmtest-cost VM_PYTHON=$(abspath $(BIN))/python
 	$(MAKE) -C tests/vm vmtest-mutants VM_PYTHON=$(abspath $(BIN))/python
 	$(MAKE) -C tests/vm vmtest-sanitizer VM_PYTHON=$(abspath $(BIN))/python
 

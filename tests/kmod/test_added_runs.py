@@ -53,8 +53,9 @@ def test_a_run_of_other_sources_begins_its_row_again(tmp_path: Path) -> None:
     assert (row["figures"], row["next_seed"]) == ({"fault_runs": 100, "boots": 1}, 3)
 
 
-def test_a_command_is_told_without_where_figures_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = ["/x/lane.py", "--faults", "50", "--results", "f.json", "--add", "6.1 faults", "-m", "vm and quiet", "a.py"]
+@pytest.mark.parametrize("option", ["--add", "--row"])
+def test_a_command_is_told_without_where_figures_go(monkeypatch: pytest.MonkeyPatch, option: str) -> None:
+    given = ["/x/lane.py", "--faults", "50", "--results", "f.json", option, "6.1 faults", "-m", "vm and quiet", "a.py"]
     monkeypatch.setattr(sys, "argv", given)
 
     assert lane.command() == "tests/vm/lane.py --faults 50 -m 'vm and quiet' a.py"

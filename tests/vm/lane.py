@@ -1,7 +1,7 @@
 """The VM lane: build the modules for a kernel, boot it, run the suite in it, keep the figures.
 
-    lane.py [--kernel 6.1] [--cycles N] [--results FILE [--add ROW]] [PYTEST ARGUMENTS...]
-    lane.py [--results FILE] --script SCRIPT [ARGUMENTS...]       a Python script in the suite's place
+    lane.py [--kernel 6.1] [--cycles N] [--results FILE [--row ROW | --add ROW]] [PYTEST ARGUMENTS...]
+    lane.py [--results FILE [--row ROW]] --script SCRIPT [ARGUMENTS...]       a Python script in the suite's place
 
 Kernels and builds are kept in $QGPU_CACHE (default ~/.cache/qgpu), nothing of them in the tree. Recorded traces are
 looked for in $QGPU_TRACES (default tests/data/traces).
@@ -133,8 +133,8 @@ def command() -> str:
     """Return this process's command, without where its figures go."""
     script, *rest = sys.argv
     elsewhere = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    elsewhere.add_argument("--results")
-    elsewhere.add_argument("--add")
+    for option in ("--results", "--row", "--add"):
+        elsewhere.add_argument(option)
     return shlex.join([f"tests/vm/{Path(script).name}", *elsewhere.parse_known_args(rest)[1]])
 
 
@@ -150,10 +150,12 @@ def main() -> int:
     parser.add_argument("--driver", choices=sorted(driver.DRIVERS), help="the real driver of a branch, without a GPU")
     parser.add_argument("--cycles", type=int, default=20, help="times the module is loaded and unloaded under load")
     parser.add_argument("--single", action="store_true", help="one thread of the emulator for both CPUs")
+    parser.add_argument("--count", action="store_true", help="one CPU, and the guest's clock counts its instructions")
     parser.add_argument("--fuzz", type=int, default=20000, help="random calls")
     parser.add_argument("--faults", type=int, default=60, help="runs of the test of random faults")
     parser.add_argument("--build-only", action="store_true")
     parser.add_argument("--results", type=Path, help="JSON file the figures go to")
+    parser.add_argument("--row", help="its row, in place of the kernel's or the driver's")
     parser.add_argument("--add", metavar="ROW", help="its row, where counts of runs of the same sources add up")
     parser.add_argument("--timeout", type=float, default=900, help="seconds the guest may take")
     parser.add_argument("--script", nargs=argparse.REMAINDER, help="a script, whose figures.json goes to the results")
@@ -170,11 +172,12 @@ def main() -> int:
         return 0
     # the suites of real drivers have probes come and go under load (emulator.py); the sanitizer's kernel, with a thread
     # for each CPU of QEMU 10, at times loses its first process before it runs us
-    single = arguments.single or bool(arguments.driver) or arguments.kernel == "sanitizer"
+    single = arguments.single or arguments.count or bool(arguments.driver) or arguments.kernel == "sanitizer"
     digest = sources.digest(ROOT / "kmod", HERE / "simnv")
     environment = {
         "QGPU_CACHE": str(CACHE),
         "QGPU_VM_SINGLE": str(int(single)),
+        "QGPU_VM_COUNTED": str(int(arguments.count)),
         "QGPU_VM_BUILD": str(out),
         "QGPU_VM_REAL": version,
         "QGPU_VM_CARD": hex(driver.CARD_AT),
@@ -202,6 +205,7 @@ def main() -> int:
             timeout_s=arguments.timeout,
             append=f"{kernel.append} {driver.APPEND}" if arguments.driver else kernel.append,
             single=single,
+            counted=arguments.count,
             qemu=["qemu-system-x86_64"] if single and not arguments.single else emulator.get(CACHE),
         )
         figures = Path(share) / "figures.json"
@@ -211,22 +215,22 @@ def main() -> int:
     print("\n".join(outcome.dmesg.splitlines()[-400:]) if outcome.status is None or faults else "")
     print(outcome.stuck)
     print(f"kernel {kernel.name}: status {outcome.status}, {len(faults)} faults, {outcome.seconds:.0f} s in the VM")
-    if arguments.script:
-        if arguments.results and found:
+    if arguments.script and (outcome.status != 0 or not arguments.row):
+        if arguments.results and found and not arguments.row:
             arguments.results.write_text(json.dumps(found))
         return 0 if outcome.status == 0 and not faults else 1
     seeds = found.pop("seeds", 0)
-    found |= dict.fromkeys(("tests_passed", "tests_failed", "tests_error"), 0)
-    found |= {
-        f"tests_{what}": int(number) for number, what in re.findall(r"(\d+) (passed|failed|error)", outcome.output)
-    }
+    if not arguments.script:
+        found |= dict.fromkeys(("tests_passed", "tests_failed", "tests_error"), 0)
+        said = re.findall(r"(\d+) (passed|failed|error)", outcome.output)
+        found |= {f"tests_{what}": int(number) for number, what in said}
     found |= {"kernel_faults": len(faults), "vm_seconds": round(outcome.seconds)}
     of = {"kernel": kernel.release, "driver": version or "simulated", "sources": digest}
     if arguments.results and arguments.add:
         add(arguments.results, arguments.add, of, found, seeds)
     elif arguments.results:
         name = f"{arguments.kernel} nvidia {version}" if version else arguments.kernel
-        note(arguments.results, name, of, found)
+        note(arguments.results, arguments.row or name, of, found)
     return 0 if outcome.status == 0 and not faults else 1
 
 

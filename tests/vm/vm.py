@@ -105,8 +105,9 @@ class Outcome:
     stuck: str = ""
 
 
-def _clock() -> str:
-    return f"tsc_early_khz={khz}" if (khz := tsc.khz()) else ""
+def _clock(counted: bool) -> str:
+    khz = 1_000_000 if counted else tsc.khz()  # an instruction is 1 ns
+    return f"tsc_early_khz={khz}" if khz else ""
 
 
 def _unpacked(module: Path) -> bytes:
@@ -241,13 +242,15 @@ def boot(
     memory: str = "1536M",
     append: str = "",
     single: bool = False,
+    counted: bool = False,
     qemu: Sequence[str] = ("qemu-system-x86_64",),
     silence_s: float = 120,
 ) -> Outcome:
     """Run ``command`` in ``cwd`` on ``kernel``; ``share`` is /run/share in the guest, ``root`` the tree it sees.
 
-    ``single`` runs both CPUs in one thread (see emulator.py). A guest that is silent for ``silence_s`` has hung; a
-    kernel that finds a CPU or a task stuck panics.
+    ``single`` runs both CPUs in one thread (see emulator.py). ``counted`` starts one CPU, and the guest's clocks count
+    its instructions, 1 ns each; with two the kernel was not up after minutes. A guest that is silent for ``silence_s``
+    has hung; a kernel that finds a CPU or a task stuck panics.
     """
     exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in (environment or {}).items())
     (share / "command").write_text(
@@ -261,7 +264,7 @@ def boot(
                 "-M",
                 "q35",
                 "-accel",
-                f"tcg,thread={'single' if single else 'multi'},tb-size=512",
+                f"tcg,thread={'single' if single or counted else 'multi'},tb-size=512",
                 *("-cpu", _CPU),
             ),
             *("-smp", "2", "-m", memory, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
@@ -274,7 +277,8 @@ def boot(
                 str(_initramfs(kernel, folder, _ALONE if root == Path("/") else _WITH_SYSTEMD)),
             ),
             *("-monitor", f"unix:{folder / 'monitor'},server,nowait"),
-            *("-append", f"{_APPEND} {_clock()} {_PANICS} {append}"),
+            *("-append", f"{_APPEND} {_clock(counted)} {_PANICS} {append} {'maxcpus=1' * counted}"),
+            *(("-icount", "shift=0") if counted else ()),
             *stack.enter_context(_served("root", root, folder, "always")),
             *stack.enter_context(_served("share", share, folder, "none")),
         ]

@@ -75,7 +75,7 @@ def test_registered_objects_of_a_running_pod_go_with_the_module(qgpu, pod):
     enforce.write_text("1")
 
 
-def test_calls_cost_little_more_through_the_module(figure):
+def test_calls_cost_little_more_through_the_module():
     plain = per_call()
     qg.insmod("qgpu.ko")
     device = qg.Qgpu()
@@ -89,12 +89,8 @@ def test_calls_cost_little_more_through_the_module(figure):
     device.close()
     qg.rmmod("qgpu")
     cgroup.rmdir()
-    figure("ioctl_ns_without_module", plain)
-    figure("ioctl_ratio_no_pods", empty / plain)
-    figure("ioctl_ratio_outside_pods", outside / plain)
-    figure("ioctl_ratio_pod", inside / plain)
 
-    # emulation and neighbours make these loose; a wait of any kind in the path would be a thousandfold
+    # loose, as emulation and neighbours disturb (call_cost.py measures): a wait in the path would be a thousandfold
     assert max(empty, outside, inside) / plain < 10
 
 
