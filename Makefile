@@ -39,7 +39,7 @@ types: $(VENV)/installed
 # begin first (tests/conftest.py). What fails runs once more, alone: a defect fails again, also one that Hypothesis found,
 # because it keeps the example. Other targets keep no such notes (cacheprovider), because CI runs some beside this one.
 test: $(VENV)/installed | test-system
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder || \
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 30 --durations-min 5 || \
 		{ [ $$? = 1 ] && echo "failed beside other tests, now alone:" && $(BIN)/pytest --last-failed --last-failed-no-failures none; }
 
 gputest: $(VENV)/installed
@@ -88,6 +88,7 @@ nightly: $(VENV)/installed | node-system slurm-system
 	$(MAKE) -C tests/vm vmtest-containers VM_PYTHON=$(abspath $(BIN))/python
 	$(MAKE) -C tests/vm vmtest-kubernetes VM_PYTHON=$(abspath $(BIN))/python
 	$(MAKE) -C tests/vm vmtest-slurm VM_PYTHON=$(abspath $(BIN))/python
+	$(MAKE) hosttest vmtest
 	$(MAKE) -C tests/vm vmtest-contract VM_PYTHON=$(abspath $(BIN))/python
 	$(MAKE) -C tests/vm vmtest-kernels VM_PYTHON=$(abspath $(BIN))/python
 	$(MAKE) -C tests/vm vmtest-driver VM_PYTHON=$(abspath $(BIN))/python

@@ -44,8 +44,13 @@ def make(*arguments: str, kernel: kernels.Source) -> None:
 def build(kernel: kernels.Source) -> Path:
     """Build everything for a kernel, warnings and sparse complaints being errors; the folder of the modules.
 
-    What was built of the same sources stands.
+    What was built of the same sources stands. Lanes that start together build once.
     """
+    with kernels.alone(CACHE):
+        return _built(kernel)
+
+
+def _built(kernel: kernels.Source) -> Path:
     work = sources.folder(CACHE, ROOT, kernel.name)
     programs = [HERE / "guest" / name for name in ("hammer.c", "fuzz.c")]
     built = work / "built"

@@ -1,6 +1,6 @@
 """The host lane: a clean Debian with systemd, the packages installed, used, upgraded under load and removed in it.
 
-    lane.py [--results FILE] [--keep-packages] [--compile-inside]
+    lane.py [--results FILE] [--keep-packages] [--compile-inside] [--short]
 
 Builds the packages in two versions (packaging/build.py), the simulated driver for the VM's kernel, and the VM's root
 (image.py); what happens inside is guest.py's. The module is built by DKMS in that root, but outside the emulator,
@@ -73,6 +73,7 @@ def main() -> int:
     parser.add_argument("--results", type=Path, help="JSON file the figures go to")
     parser.add_argument("--keep-packages", action="store_true", help="those of the last run, if there are any")
     parser.add_argument("--compile-inside", action="store_true", help="no module built outside the VM")
+    parser.add_argument("--short", action="store_true", help="no Prometheus, no browser, no upgrade of the module")
     parser.add_argument("--timeout", type=float, default=2700, help="seconds the guest may take")
     arguments = parser.parse_args()
     import documents
@@ -91,7 +92,7 @@ def main() -> int:
             shutil.copy(file, copy)
         outcome = image.boot(
             root,
-            ["python3", "/run/share/guest.py"],
+            ["python3", "/run/share/guest.py", *(["--short"] if arguments.short else [])],
             share=share,
             timeout_s=arguments.timeout,
             memory="3G",
