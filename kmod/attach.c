@@ -17,6 +17,7 @@
 #include "guard.h"
 #include "interpose.h"
 #include "pause.h"
+#include "pod.h"
 #include "power.h"
 #include "rm.h"
 #include "toctou.h"
@@ -137,7 +138,8 @@ static void attach_locked(void)
 	lockdep_assert_held(&qgpu_attach_lock);
 	if (fops && enforce && ready) {		/* a detach was interrupted */
 		qgpu_unpause(QGPU_PAUSE_DETACH);
-		qgpu_interpose_enter(fops);
+		if (qgpu_interpose_enter(fops))
+			qgpu_pods_unchecked();
 		set_state(QGPU_STATE_ENFORCING, attached);
 	}
 	if (fops)

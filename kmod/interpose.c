@@ -12,16 +12,18 @@
  * file that it knows. Otherwise a missed file's address could belong to another file the next moment.
  *
  * Leaving is the delicate part: nothing pins this module while a task runs in a wrapper, and the driver may keep a task
- * for seconds. So leaving takes four steps in this order:
+ * for seconds. So leaving takes five steps in this order:
  *
- * 1. Write the driver's pointers back, where ours still are. A task may have loaded one of ours before, and not have
- *    entered it yet.
+ * 1. Write the driver's pointers back, where ours still are, but for release(). A task may have loaded one of ours
+ *    before, and not have entered it yet.
  * 2. synchronize_rcu_tasks() waits until every task has given up the CPU voluntarily or was in user space. A wrapper
  *    does neither before its first line has entered the SRCU section. So a task that loaded an old pointer is past that
  *    line now: inside the section, or already out of it.
  * 3. A grace period of SRCU waits for the tasks inside. All gates are open by then, so none of them waits for this module.
- * 4. Between leaving the section and returning to the driver's caller a task is still in this module's text, but does
- *    not give up the CPU voluntarily there either. A second synchronize_rcu_tasks() waits for that.
+ * 4. Write back release(), and do the second and third step for it. Until then the module sees files end: the third step
+ *    may last, and can be given up to enter again.
+ * 5. Between leaving the section and returning to the driver's caller a task is still in this module's text, but does
+ *    not give up the CPU voluntarily there either. A last synchronize_rcu_tasks() waits for that.
  *
  * (Where CONFIG_TASKS_RCU is not set, no task is preempted in the kernel; synchronize_rcu_tasks() is synchronize_rcu()
  * there, which gives the same guarantee.)
@@ -42,8 +44,9 @@
 
 static struct srcu_struct inside;	/* tasks in a wrapper */
 static struct file_operations saved;	/* the driver's pointers; stable while a task is inside */
-static bool away = true;		/* we have left: whoever still gets here goes on to the driver */
+static bool away = true;		/* we have left, or begun to: whoever still gets here goes on to the driver */
 static bool entered;			/* the driver's pointers lead here */
+static bool sees_release;		/* its release() does: longer than the others */
 
 /* One wait for the tasks inside. It goes on when nobody waits for it any more, because a signal came. */
 static struct rcu_head grace;
@@ -130,7 +133,7 @@ static int wrap_open(struct inode *inode, struct file *filp)
 /* RM idles the file's channels before it frees them, so their gates are opened first, for good. */
 static int handle_release(struct inode *inode, struct file *filp)
 {
-	struct qgpu_file *file = READ_ONCE(away) ? NULL : qgpu_file_find(filp);
+	struct qgpu_file *file = READ_ONCE(sees_release) ? qgpu_file_find(filp) : NULL;
 	int ret;
 
 	if (!file)
@@ -156,19 +159,29 @@ static int wrap_release(struct inode *inode, struct file *filp)
  */
 #define PUBLISH(pointer, to)	smp_store_release(&(pointer), to)
 
-void qgpu_interpose_enter(struct file_operations *fops)
+static void take(struct file_operations *fops)
 {
-	bool again = covered.fops == fops;
+	memset(&covered, 0, sizeof(covered));
+	if (!sees_release)
+		saved.release = fops->release;
+	saved.open = fops->open;
+	saved.mmap = fops->mmap;
+	saved.unlocked_ioctl = fops->unlocked_ioctl;
+	saved.compat_ioctl = fops->compat_ioctl;
+}
+
+bool qgpu_interpose_enter(struct file_operations *fops)
+{
+	bool again = covered.fops == fops, passed = sees_release && !entered, released = !sees_release;
 
 	WRITE_ONCE(away, false);
 	if (entered)
-		return;
+		return false;
 	entered = true;
-	if (!again) {
-		memset(&covered, 0, sizeof(covered));
-		saved = *fops;
-	}
-	if (!covered.release)
+	if (!again)
+		take(fops);
+	WRITE_ONCE(sees_release, true);
+	if (released && !covered.release)
 		PUBLISH(fops->release, wrap_release);
 	if (!covered.open)
 		PUBLISH(fops->open, wrap_open);
@@ -181,20 +194,29 @@ void qgpu_interpose_enter(struct file_operations *fops)
 	if (again)
 		module_put(fops->owner);
 	covered.fops = NULL;
+	return passed;
 }
 
 /* Whether somebody else's pointer stands where ours was. */
 #define PUT_BACK(pointer, ours, theirs) \
 	(cmpxchg(&(pointer), ours, theirs) != (ours) && READ_ONCE(pointer) != (theirs))
 
-static bool restore(struct file_operations *fops)
+static void restore(struct file_operations *fops)
 {
 	covered.compat = saved.compat_ioctl && PUT_BACK(fops->compat_ioctl, wrap_ioctl, saved.compat_ioctl);
 	covered.ioctl = PUT_BACK(fops->unlocked_ioctl, wrap_ioctl, saved.unlocked_ioctl);
 	covered.mmap = PUT_BACK(fops->mmap, wrap_mmap, saved.mmap);
 	covered.open = PUT_BACK(fops->open, wrap_open, saved.open);
+}
+
+static void restore_release(struct file_operations *fops)
+{
 	covered.release = PUT_BACK(fops->release, wrap_release, saved.release);
-	return !covered.compat && !covered.ioctl && !covered.mmap && !covered.open && !covered.release;
+}
+
+static bool is_covered(void)
+{
+	return covered.compat || covered.ioctl || covered.mmap || covered.open || covered.release;
 }
 
 static void grace_over(struct rcu_head *head)
@@ -219,7 +241,8 @@ static int wait_for_inside(bool interruptible)
 	return ret ? -EINTR : 0;
 }
 
-static int wait_for_tasks(bool interruptible)
+/* Whoever has loaded one of our pointers before. */
+static int wait_for_calls(bool interruptible)
 {
 	int ret;
 
@@ -227,40 +250,59 @@ static int wait_for_tasks(bool interruptible)
 	ret = waiting ? wait_for_inside(interruptible) : 0;	/* begun earlier: it does not count whoever came since */
 	if (!ret)
 		ret = wait_for_inside(interruptible);
-	if (!ret)
-		synchronize_rcu_tasks();
 	return ret;
 }
 
-static void take_leave(struct file_operations *fops)
+static void note_covered(struct file_operations *fops)
 {
-	entered = false;
-	if (!restore(fops)) {
-		pr_warn("another module has put its functions in front of these; calls pass through until it takes them away\n");
-		__module_get(fops->owner);	/* the caller holds it too */
-		covered.fops = fops;
-	}
+	if (covered.fops || !is_covered())
+		return;
+	pr_warn("another module has put its functions in front of these; calls pass through until it takes them away\n");
+	__module_get(fops->owner);	/* the caller holds it too */
+	covered.fops = fops;
 }
 
 int qgpu_interpose_leave(struct file_operations *fops, bool interruptible)
 {
+	int ret;
+
 	WRITE_ONCE(away, true);
-	if (entered)
-		take_leave(fops);
-	return wait_for_tasks(interruptible);
+	if (entered) {
+		covered.release = false;	/* not looked at yet */
+		restore(fops);
+		note_covered(fops);
+	}
+	entered = false;
+	ret = wait_for_calls(interruptible);
+	if (ret)
+		return ret;
+	WRITE_ONCE(sees_release, false);
+	restore_release(fops);
+	note_covered(fops);
+	wait_for_calls(false);	/* releases, which only RM keeps */
+	synchronize_rcu_tasks();
+	return 0;
+}
+
+static bool restore_covered(void)
+{
+	restore(covered.fops);
+	restore_release(covered.fops);
+	return !is_covered();
 }
 
 void qgpu_interpose_uninit(void)
 {
 	struct module *owner;
 
-	while (covered.fops && !restore(covered.fops)) {
+	while (covered.fops && !restore_covered()) {
 		pr_warn_ratelimited("cannot be unloaded while another module's functions lead here\n");
 		schedule_timeout_idle(HZ);
 	}
 	if (covered.fops) {
 		owner = covered.fops->owner;
-		wait_for_tasks(false);
+		wait_for_calls(false);
+		synchronize_rcu_tasks();
 		covered.fops = NULL;
 		module_put(owner);
 	}

@@ -309,8 +309,8 @@ MUTATIONS = (
     ),
     _m(
         "interpose.c",
-        "\tif (!ret)\n\t\tsynchronize_rcu_tasks();\n",
-        "",
+        "\tsynchronize_rcu_tasks();\n\treturn 0;\n",
+        "\treturn 0;\n",
         "a task on its way out meets a module that is gone",
         "waits",
         "leaving",

@@ -304,3 +304,26 @@ def test_switching_off_can_be_given_up_while_a_call_is_stuck(qgpu, web, linger):
     switch("1")
     assert qgpu.info().state == qg.N["QGPU_STATE_ENFORCING"]
     assert process.run(programs.take, 100 * programs.MIB) == -nv.NO_MEMORY
+
+
+def test_files_that_end_while_letting_go_are_forgotten(qgpu, web, linger):
+    """Else another file at the same address would be taken for the one that ended."""
+    (process,) = web.processes
+    other = web.process()
+    other.run(programs.program)
+    linger(8_000_000)
+    process.start(lambda state: state["p"].fb_info(8))
+    qg.until(lambda: sleeps_as(process.pid) == "D")
+    writer = subprocess.Popen(["/bin/sh", "-c", f"echo 0 >{ENFORCE}"])
+    qg.until(lambda: qgpu.info().state == qg.N["QGPU_STATE_OFF"] and sleeps_as(writer.pid) == "S", 7)
+    writer.kill()
+    writer.wait()
+    linger(0)
+    other.stop()
+    stuck = not process.pipe.poll()
+    process.result()
+    switch("1")
+    info = web.info()
+
+    assert (stuck, info.nr_files, info.nr_clients) == (True, 2, 1)
+    assert info.flags & qg.N["QGPU_POD_UNCHECKED"]

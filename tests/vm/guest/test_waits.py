@@ -83,11 +83,15 @@ def trace(module) -> Iterator[Path]:
 
 
 def test_leaving_waits_for_tasks_before_and_after_calls(trace):
-    """A task between the driver's table and our section is seen by the first wait, one behind it by the second."""
+    """A wait for tasks sees who is between the driver's table and our section, a wait for calls who is inside.
+
+    Both come for release() once more, which is given back last. The last wait for tasks sees who is behind the section.
+    """
     ENFORCE.write_text("0")
     own = f"-{os.getpid()} "  # the optimizer of probes waits for tasks too
     lines = [line for line in trace.read_text().splitlines() if own in line]
     seen = [name for line in lines for name in ("leave", "left", "tasks", "calls") if f": {name}: (" in line]
     ENFORCE.write_text("1")
 
-    assert seen[seen.index("leave") : seen.index("left") + 1] == ["leave", "tasks", "calls", "tasks", "left"]
+    left = [*("leave", "tasks", "calls"), *("tasks", "calls"), "tasks", "left"]
+    assert seen[seen.index("leave") : seen.index("left") + 1] == left
