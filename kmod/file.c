@@ -120,8 +120,7 @@ void qgpu_file_close(struct qgpu_file *file)
 void qgpu_file_closed(struct qgpu_file *file)
 {
 	qgpu_clients_remove(&file->clients);
-	if (atomic_dec_and_test(&file->pod->nr_files))
-		qgpu_mem_release(&file->pod->kept);
+	qgpu_mem_file_closed(file->pod);
 	file_free(file);
 }
 

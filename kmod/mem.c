@@ -202,7 +202,7 @@ void qgpu_mem_export(struct qgpu_client *client, struct qgpu_object *object)
 	spin_unlock(&mem_lock);
 }
 
-/* No task adds to this list any more, or the addition belongs to a later use of it. */
+/* No task adds to this list any more. */
 void qgpu_mem_release(struct list_head *kept)
 {
 	struct qgpu_mem *mem;
@@ -218,6 +218,18 @@ void qgpu_mem_release(struct list_head *kept)
 		qgpu_mem_put(mem);
 		cond_resched();
 	} while (mem);
+}
+
+/* The list may be long, and the pod may open a file meanwhile: what it exports by that one is not in this list. */
+void qgpu_mem_file_closed(struct qgpu_pod *pod)
+{
+	LIST_HEAD(kept);
+
+	spin_lock(&mem_lock);
+	if (atomic_dec_and_test(&pod->nr_files))
+		list_splice_init(&pod->kept, &kept);
+	spin_unlock(&mem_lock);
+	qgpu_mem_release(&kept);
 }
 
 int qgpu_mem_exports(struct qgpu_pod *pod, int gpu, u64 size, struct qgpu_export *exports, int max)

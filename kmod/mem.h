@@ -6,7 +6,8 @@
 
 /*
  * Memory that is charged to a pod on some pGPUs (a mask of indexes) until the last reference goes. It may be a
- * reservation: memory that is about to be made, or memory without a handle. Only functions that take a GFP mask sleep.
+ * reservation: memory that is about to be made, or memory without a handle. Only functions that take a GFP mask sleep,
+ * and those that let go of a list.
  */
 struct qgpu_mem;
 
@@ -33,6 +34,8 @@ void qgpu_mem_keep(struct qgpu_client *client, struct qgpu_mem *mem);
 /* Keep the memory of an object charged until the pod has no file left, because it is exported. */
 void qgpu_mem_export(struct qgpu_client *client, struct qgpu_object *object);
 void qgpu_mem_release(struct list_head *kept);
+/* One file of the pod is gone. With the last one nothing that the pod has exported stays charged. */
+void qgpu_mem_file_closed(struct qgpu_pod *pod);
 
 /* Exported memory, by a name that it had. The name may have been freed or reused since, so look it up again. */
 struct qgpu_export {

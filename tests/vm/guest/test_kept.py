@@ -7,6 +7,7 @@ import errno
 import os
 import struct
 import threading
+from pathlib import Path
 
 import nv
 import pytest
@@ -58,6 +59,56 @@ def test_exported_memory_stays_charged_until_last_file_closes(web, export):
     assert process.run(take, 48 * MIB) == -nv.NO_MEMORY
     process.stop()
     assert web.held() == 0
+
+
+def take_many_and_export_all(state, count):
+    program(state)
+    handle = [take(state, MIB >> 4) for _ in range(count)][-1]
+    state["fd"] = state["p"].export(handle, plural=True)
+
+
+def on_the_last_cpu(state):
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+
+
+def close_all_when_nobody_else_runs(state):
+    on_the_last_cpu(state)
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    os.close(state["fd"])
+    state["p"].close()
+
+
+GO = Path("/tmp/go")
+
+
+def take_export_and_free(state, size):
+    while not GO.exists():
+        pass
+    program(state)
+    handle = take(state, size)
+    export(state, handle)
+    state["p"].free(handle)
+
+
+def test_export_during_last_files_close_stays_charged(qgpu, pod):
+    """Letting go of what was exported takes a while; the pod opens its next file as soon as it has none."""
+    web = pod("web", memory=600 * MIB + ROOM)
+    first, second = web.process(), web.process()
+    first.run(take_many_and_export_all, 1 << 13)
+    second.run(on_the_last_cpu)
+    before = qgpu.info().nr_objects
+    first.start(close_all_when_nobody_else_runs)
+    while qgpu.info().nr_objects > before // 2:
+        pass
+    second.start(take_export_and_free, 32 * MIB)  # it keeps the CPU from the first
+    while web.info().nr_files:
+        pass
+    GO.touch()
+    second.result()
+    GO.unlink()
+    first.result()
+
+    assert qg.used() == web.held() == 32 * MIB
 
 
 def test_source_swapped_during_dup_is_charged_as_result(web, linger):
