@@ -234,6 +234,7 @@ void qgpu_clients_remove(struct list_head *file_clients)
 	}
 }
 
+/* Also from handlers of probes, so it takes no reference on the client: letting go of the last one sleeps. */
 struct qgpu_mem *qgpu_client_mem(u32 handle, u32 memory)
 {
 	struct qgpu_client *client;
@@ -242,16 +243,10 @@ struct qgpu_mem *qgpu_client_mem(u32 handle, u32 memory)
 
 	rcu_read_lock();
 	client = rhashtable_lookup(&clients, &handle, client_params);
-	if (client && !kref_get_unless_zero(&client->ref))
-		client = NULL;
-	rcu_read_unlock();
-	if (!client)
-		return NULL;
-	rcu_read_lock();
-	object = xa_load(&client->objects, memory);
+	if (client)
+		object = xa_load(&client->objects, memory);
 	if (object && object->class == NV01_MEMORY_LOCAL_USER)
 		mem = qgpu_mem_of(object);
 	rcu_read_unlock();
-	kref_put(&client->ref, client_free);
 	return mem;
 }
