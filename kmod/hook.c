@@ -81,7 +81,16 @@ void qgpu_hooks_init(void)
 		.pre_handler = redirect,
 		.post_handler = alone,
 	};
-	canaries[1] = (struct kprobe){ .addr = (kprobe_opcode_t *)canary_by_breakpoint, .pre_handler = hit };
+	/*
+	 * Without a post_handler the kernel turns it into a jump, and takes that back some jiffies after the end of the
+	 * probe. If the module is gone by then the kernel forgets to, and refuses the next probe at this address
+	 * (kill_optimized_kprobe() since 4fbd2f83fda0).
+	 */
+	canaries[1] = (struct kprobe){
+		.addr = (kprobe_opcode_t *)canary_by_breakpoint,
+		.pre_handler = hit,
+		.post_handler = alone,
+	};
 	if (register_kprobe(&canaries[0]))
 		return;
 	if (!(canaries[0].flags & KPROBE_FLAG_FTRACE) || register_kprobe(&canaries[1]))

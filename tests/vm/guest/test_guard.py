@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import time
+from pathlib import Path
 
 import programs
 import pytest
@@ -118,3 +120,26 @@ def test_a_call_that_no_probe_saw_marks_its_pod(qgpu, pod):
     qg.until(lambda: web.info().flags & N["QGPU_POD_UNCHECKED"])
 
     assert before == 0
+
+
+#: Has the kernel wait for its readers by interrupts, in less time than it needs to turn a probe's jump back.
+EXPEDITED = Path("/sys/kernel/rcu_expedited")
+
+
+@pytest.mark.usefixtures("_driver")
+def test_module_that_goes_fast_leaves_no_probe_behind():
+    """Its probe by breakpoint is to be there again, at the same address."""
+    missing = []
+    EXPEDITED.write_text("1")
+    try:
+        for _ in range(4):
+            qg.insmod("qgpu.ko")
+            time.sleep(0.5)  # the kernel turns a probe into a jump some jiffies after its start
+            device = qg.Qgpu()
+            missing.append(device.info().missing)
+            device.close()
+            qg.rmmod("qgpu")
+    finally:
+        EXPEDITED.write_text("0")
+
+    assert missing == [0] * 4
