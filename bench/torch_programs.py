@@ -183,6 +183,7 @@ PROGRAMS: dict[str, Callable[[], Step]] = {
     "decoder-eager": lambda: _decoder(512, 12, 4, graph=False),
     "decoder-graph": lambda: _decoder(2048, 24, 8, graph=True),
     "training-small": lambda: _training(256, 4, 16, 128),
+    "training-medium": lambda: _training(1024, 8, 16, 512),
     "training-large": lambda: _training(2048, 8, 8, 1024),
     "copy-h2d": lambda: _copy("h2d"),
     "copy-d2h": lambda: _copy("d2h"),
