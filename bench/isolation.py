@@ -31,7 +31,7 @@ from attacks.cases import CASES, Case
 from attacks.judge import Row, Watch, alone, judge, undisturbed
 from attacks.resize import RESIZED, resized
 from attacks.safe import moments, safe
-from attacks.world import World, end_pod, policy, start_pod
+from attacks.world import World, end_group, end_pod, policy, start_member, start_pod
 from harness import ROOT, BenchError, tail
 
 from qgpu.errors import QgpuError
@@ -97,8 +97,10 @@ def _doors(place: World) -> Row:
     log = bench.directory / "door.log"
     before = [each["grants"] for each in bench.pods() if each["name"] == "neighbour"]
     command = [sys.executable, str(Path(__file__).parent / "attacks" / "door.py"), str(report), str(bench.runtime_dir)]
-    process = start_pod(bench, "attacker", ["--cores", "10"], command, log)
+    process = (start_member if place.in_group else start_pod)(bench, "attacker", ["--cores", "10"], command, log)
     process.wait(60 * bench.patience)
+    if place.in_group:
+        end_group(bench, "attacker", process)
     if not report.exists():
         return Row("door", "the daemon's doors", said=f"no report: {tail(log)}", passed=False)
     after = [each["grants"] for each in bench.pods() if each["name"] == "neighbour"]

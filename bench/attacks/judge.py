@@ -224,6 +224,8 @@ def _once(world: World, watch: Watch, case: Case, alone_rate: float, quota: floa
     policy(bench, case.policy, _PERIOD_MS)
     more = [world.arguments[case.program]] if case.program in world.arguments else []
     command = [str(bench.directory / case.program), case.mode, str(report), str(world.quota), *more]
+    if world.in_group and case.family == "control":  # these attack with channels of their own: a member without MPS
+        command = ["env", "CUDA_MPS_PIPE_DIRECTORY=/nowhere", *command]
     started, base = now(), world.card_used()
     grant = ["--cores", str(case.cores), "--memory", f"{world.quota >> 20}MiB"]
     process = (start_member if world.in_group else start_pod)(bench, _NAME, grant, command, log)
