@@ -92,8 +92,8 @@ def _device(claim: ResourceClaim, result: DeviceRequestAllocationResult) -> tupl
     consumed = result.consumedCapacity or {}
     if MEMORY not in consumed or CORES not in consumed:
         raise InvalidValueError(
-            f"{about}: the allocation states no consumed capacity, so it may be sold twice; the cluster needs the "
-            "feature gate DRAConsumableCapacity, or qgpu's device plugin instead"
+            f"{about}: the allocation states no consumed capacity, so it may be sold twice; the cluster, and the "
+            "scheduler that chose the card, need feature gate DRAConsumableCapacity, or qgpu's device plugin instead"
         )
     try:
         memory, cores = quantities.whole(consumed[MEMORY]), quantities.whole(consumed[CORES])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.deploy.tools import MANIFESTS, ROOT, kustomize, parse
+from tests.deploy.tools import MANIFESTS, ROOT, kustomize, parse, pod_specs
 
 validate = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate").validate
 
@@ -35,18 +35,6 @@ def objects(folder: Path = MANIFESTS) -> Iterator[Any]:
 def group(each: dict[str, Any]) -> str:
     """Return an object's API group; empty for the core."""
     return str(each["apiVersion"]).rpartition("/")[0]
-
-
-def pod_specs(each: Any) -> Iterator[dict[str, Any]]:
-    """Yield every pod's specification in an object."""
-    if isinstance(each, dict):
-        if "containers" in each and "Object" not in str(each["containers"]):
-            yield each
-        for value in each.values():
-            yield from pod_specs(value)
-    elif isinstance(each, list):
-        for value in each:
-            yield from pod_specs(value)
 
 
 @pytest.mark.parametrize(("each", "since"), [each for each in objects() if group(each.values[0]) not in FOREIGN])

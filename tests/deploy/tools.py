@@ -9,7 +9,7 @@ import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,18 @@ Objects = dict[tuple[str, str, str], dict[str, Any]]
 def parse(text: str) -> list[dict[str, Any]]:
     """Return the objects of a YAML stream, in order."""
     return [each for each in yaml.safe_load_all(text) if each]
+
+
+def pod_specs(each: Any) -> Iterator[dict[str, Any]]:
+    """Yield every pod's specification in an object."""
+    if isinstance(each, dict):
+        if "containers" in each and "Object" not in str(each["containers"]):
+            yield each
+        for value in each.values():
+            yield from pod_specs(value)
+    elif isinstance(each, list):
+        for value in each:
+            yield from pod_specs(value)
 
 
 def by_name(objects: list[dict[str, Any]]) -> Objects:

@@ -166,7 +166,7 @@ def without(key: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("found", "says"),
     [
-        (without("consumedCapacity"), "DRAConsumableCapacity"),
+        (without("consumedCapacity"), "the scheduler that chose the card, need feature gate DRAConsumableCapacity"),
         (result(0) | {"consumedCapacity": {"cores": "5"}}, "DRAConsumableCapacity"),
         (result(0, memory="lots"), "not a quantity"),
         (result(0, memory="1500m"), "not a whole number"),
