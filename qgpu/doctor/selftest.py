@@ -210,8 +210,8 @@ def _kernels(load: subprocess.Popen[bytes], from_s: float, to_s: float) -> int:
 
 
 def _start(module: str, *arguments: str, **redirections: Any) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", module, *arguments]
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=terminated_with_parent(), **redirections)
+    command = [*terminated_with_parent(), sys.executable, "-m", module, *arguments]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, **redirections)
 
 
 def _until(condition: Callable[[], bool], what: str) -> None:

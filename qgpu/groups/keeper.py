@@ -244,19 +244,18 @@ class Keeper:
         """Start the control daemon as a process of the pod. Raises a QgpuError."""
         server, self._control = self._files.server, 0
         server.prepare()
-        begin = [terminated_with_parent()]
-        if self._of_claim:
-            begin.append(mounts.seen_at(server.memory, SHARED_MEMORY))
+        inside = mounts.seen_at(server.memory, SHARED_MEMORY) if self._of_claim else []
         with (self._files.directory / "log" / "keeper.log").open("ab") as log:
             self._server = subprocess.Popen(
                 [
+                    *terminated_with_parent(),
+                    *inside,
                     *(sys.executable, "-c", "from qgpu.cli.main import main; main()"),
                     *("--runtime-dir", str(self._runtime_dir), "run", "--group", self._name, "--", *server.command),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                preexec_fn=lambda: [each() for each in begin],
             )
         until = time.monotonic() + _TIMEOUT_S
         while not server.wait(_LOOK_S):

@@ -1,10 +1,13 @@
-"""Mounts, which Python lacks: a bounded tmpfs, and a directory in another's place for one child (mount(2))."""
+"""Mounts, which Python lacks: a bounded tmpfs, and a directory in another's place for one child (mount(2)).
+
+``python -m qgpu.linux.mounts SOURCE TARGET COMMAND...`` executes a command that sees SOURCE in place of TARGET.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+import sys
 from pathlib import Path
 
 # include/uapi/linux/mount.h, sched.h
@@ -31,26 +34,31 @@ def unmount(at: Path) -> None:
         _checked(_libc().umount2(os.fsencode(at), _MNT_DETACH), at)
 
 
-def seen_at(source: Path, target: Path) -> Callable[[], None]:
-    """Return a ``preexec_fn`` for ``subprocess``: the child and its children see ``source`` in place of ``target``.
+def seen_at(source: Path, target: Path) -> list[str]:
+    """Return what to put before a child's command: the child and its children see ``source`` in place of ``target``.
 
     Nobody else does. They go on to see what is mounted elsewhere.
     """
-    libc, one, other = _libc(), os.fsencode(source), os.fsencode(target)
+    return [sys.executable, "-m", __name__, str(source), str(target)]
 
-    def enter() -> None:
-        _checked(libc.unshare(_CLONE_NEWNS), target)
-        _checked(libc.mount(b"none", b"/", None, _MS_REC | _MS_SLAVE, None), target)
-        _checked(libc.mount(one, other, None, _MS_BIND, None), target)
 
-    return enter
+def _see(source: bytes, target: bytes) -> None:
+    libc = _libc()
+    _checked(libc.unshare(_CLONE_NEWNS), target)
+    _checked(libc.mount(b"none", b"/", None, _MS_REC | _MS_SLAVE, None), target)
+    _checked(libc.mount(source, target, None, _MS_BIND, None), target)
 
 
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def _checked(result: int, at: Path) -> None:
+def _checked(result: int, at: Path | bytes) -> None:
     if result:
         number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), str(at))
+        raise OSError(number, os.strerror(number), os.fsdecode(at))
+
+
+if __name__ == "__main__":
+    _see(os.fsencode(sys.argv[1]), os.fsencode(sys.argv[2]))
+    os.execvp(sys.argv[3], sys.argv[3:])  # noqa: S606
