@@ -57,6 +57,9 @@ _ENDED_AT_ONCE = 256
 #: How long the main loop forgets ended processes before it does anything else.
 _FORGETTING_NS = 10 * NS_PER_MS
 #: With no daemon and no pod left for this long, the guardian ends.
+#: Listing open exports takes at most 1/_PARTS of the time: the kernel lists all control files of pods with them, and
+#: nobody can make a client meanwhile.
+_PARTS = 20
 _LINGER_NS = 5 * NS_PER_S
 
 
@@ -99,7 +102,7 @@ class Guardian:
         self._allowances: dict[str, Allowance] = {}
         self._threads: dict[int, threading.Thread] = {}
         self._dispatchers: dict[str, Dispatcher] = {}
-        self._looked_ns = 0
+        self._looked_ns = self._list_exports_ns = 0
         #: Threads that look for pods' closed files, and empty UVM files: that takes as long as freeing their memory.
         self._file_work = PodThreads("qgpu-files")
         #: The processes by pidfd, in an epoll: it takes no longer to wait for thousands of them.
@@ -271,7 +274,7 @@ class Guardian:
 
         def open_for_free() -> None:
             for card in self.cards.values():
-                card.enforcer.open_for_free(channels)
+                card.enforcer.open_for_free(still)
             opened.set()
 
         self._in_main_loop(open_for_free)
@@ -284,8 +287,10 @@ class Guardian:
     def _watch(self, pid: int, pidfd: int) -> None:
         self._exits.register(pidfd, select.EPOLLIN)
         self._watched[pidfd] = pid
+        freed = {key: self.table.objects.get(key) for key in channels}
 
     def _processes_ended(self) -> None:
+            still = [key for key, rm in freed.items() if self.table.objects.get(key) is rm]  # this may come late
         for pidfd, _ in self._exits.poll(0, _ENDED_AT_ONCE):
             self._exits.unregister(pidfd)
             self._ended.append(self._watched.pop(pidfd))
@@ -315,7 +320,7 @@ class Guardian:
         self._file_work.retry()
         for pod in self.shared.uvm_files.pods():
             self._look(pod, partial(self._release_closed, pod))
-        if self.table.allocations.carries("")[1]:
+        if self.table.allocations.carries("")[1] and self._looked_ns >= self._list_exports_ns:
             self._look("", self._look_at_carriers)
 
     def _look(self, pod: str, look: Callable[[], None]) -> None:
@@ -331,7 +336,10 @@ class Guardian:
 
     def _look_at_carriers(self) -> None:
         """Discharge exported memory whose exporting file is closed everywhere."""
-        self.shared.quota.carriers_closed(self.shared.quota.closed_carriers())
+        began_ns = time.monotonic_ns()
+        closed = self.shared.quota.closed_carriers()
+        self._list_exports_ns = time.monotonic_ns() + _PARTS * (time.monotonic_ns() - began_ns)
+        self.shared.quota.carriers_closed(closed)
 
     def _serve_pod(self, number: int) -> None:
         """Serve a listener until no process is behind it; a pod's thread runs this.

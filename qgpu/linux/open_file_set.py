@@ -71,10 +71,11 @@ class FileSet:
     def marks(self) -> set[int]:
         """Return the marks of all files that are still open somewhere. Takes long with many files."""
         found = set()
-        for line in Path(f"/proc/self/fdinfo/{self._epoll}").read_text().split("\n"):
-            words = line.split()
-            if words[:1] == ["tfd:"] and int(words[1]) in self._places:
-                found.add(int(words[5], 16))
+        with Path(f"/proc/self/fdinfo/{self._epoll}").open() as lines:
+            for line in lines:
+                words = line.split()
+                if words[:1] == ["tfd:"] and int(words[1]) in self._places:
+                    found.add(int(words[5], 16))
         return found
 
     def _control(self, what: int, place: int, file: int, mark: int = 0) -> None:

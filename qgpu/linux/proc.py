@@ -13,8 +13,9 @@ import os
 import platform
 import stat as mode
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import chain
 
 # linux/stat.h, linux/fcntl.h: statx(2) returns what is cached and asks no server
 _SYS_STATX = {"x86_64": 332, "aarch64": 291}
@@ -77,18 +78,33 @@ def printable(text: bytes) -> str:
     return "".join(chr(byte) if 0x20 <= byte < 0x7F else "?" for byte in text)
 
 
-def maps(pid: int) -> list[bytes] | None:
+def maps(pid: int) -> Iterator[bytes] | None:
     """Return the lines of /proc/PID/maps; None if the process runs and does not show them.
 
-    They are those of any thread: when the first one has ended before the others, it has none.
+    They are those of any thread: when the first one has ended before the others, it has none. They are read as they are
+    asked for: a process can map a million files, each with a name of some thousand characters.
     """
-    if content := _read(pid, "maps"):
-        return content.split(b"\n")[:-1]
+    if (lines := _lines(pid, "maps")) is not None:
+        return lines
     with suppress(*_GONE):
         for thread in os.listdir(f"/proc/{pid}/task"):
-            if content := _read(pid, f"task/{thread}/maps"):
-                return content.split(b"\n")[:-1]
-    return None if _has_threads(pid) else []
+            if (lines := _lines(pid, f"task/{thread}/maps")) is not None:
+                return lines
+    return None if _has_threads(pid) else iter(())
+
+
+def _lines(pid: int, name: str) -> Iterator[bytes] | None:
+    """Return the lines of a file, read as they are asked for; None if it is empty. Raises OSError."""
+    parts = _parts(pid, name)
+    first = next(parts, None)
+    return _split(chain([first], parts)) if first is not None else None
+
+
+def _split(parts: Iterable[bytes]) -> Iterator[bytes]:
+    rest = b""
+    for part in parts:
+        *lines, rest = (rest + part).split(b"\n")
+        yield from lines
 
 
 def is_headless(pid: int) -> bool:
@@ -118,17 +134,17 @@ def wchan(pid: int, tid: int) -> str:
 
 
 def _read(pid: int, name: str) -> bytes:
-    try:
+    return b"".join(_parts(pid, name))
+
+
+def _parts(pid: int, name: str) -> Iterator[bytes]:
+    with suppress(*_GONE):
         fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)  # pods wait: a file object takes twice as long
         try:
-            parts = []
             while part := os.read(fd, _READ_BYTES):
-                parts.append(part)
-            return b"".join(parts)
+                yield part
         finally:
             os.close(fd)
-    except _GONE:
-        return b""
 
 
 def device(pid: int, fd: int) -> int | None:

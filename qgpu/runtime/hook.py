@@ -125,10 +125,14 @@ def receive(sock: socket.socket, size: int, deadline: float) -> bytes:
 
 
 def refuse(why: object) -> int:
-    """Report why the container does not start: on stderr, and in the system log because crun hides hooks' output."""
-    print(f"qgpu: {why}", file=sys.stderr)
+    """Report why the container does not start: on stderr, and in the system log because crun hides hooks' output.
+
+    It may quote what an image says: a terminal is not told more than it can print.
+    """
+    line = "".join(each if each.isprintable() else "?" for each in str(why))
+    print(f"qgpu: {line}", file=sys.stderr)
     syslog.openlog("qgpu", 0, syslog.LOG_DAEMON)
-    syslog.syslog(syslog.LOG_ERR, str(why))
+    syslog.syslog(syslog.LOG_ERR, line)
     return 1
 
 

@@ -43,6 +43,8 @@ _KUBERNETES = (
 _POD_UIDS = ("io.kubernetes.cri.sandbox-uid", "io.kubernetes.pod.uid")
 #: The annotation in which CRI-O passes on labels, as JSON. Other runtimes do not pass them on.
 _LABELS = "io.kubernetes.cri-o.Labels"
+#: What Kubernetes calls its objects (DNS subdomains).
+_KUBERNETES_NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +88,15 @@ class Container:
         return cgroup.check_name(re.sub(r"[^A-Za-z0-9._-]", "-", self.id)[:_SHORT_ID])
 
     def kubernetes_names(self) -> tuple[str, ...]:
-        """Return its namespace, pod and container in Kubernetes; empty for none."""
-        for keys in _KUBERNETES:
-            if all(key in self.annotations for key in keys):
-                return tuple(self.annotations[key] for key in keys)
-        return ()
+        """Return its namespace, pod and container in Kubernetes; empty for none. RefusedError as ``pod_uid``.
+
+        An image may say anything there, too: what Kubernetes gives no object as a name counts as none.
+        """
+        said = {keys: tuple(self.annotations.get(key, "") for key in keys) for keys in _KUBERNETES}
+        found = {names for names in said.values() if all(map(_KUBERNETES_NAME.fullmatch, names))}
+        if len(found) > 1:
+            raise self._contradicted(*(keys[1] for keys in _KUBERNETES))
+        return found.pop() if found else ()
 
     def pod_uid(self) -> str:
         """Return the UID of its Kubernetes pod; empty for none.
@@ -100,17 +106,19 @@ class Container:
         """
         said = {self.annotations[key] for key in _POD_UIDS if key in self.annotations}
         if len(said) > 1:
-            one, other = _POD_UIDS
-            raise RefusedError(
-                f"container {self.id}: its annotations {one} and {other} differ; remove the one that its runtime did "
-                "not set"
-            )
+            raise self._contradicted(*_POD_UIDS)
         return said.pop() if said else ""
 
     def prepared_devices(self) -> tuple[str, ...]:
         """Return the names of its prepared devices. RefusedError if its environment names one that it was not given."""
         given = self._given(PREPARED_KIND)
         if forged := sorted(set(self.markers) - set(given)):
+    def _contradicted(self, one: str, other: str) -> RefusedError:
+        return RefusedError(
+            f"container {self.id}: its annotations {one} and {other}"
+            " differ; remove the one that its runtime did not set"
+        )
+
             raise RefusedError(
                 f"container {self.id}: its environment names the prepared device {forged[0]}, which it was not given; "
                 f"remove its variables {CLAIM_VARIABLE}*"

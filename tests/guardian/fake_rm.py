@@ -47,6 +47,9 @@ class FakeRm:
         self.lost: set = set()
         #: Whether files at hand have none of the clients.
         self.bare = False
+        self.knows_contexts = True
+        #: Clients that they do not have in any case.
+        self.elsewhere: set = set()
         #: What happens on the card while memory is freed.
         self.meanwhile = lambda: None
 
@@ -67,7 +70,7 @@ class FakeRm:
         return tuple(key) in self.objects
 
     def object_info(self, file, client, handle):
-        return None if self.bare else self.objects.get((client, handle))
+        return None if self.bare or client in self.elsewhere else self.objects.get((client, handle))
 
     def find_object(self, rm):
         return self.objects.get(rm.key)
@@ -132,7 +135,7 @@ class FakeRm:
                 return self._alloc(data)
             case abi.NV_ESC_RM_FREE:
                 client, _, handle, _ = struct.unpack("<IIII", data)
-                found = self._free(client, handle)
+                found = not self.bare and self._free(client, handle)
                 self.meanwhile()
                 self._status(data, 12, abi.NV_OK if found else abi.NV_ERR_OBJECT_NOT_FOUND)
             case abi.NV_ESC_RM_DUP_OBJECT:

@@ -349,3 +349,22 @@ def test_main_loop_serves_others_while_it_forgets_processes(guardian, daemon, mo
         until(lambda: len(ended) == MANY)
 
     assert before < MANY / 2
+
+
+def test_open_exports_are_listed_seldom_if_that_takes_long(guardian):
+    """The kernel lists all control files of all pods with them: a pod can have hundreds of thousands."""
+    listed = []
+
+    def slowly():
+        listed.append(time.sleep(0.2))
+        return set()
+
+    guardian.shared.quota.closed_carriers = slowly
+    with guardian.lock:
+        guardian.table.allocations._carries["web"] = 1
+    until(lambda: listed and not guardian._file_work.waiting(""))
+    with guardian.lock:
+        guardian._looked_ns = time.monotonic_ns()
+        guardian._look_at_files()
+
+    assert (len(listed), guardian._file_work.waiting("")) == (1, 0)

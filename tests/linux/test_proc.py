@@ -38,7 +38,7 @@ def test_what_is_gone_tells_nothing():
     process = subprocess.Popen(["true"])
     process.wait()
 
-    assert (proc.status(process.pid, "Tgid"), proc.stat(process.pid), proc.maps(process.pid)) == ([], [], [])
+    assert (proc.status(process.pid, "Tgid"), proc.stat(process.pid), list(proc.maps(process.pid))) == ([], [], [])
 
 
 def test_a_process_maps_what_it_runs():
@@ -58,8 +58,8 @@ def test_a_process_has_not_ended_with_its_first_thread():
 
 def test_what_no_thread_of_a_process_shows_is_unknown(monkeypatch):
     """Its threads end as they are looked at, and make others."""
-    read = proc._read
-    monkeypatch.setattr(proc, "_read", lambda pid, name: b"" if name.endswith("maps") else read(pid, name))
+    parts = proc._parts
+    monkeypatch.setattr(proc, "_parts", lambda pid, name: iter(()) if name.endswith("maps") else parts(pid, name))
 
     with headless() as pid:
         assert proc.maps(pid) is None

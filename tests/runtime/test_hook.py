@@ -115,3 +115,10 @@ def test_hook_waits_until_there_is_room(tmp_path: Path, monkeypatch: pytest.Monk
 def test_hook_names_the_interpreter_that_runs_the_daemon(tmp_path: Path) -> None:
     """So no node that runs qgpud lacks one, and a virtual environment finds its own."""
     assert cdi.hook_entry(tmp_path)["path"] == sys.executable
+
+
+def test_hook_tells_a_terminal_nothing_but_what_it_can_print(capsys: pytest.CaptureFixture[str]) -> None:
+    """An image's annotations are quoted where they are refused."""
+    hook.refuse("annotation qgpu.io/\x1b]0;hello\x07\n: there is no such limit")
+
+    assert capsys.readouterr().err == "qgpu: annotation qgpu.io/?]0;hello??: there is no such limit\n"

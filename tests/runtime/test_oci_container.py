@@ -59,7 +59,7 @@ def test_an_image_that_names_a_gpu_has_none_by_that():
 
 
 def test_a_simulated_gpu_is_named_by_its_variable():
-    assert Container("web", 7, environment={"QGPU_GPU_0": ""}).gpus({0: None, 1: None}) == [0]
+    assert Container("web", 7, environment={"QGPU_GPU_0": ""}).gpus({0: {}, 1: {}}) == [0]
 
 
 @pytest.mark.parametrize("minor", [{}, {"minor": 0}, {"minor": -1}])
@@ -175,3 +175,26 @@ def test_a_container_in_its_starters_cgroup_is_refused():
 def test_a_container_that_is_gone_is_refused():
     with pytest.raises(RefusedError, match="process"):
         Container("web", 2**22 + 1).cgroup()
+
+
+def named(cri="", cri_o=""):
+    keys = (
+        ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.cri.sandbox-name", "io.kubernetes.cri.container-name"),
+        ("io.kubernetes.pod.namespace", "io.kubernetes.pod.name", "io.kubernetes.container.name"),
+    )
+    said = (zip(of, ("shop", name, "main"), strict=True) for of, name in zip(keys, (cri, cri_o), strict=True) if name)
+    return Container("0123456789abcdef", 7, dict(pair for pairs in said for pair in pairs))
+
+
+@pytest.mark.parametrize("name", ["\x1b]0;hello\x07" + 80 * "x", "cart\n", "Cart", "-cart", "cart" * 80])
+def test_what_an_image_says_in_place_of_a_name_is_none(name):
+    """Names are printed on terminals, and shown with metrics."""
+    assert (named(cri=name).kubernetes_names(), named(cri=name).pod) == ((), "0123456789ab")
+    assert named(cri=name, cri_o="cart").kubernetes_names() == ("shop", "cart", "main")
+
+
+def test_names_that_contradict_each_other_are_refused():
+    """A runtime writes its own annotations, and passes on what an image says in another one's."""
+    assert named("cart", "cart").pod == "shop.cart.main"
+    with pytest.raises(RefusedError, match=r"cri.sandbox-name and io.kubernetes.pod.name differ"):
+        named("cart", "till").kubernetes_names()

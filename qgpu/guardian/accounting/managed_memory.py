@@ -7,7 +7,7 @@ device that the file lies on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from qgpu.linux import proc
 
@@ -41,13 +41,11 @@ def mapped(pid: int) -> int | None:
     return None if (lines := proc.maps(pid)) is None else cost(areas(lines))
 
 
-def areas(maps: Iterable[bytes]) -> list[tuple[int, int]]:
-    """Return the areas, from lines of /proc/PID/maps, that could be managed memory."""
-    found = []
+def areas(maps: Iterable[bytes]) -> Iterator[tuple[int, int]]:
+    """Yield the areas, from lines of /proc/PID/maps, that could be managed memory."""
     for line in maps:
         area, rights, offset, _ = line.split(maxsplit=3)
         if rights.endswith(b"s"):
             start, _, end = area.partition(b"-")
             if int(start, 16) == int(offset, 16):
-                found.append((int(start, 16), int(end, 16)))
-    return found
+                yield int(start, 16), int(end, 16)

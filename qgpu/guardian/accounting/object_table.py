@@ -46,6 +46,8 @@ class RmClientEntry:
     pod: str
     #: The process that RM takes for its owner: the first process that used it.
     maker: int = 0
+    #: Whether the guardian made it, so that RM takes the guardian for its owner.
+    made_here: bool = False
     users: list[tuple[int, int]] = field(default_factory=list)
 
 
@@ -157,6 +159,7 @@ class ObjectTable:
             self._add_client(client, fact["pod"], fact["maker"])
             for pid, fd in fact["users"]:
                 self._add_user(client, pid, fd)
+            self.clients[client].made_here = fact.get("made_here", False)
             return
         pod = self.processes.get(fact["pid"])
         if pod is None:
@@ -168,6 +171,7 @@ class ObjectTable:
             entry = None
         if entry is None:
             self._add_client(client, pod, fact["pid"])
+        self.clients[client].made_here |= fact.get("made_here", False)
         self._add_user(client, fact["pid"], fact["fd"])
 
     def _add_client(self, client: int, pod: str, maker: int) -> None:
@@ -386,8 +390,8 @@ class ObjectTable:
                 yield from ({"fact": "uvm_file", "pid": pid, "fd": fd, "there": True} for fd in uvm_fds)
         for handle in list(self.clients):
             if (client := self.clients.get(handle)) is not None:
-                known = {"pod": client.pod, "maker": client.maker, "users": [list(user) for user in client.users]}
-                yield {"fact": "client", "client": handle} | known
+                known = {"pod": client.pod, "maker": client.maker, "made_here": client.made_here}
+                yield {"fact": "client", "client": handle} | known | {"users": [list(user) for user in client.users]}
         yield from self.allocations.facts()
         for key in list(self.objects):
             if (rm := self.objects.get(key)) is not None:

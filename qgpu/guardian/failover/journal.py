@@ -2,7 +2,7 @@
 
 The first pages hold, for each listener, the call being handled, so that the next guardian can answer its stopped
 thread. Then come facts, one JSON line each, and answers that are about to be given. A compaction writes the whole table
-again behind the old lines, a few facts with each new fact, and then moves the start in one aligned 8-byte store. A
+again behind the old lines, a few facts with each new line, and then moves the start in one aligned 8-byte store. A
 reader therefore sees either the old journal or the new one, each complete.
 """
 
@@ -16,7 +16,6 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from itertools import islice
 
 import structlog
 
@@ -38,7 +37,7 @@ _FIRST_SLOT, _SLOT_STRIDE = 64, 96
 _SLOTS = (_HEAD - _FIRST_SLOT) // _SLOT_STRIDE
 #: A compaction starts when the facts since the last one exceed this.
 COMPACT_BYTES = 1 << 20
-#: How many facts a compaction writes with each new fact: no call waits for more.
+#: How many facts a compaction writes with each new line, or as many bytes as that has: no call waits for more.
 _AT_A_TIME = 8
 #: How many lines are parsed together.
 _PARSED_AT_ONCE = 1000
@@ -115,25 +114,37 @@ class Journal:
 
     def append(self, fact: Fact) -> None:
         """Write one fact, and the next facts of a compaction."""
-        self._write_lines(_line(fact))
-        self._continue_compaction()
+        self._append_line(_line(fact))
 
-    def _continue_compaction(self) -> None:
-        """Continue a compaction, if one runs."""
+    def _append_line(self, line: bytes) -> None:
+        """Write a line, and the next facts of a compaction, if one runs.
+
+        A pod decides how long answers are: so what comes meanwhile is no more than what a compaction writes.
+        """
+        self._write_lines(line)
         if self._compaction is None:
             return
-        some = list(islice(self._compaction, _AT_A_TIME))
-        self._write_lines(b"".join(map(_line, some)))
-        if len(some) < _AT_A_TIME:
-            self._finish_compaction()
+        facts, ended = bytearray(), True
+        for count, fact in enumerate(self._compaction, 1):
+            facts += _line(fact)
+            if count >= _AT_A_TIME and len(facts) >= len(line):
+                ended = False
+                break
+        try:
+            self._write_lines(facts)
+        except OSError as error:  # the old lines, and those behind them, still say everything
+            _log.error("journal: not compacted", reason=str(error))
+            self._compaction = None
+        else:
+            if ended:
+                self._finish_compaction()
 
     def answer(self, listener: int, call: int, writes: Writes) -> None:
         """Write down the answer that a performed call is about to get."""
         areas = ",".join([f'[{address},"{data.hex()}"]' for address, data in writes])
         # A pod waits, and json takes three times as long.
         self._answers[listener] = line = f'{{"answer":[{listener},{call},[{areas}]]}}\n'.encode()
-        self._write_lines(line)
-        self._continue_compaction()
+        self._append_line(line)
 
     def answer_to(self, listener: int, call: int) -> Writes | None:
         """Return the answer that a dead guardian was about to give to a call; None if it had none."""
@@ -142,7 +153,7 @@ class Journal:
         _, answered, writes = json.loads(line)["answer"]
         return [(address, bytes.fromhex(data)) for address, data in writes] if answered == call else None
 
-    def _write_lines(self, lines: bytes) -> None:
+    def _write_lines(self, lines: bytes | bytearray) -> None:
         """Write lines completely or not at all. Raises OSError, for example without memory for them."""
         written = 0
         while written < len(lines):

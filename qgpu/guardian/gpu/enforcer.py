@@ -85,6 +85,9 @@ class Enforcer:
     _retry_timeslices_ns: int = 0
     #: Channels being freed: a free may wait for queued work, so they stay open whatever the plan says.
     _freeing: set[Key] = field(default_factory=set)
+    #: The channels and TSGs of which the fields above say something, as of one revision of the object table.
+    _objects: dict[Key, RmObject] = field(default_factory=dict)
+    _objects_as_of: int = -1
     _idle: set[str] = field(default_factory=set)
     _opened_with: dict[str, int] = field(default_factory=dict)
     _gated_since: dict[str, int] = field(default_factory=dict)
@@ -114,6 +117,7 @@ class Enforcer:
 
     def step(self, now_ns: int) -> int | None:
         """Do what is due; return the time in ns until the next step, or None for never."""
+        self._forget_replaced()
         wanted: frozenset[str] = frozenset()
         wait: int | None = None
         if self._timeline is not None:
@@ -147,8 +151,26 @@ class Enforcer:
 
     def open_for_free(self, channels: list[Key]) -> None:
         """Open channels that are about to be freed, and keep them open."""
-        self._freeing |= set(channels)
+        self._forget_replaced()
+        self._freeing |= self._remember(channels)
         self._open([key for key in channels if key in self._closed_channels])
+
+    def _remember(self, keys: Iterable[Key]) -> set[Key]:
+        """Remember which objects keys mean now; return the keys of those that are known."""
+        known = {key: rm for key in keys if (rm := self.table.objects.get(key)) is not None}
+        self._objects |= known
+        return set(known)
+
+    def _forget_replaced(self) -> None:
+        """Forget what was done to objects that are gone: RM may have given their handles to others."""
+        if self._objects_as_of == self.table.revision:
+            return
+        self._objects_as_of = self.table.revision
+        for key in [key for key, rm in self._objects.items() if self.table.objects.get(key) is not rm]:
+            del self._objects[key]
+            self._closed_channels.discard(key)
+            self._freeing.discard(key)
+            self._timeslices_us.pop(key, None)
 
     def cancel_free(self, channels: list[Key]) -> None:
         """Gate channels again that RM did not free."""
@@ -262,7 +284,7 @@ class Enforcer:
         if not channels:
             return Moved()
         moved = self.mechanism.gate(sorted(channels), closed=True, preempt=preempt)
-        self._closed_channels |= channels - moved.gone - moved.stuck
+        self._closed_channels |= self._remember(channels - moved.gone - moved.stuck)
         return moved
 
     def _hands_over(self, wanted: frozenset[str], *, opens: bool) -> bool:
@@ -305,6 +327,7 @@ class Enforcer:
                 continue
             if self.mechanism.timeslice(tsg, wanted):
                 self._timeslices_us[tsg.key] = wanted
+                self._objects[tsg.key] = tsg
             else:
                 failures[tsg.client] += 1
                 self._timeslice_failed = True

@@ -221,12 +221,16 @@ class Gpu:
         return _NO_CONTEXT, engine_context[1]
 
     def _index(self) -> None:
-        """Index TSGs by their channels' contexts, and by the maker and users of their client; the first TSG of each."""
+        """Index TSGs by their channels' contexts, and by the maker and users of their client; the first TSG of each.
+
+        A process of another pod may have the client's file, too: its time is not this pod's.
+        """
         self._by_context, self._by_process = {}, {}
         for tsg in self.table.compute_tsgs(self.device.instance):
             for channel in self.table.channels(tsg):
                 if channel.context:
                     self._by_context.setdefault(channel.context, tsg.key)
             client = self.table.clients[tsg.client]
-            for pid in (client.maker, *(user[0] for user in client.users)):  # its maker may have ended
+            users = [pid for pid, _ in client.users if self.table.processes.get(pid) == client.pod]
+            for pid in (client.maker, *users):  # its maker may have ended
                 self._by_process.setdefault(pid, tsg.key)

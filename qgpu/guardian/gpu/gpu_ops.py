@@ -65,6 +65,11 @@ class GpuOps:
         #: Clients whose file was not found: RM does not let us set their TSGs' timeslices.
         self.lost: set[int] = set()
 
+    @property
+    def knows_contexts(self) -> bool:
+        """Tell whether RM says which context a channel has; otherwise GPU time goes by the process of its client."""
+        return self._branch.context_ids
+
     def watch(self, pid: int) -> int:
         """Open a pidfd of a process, to act through it and to notice its end. Raises OSError."""
         self._pidfds[pid] = fd_budget.check_headroom(os.pidfd_open(pid))
@@ -248,7 +253,7 @@ class GpuOps:
             control(file, channel.client, channel.handle, abi.NVA06F_GET_CONTEXT_ID, params)
             return int(params.contextId)
 
-        return (self._via_client_file(channel.client, ask) or 0) if self._branch.context_ids else 0
+        return (self._via_client_file(channel.client, ask) or 0) if self.knows_contexts else 0
 
     def pod_has_file(self, client: int, pod: str, file: int) -> bool:
         """Tell whether a process of a pod still has a client's file (``file`` is our copy) where it was seen before."""

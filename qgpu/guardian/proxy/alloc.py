@@ -80,8 +80,6 @@ class AllocHandler(Handler):
         self._passthrough = passthrough
         #: TSGs that were made preemptible.
         self._preemptible: dict[Key, RmObject] = {}
-        #: Clients that the guardian made, so RM takes this process for their owner.
-        self._made_here: set[int] = set()
 
     def alloc(self, pod_call: PodCall, escape: rm_calls.Escape, block: IoctlBuffer, asked: rm_calls.Alloc) -> int:
         """Make an object, or refuse it."""
@@ -186,12 +184,10 @@ class AllocHandler(Handler):
             return error
         (client,) = _U32.unpack_from(block.data, _HANDLE_AT)
         if request.status == abi.NV_OK and not self._shared.register_client(
-            pod_call.pid, pod_call.call.fd, pod_call.file, client
+            pod_call.pid, pod_call.call.fd, pod_call.file, client, made_here=True
         ):
             self._gpu_ops.free(pod_call.file, client, client)
             request.answer(abi.NV_ERR_INSUFFICIENT_RESOURCES)
-        elif request.status == abi.NV_OK:
-            self._made_here = {made for made in self._made_here if self._shared.owns(self._pod, made)} | {client}
         if request.params is not None:
             request.params.store_changes()
         block.store()
@@ -204,7 +200,8 @@ class AllocHandler(Handler):
         counters through it.
         """
         (client,) = _U32.unpack_from(block.data)
-        if not self._ctx.may_profile() or client not in self._made_here or not self._shared.owns(self._pod, client):
+        entry = self._shared.table.clients.get(client)
+        if entry is None or entry.pod != self._pod or not entry.made_here or not self._ctx.may_profile():
             return PROCEED
         if number == abi.NV_ESC_RM_MAP_MEMORY:
             error = self._ctx.with_descriptor(pod_call, number, block, _DESCRIPTOR_OF_MAPPING_AT)
@@ -280,6 +277,9 @@ class AllocHandler(Handler):
                 self._shared.refusals.count(self._pod, "card without a grant")
                 return abi.NV_ERR_INSUFFICIENT_PERMISSIONS
             return abi.NV_OK if self._passthrough.wait_for_root_clients() else abi.NV_ERR_BUSY_RETRY
+        if rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A and not self._is_metered(rm):
+            self._shared.refusals.count(self._pod, "TSG whose time RM counts as the guardian's")
+            return abi.NV_ERR_INVALID_ARGUMENT
         if rm.rm_class in abi.GPFIFO_CLASSES:
             parent = self._shared.table.objects.get((rm.client, rm.parent))
             in_tsg = parent is not None and parent.rm_class == abi.KEPLER_CHANNEL_GROUP_A
@@ -293,6 +293,11 @@ class AllocHandler(Handler):
             self._shared.refusals.count(self._pod, "object without a handle")
             return abi.NV_ERR_INVALID_ARGUMENT  # RM would choose one; no CUDA library asks for that
         return abi.NV_OK
+
+    def _is_metered(self, rm: RmObject) -> bool:
+        """Tell whether a TSG's time can be told: by its channels' contexts, or by the process that made its client."""
+        entry = self._shared.table.clients.get(rm.client)
+        return self._gpu_ops.knows_contexts or entry is None or not entry.made_here
 
     def _may_stand_alone(self, rm: RmObject) -> bool:
         """Tell whether a channel may be made below a device: RM makes a TSG for it, which has no handle.
@@ -338,12 +343,15 @@ class AllocHandler(Handler):
         key = client, handle
         if self._free_handler.is_ours(key) and key in self._shared.table.objects:
             return self._ctx.answer(block, status_at, abi.NV_ERR_OBJECT_NOT_FOUND)
-        # The heap's free takes memory only. RM refuses it for channels, so a pod could use it to open gates.
-        channels = self._shared.begin_free(key, pod_call.file) if number == abi.NV_ESC_RM_FREE else []
+        was, channels = self._shared.table.objects.get(key), list[Key]()
         gone, error = False, 0
 
         def carry_out() -> bool:
             nonlocal error
+            # Not before: a pod decides how long it takes to look at the rest. And not for the heap's free: it takes
+            # memory only, and RM refuses it for channels, so a pod could use it to open gates.
+            if number == abi.NV_ESC_RM_FREE:
+                channels.extend(self._shared.begin_free(key, pod_call.file))
             error = self._proxy.escape(pod_call.file, number, block)
             if pod_call.is_retry and not error and status_of(block, status_at) in abi.UNKNOWN_TO_RM:
                 block.patch_u32(status_at, abi.NV_OK)  # the dead guardian has freed it
@@ -352,7 +360,7 @@ class AllocHandler(Handler):
         try:
             gone = self._free_handler.free(pod_call, key, carry_out)
         finally:
-            self._shared.end_free(key, channels, gone=gone)
+            self._shared.end_free(key, was, channels, gone=gone)
         if gone and client == handle:  # the file has no other root client
             self._shared.files.roots.discard(pod_call.file)
         if not error:
@@ -367,7 +375,7 @@ class AllocHandler(Handler):
             return
         if self._gpu_ops.object_info(pod_call.file, *key) is None and key not in self._shared.table.objects:
             return
-        channels = self._shared.begin_free(key, pod_call.file)
+        was, channels = self._shared.table.objects.get(key), self._shared.begin_free(key, pod_call.file)
         gone = False
 
         def carry_out() -> bool:
@@ -377,7 +385,7 @@ class AllocHandler(Handler):
         try:
             gone = self._free_handler.free(pod_call, key, carry_out)
         finally:
-            self._shared.end_free(key, channels, gone=gone)
+            self._shared.end_free(key, was, channels, gone=gone)
 
     def _learn_instance(self, file: int, subdevice: RmObject) -> int:
         """Ask RM which card a device is on, now that it has a subdevice; return why if the device was freed again."""
@@ -396,7 +404,7 @@ class AllocHandler(Handler):
         else:
             status, what = abi.NV_ERR_INSUFFICIENT_PERMISSIONS, "card without a grant"
         self._gpu_ops.free(file, *device.key)
-        self._shared.end_free(device.key, [], gone=True)
+        self._shared.end_free(device.key, self._shared.table.objects.get(device.key), [], gone=True)
         self._shared.refusals.count(self._pod, what)
         return status
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 
 from qgpu.guardian.accounting.rm_object import Key, RmObject
-from qgpu.guardian.proxy import rm_calls
+from qgpu.guardian.proxy import client_ownership, rm_calls
 from qgpu.guardian.proxy.alloc import AllocHandler
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall, status_of
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
@@ -37,6 +37,9 @@ class DupHandler(Handler):
         source_key = asked.source_client, asked.source
         source = self._shared.table.objects.get(source_key)
         known = self._shared.register_client(pod_call.pid, pod_call.call.fd, pod_call.file, asked.client)
+        if not self._may_take_from(pod_call, asked.source_client):
+            what = client_ownership.name("NV_ESC_RM_DUP_OBJECT")
+            return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INSUFFICIENT_PERMISSIONS, what)
         if not known or (source is not None and source.rm_class in classes.GATED and not self._may_share(source)):
             return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, "second handle")
         self._alloc_handler.undo_interrupted(pod_call, (asked.client, asked.handle))
@@ -60,6 +63,18 @@ class DupHandler(Handler):
         block.store()
         return 0
 
+    def _may_take_from(self, pod_call: PodCall, client: int) -> bool:
+        """Tell whether a client is this pod's, or one from which RM refuses what its owner does not share.
+
+        RM lets the clients of one process share, by the process's number. So another pod's client must have been made
+        by a process that still has its number: not by this one, and by none that has ended.
+        """
+        entry = self._shared.table.clients.get(client)
+        if entry is None:
+            return self._gpu_ops.object_info(pod_call.file, client, client) is not None
+        told_apart = not entry.made_here and self._shared.table.processes.get(entry.maker) == entry.pod
+        return told_apart or entry.pod == self._pod
+
     def _may_share(self, source: RmObject) -> bool:
         """Tell whether a TSG of this pod may have another handle in this pod."""
         own = self._shared.owns(self._pod, source.client)
@@ -79,8 +94,9 @@ class DupHandler(Handler):
         error = self._proxy.escape(pod_call.file, abi.NV_ESC_RM_DUP_OBJECT, block)
         if error or status_of(block, asked.status_at) != abi.NV_OK:
             self._shared.cancel_claim(rm.key)
-        else:
-            self._shared.confirm(rm.key)
+        elif not self._shared.confirm(rm.key):
+            self._gpu_ops.free(pod_call.file, *rm.key)
+            return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INSUFFICIENT_RESOURCES)
         block.store()
         return error
 
@@ -102,7 +118,9 @@ class DupHandler(Handler):
         if (status := self._ctx.claim(rm, number)) != abi.NV_OK:
             self._gpu_ops.free(file, *key)
             return status
-        self._shared.confirm(key)
+        if not self._shared.confirm(key):
+            self._gpu_ops.free(file, *key)
+            return abi.NV_ERR_INSUFFICIENT_RESOURCES
         return abi.NV_OK
 
     def _find_exported(self, file: int, rm: RmObject) -> int | None:

@@ -43,8 +43,9 @@ class FreeHandler(Handler):
     def free(self, pod_call: PodCall, key: Key, carry_out: Callable[[], bool]) -> bool:
         """Free an object, and keep the charge of memory that outlives it; return whether RM freed it."""
         entry = self._shared.table.clients.get(key[0])
-        # With many objects, ask RM first whether this file owns the client: a pod must not cause long searches.
-        few = entry is not None and self._shared.table.counts[entry.pod] <= _FEW
+        # With many objects, ask RM first whether this file owns the client: a pod must not cause long searches. Nor may
+        # it hold the lock of another pod, whose clients it can guess.
+        few = self._shared.owns(self._pod, key[0]) and self._shared.table.counts[self._pod] <= _FEW
         mine = few or self._gpu_ops.object_info(pod_call.file, key[0], key[0]) is not None
         ending = self._shared.table.ending_with(key) if mine else []
         with self._shared.lock:
@@ -115,16 +116,17 @@ class FreeHandler(Handler):
         if before is not None and after is not None and (not shows or before - after < memory.size):
             self._shared.quota.pin(memory.number)
         if freed:
-            self._shared.end_free(key, [], gone=True)
+            self._shared.end_free(key, self._shared.table.objects.get(key), [], gone=True)
 
     def is_ours(self, key: Key) -> bool:
         """Tell whether a handle is one of ours: a pod may not free it."""
         return _FIRST_HANDLE <= key[1] < _FIRST_HANDLE + _HANDLES
 
     def _clients(self, freed: Key) -> list[int]:
-        """List the pod's clients that RM has: a file that closes meanwhile takes its client's memory along."""
+        """List the clients that RM has of the owner's pod: a file that closes takes its client's memory along."""
         with self._shared.lock:
-            clients = self._shared.table.clients_of(self._pod)
+            entry = self._shared.table.clients.get(freed[0])
+            clients = self._shared.table.clients_of(entry.pod if entry is not None else self._pod)
         return [client for client in clients if (client, client) != freed and self._gpu_ops.exists((client, client))]
 
     def _unused_handle(self, client: int) -> Key | None:

@@ -233,15 +233,15 @@ class SharedState:
                 self.watch(pid, self.gpu_ops.watch(pid))
                 self.note({"fact": "process", "pid": pid, "pod": pod})
 
-    def register_client(self, pid: int, fd: int, file: int, client: int) -> bool:
+    def register_client(self, pid: int, fd: int, file: int, client: int, *, made_here: bool = False) -> bool:
         """Enter a client in the object table; False if RM does not know it on this file, or if it is another pod's.
 
         A client belongs to the pod that made it, even when another pod uses the file: the maker pays. Once no process
         of the maker has that file any more, the client belongs to the pod that uses it. The same holds when RM has
-        reused the handle.
+        reused the handle. ``made_here`` says that the guardian has just made it.
         """
         pod, entry = self.table.processes.get(pid, ""), self.table.clients.get(client)
-        if entry is not None and entry.pod == pod and (pid, fd) in entry.users:
+        if entry is not None and entry.pod == pod and (pid, fd) in entry.users and not made_here:
             return True
         if self.gpu_ops.object_info(file, client, client) is None:
             return False
@@ -255,9 +255,10 @@ class SharedState:
                 self.reconciler.recheck([(client, client)], include_memory=True)
         elif entry is None and not self.may_have_another_client(pod):
             return False
-        elif entry is None or len(entry.users) < MOST_USERS:
+        elif entry is None or made_here or len(entry.users) < MOST_USERS:
             with self.lock:
-                self.note({"fact": "client", "client": client, "pid": pid, "fd": fd})
+                how = {"made_here": True} if made_here else {}
+                self.note({"fact": "client", "client": client, "pid": pid, "fd": fd} | how)
         return self.owns(pod, client)
 
     def _can_move(self, client: int) -> bool:
@@ -321,7 +322,7 @@ class SharedState:
     def _claim(self, rm: RmObject, number: int | None) -> int:
         with self.lock:
             there = self.table.objects.get(rm.key)
-            if there is not None and not self.gpu_ops.exists(rm.key):
+            if there is not None and there.confirmed and not self.gpu_ops.exists(rm.key):
                 if not self._drop_vanished(rm.key):
                     return abi.NV_ERR_INSUFFICIENT_RESOURCES
             elif there is not None:
@@ -357,11 +358,14 @@ class SharedState:
             return status
 
     def confirm(self, key: Key, size: int | None = None) -> bool:
-        """Confirm an object that RM has made, memory at its true size; False if it does not fit and must be freed."""
+        """Confirm an object that RM has made, memory at its true size; False if it does not fit and must be freed.
+
+        So must one without its claim: its client has become another pod's meanwhile, or is gone.
+        """
         with self.lock:
             rm = self.table.objects.get(key)
             if rm is None:
-                return True
+                return False
             if size is not None and size != rm.detail:
                 self._note_size(rm, size)
         if size is not None and size > rm.detail and not self._fits(key):
@@ -415,15 +419,19 @@ class SharedState:
         self.open_for_free(channels)
         return channels
 
-    def end_free(self, key: Key, channels: list[Key], *, gone: bool) -> None:
-        """Forget what RM has freed, or gate the channels again if RM freed nothing."""
+    def end_free(self, key: Key, was: RmObject | None, channels: list[Key], *, gone: bool) -> None:
+        """Forget what RM has freed, or gate the channels again if RM freed nothing.
+
+        ``was`` is what the table had before: a client's own pod may have made another object by now, of the handle that
+        another pod with the client's file has freed.
+        """
         with self.lock:
             if not gone:
                 self.cancel_free(channels)
                 self.wake()
                 return
             rm = self.table.objects.get(key)
-            if rm is None and key[0] != key[1]:
+            if rm is not was or (rm is None and key[0] != key[1]):
                 return
             many = self.table.count_below(key, BATCH) > BATCH
             if many:

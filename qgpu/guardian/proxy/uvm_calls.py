@@ -66,7 +66,7 @@ class UvmHandler(Handler):
         else:
             error = self._unmapped(pod_call, block, layout)
         if not error:
-            block.store()
+            block.store_changes()
         return error
 
     def _no_mapping(self, block: IoctlBuffer, layout: uvm.Layout, what: str) -> int:
@@ -147,7 +147,7 @@ class UvmHandler(Handler):
         pod_call.begin()
         error = self._proxy.uvm(pod_call.file, request, block)
         if not error:
-            block.store()
+            block.store_changes()
         return error
 
     def _unmapped(self, pod_call: PodCall, block: IoctlBuffer, layout: uvm.Layout) -> int:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
+import tracemalloc
 
 import pytest
 
@@ -29,7 +32,7 @@ MAPS = b"""\
 def test_shared_mappings_at_own_address_count_for_any_file_path():
     alone = [(0x204A00000, 0x204C00000), (0x7FCD76000000, 0x7FCD96000000), (0x7FCD98000000, 0x7FCD99000000)]
 
-    assert areas(MAPS.split(b"\n")[:-1]) == alone
+    assert list(areas(MAPS.split(b"\n")[:-1])) == alone
 
 
 def test_managed_charge_is_never_less_than_touched_blocks():
@@ -59,6 +62,36 @@ def test_a_process_that_is_gone_maps_nothing():
 
 def test_an_ordinary_process_maps_no_managed_memory():
     assert mapped(os.getpid()) == 0
+
+
+MAPPING = """
+import ctypes, os, sys
+libc, most = ctypes.CDLL(None), 200
+for _ in range(15):
+    os.mkdir("n" * most)
+    os.chdir("n" * most)
+file = os.open("f" * most, os.O_RDWR | os.O_CREAT)
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+for _ in range(4000):
+    assert libc.mmap(None, 4096, 1, 1, file, 0) != -1
+print(flush=True)
+input()
+"""
+
+
+def test_mappings_of_files_with_long_names_take_little_memory(tmp_path):
+    """A process can have a million of them, and nothing but its own kernel memory bounds it."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", MAPPING], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    child.stdout.readline()
+    tracemalloc.start()
+    charge = mapped(child.pid)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    child.communicate(b"\n")
+
+    assert (charge, most < 1 << 20) == (0, True)
 
 
 def test_processes_share_their_memory_with_themselves_alone():

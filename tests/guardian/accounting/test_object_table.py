@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import time
 from random import Random
@@ -261,6 +263,39 @@ def test_answers_alone_make_a_journal_compact_too():
     assert os.fstat(shared.journal.fd).st_blocks * 512 <= 2.5 * COMPACT_BYTES
     assert [(fact["fact"], fact["name"]) for fact in facts] == [("pod", "web")]
     assert again.answer_to(1, 3 * COMPACT_BYTES // 1000 - 1) == [(0, bytes(500))]
+
+
+def test_compaction_ends_as_soon_among_long_answers():
+    """A pod repeats a call with the longest answer; the more facts there are, the longer a compaction takes."""
+    journal, table, longest = Journal(), grown(*(thing(n, 2, abi.NV20_SUBDEVICE_0) for n in range(100, 1100))), 10_000
+    journal.compact(table.facts())
+    began = os.fstat(journal.fd).st_size
+    while journal.compacting:
+        journal.answer(1, 1, [(0, bytes(longest))])
+
+    facts = sum(len(json.dumps(fact)) for fact in table.facts())
+    assert os.fstat(journal.fd).st_size - began < 2 * facts + 3 * longest
+    assert rebuilt(journal) == table
+
+
+def test_compaction_without_memory_for_it_loses_nothing(monkeypatch):
+    journal, table, write = Journal(), grown(), os.pwrite
+    for fact in TREE:
+        journal.append(fact)
+    journal.compact(table.facts())
+
+    def once(fd, data, at):
+        if isinstance(data, bytearray):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(fd, data, at)
+
+    monkeypatch.setattr(os, "pwrite", once)
+    journal.append({"fact": "exit", "pid": 100})
+    monkeypatch.undo()
+    journal.append(PROCESS)
+
+    assert not journal.compacting
+    assert rebuilt(journal) == grown({"fact": "exit", "pid": 100}, PROCESS)
 
 
 def test_a_journal_is_written_by_one_process_at_a_time():

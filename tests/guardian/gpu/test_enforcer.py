@@ -183,6 +183,47 @@ def test_what_was_not_freed_after_all_is_gated_again():
     assert engine.off == {(2, 40), (2, 50)}
 
 
+def remade(enforcer, engine, *handles):
+    """RM has given handles of the second pod to new objects before anybody looked at the card again."""
+    classes = {30: (20, abi.KEPLER_CHANNEL_GROUP_A, 1), 40: (30, 0xC86F, 0), 50: (30, 0xC86F, 0)}
+    enforcer.table.note({"fact": "gone", "client": 2, "handle": handles[0]})
+    for handle in handles:
+        engine.counts.pop((2, handle), None)
+        engine.slices.pop((2, handle), None)
+        enforcer.table.note(object_fact(RmObject(2, handle, *classes[handle])))
+        enforcer.table.note({"fact": "confirm", "client": 2, "handle": handle})
+
+
+def test_channel_with_the_handle_of_a_freed_one_is_gated():
+    enforcer, engine, _ = card("a", "b")
+    enforcer.adopt(turns("a", "b"), 0)
+    enforcer.open_for_free([(2, 40)])
+    remade(enforcer, engine, 40)
+    enforcer.refresh(1 * MS)
+
+    assert engine.off == {(2, 40), (2, 50)}
+
+
+def test_channel_with_the_handle_of_a_gated_one_is_gated():
+    """RM frees a channel with its address space, and the pod makes another at once."""
+    enforcer, engine, _ = card("a", "b")
+    enforcer.adopt(turns("a", "b"), 0)
+    remade(enforcer, engine, 40)
+    enforcer.step(1 * MS)
+
+    assert engine.off == {(2, 40), (2, 50)}
+
+
+def test_tsg_with_the_handle_of_another_gets_the_plans_timeslice():
+    enforcer, engine, _ = card("a", "b")
+    parts = (PodPlan("a", PodClass.OFFLINE, 2000), PodPlan("b", PodClass.OFFLINE, 500))
+    enforcer.adopt(Plan(0, 10 * MS, parts), 0)
+    remade(enforcer, engine, 30, 40, 50)
+    enforcer.refresh(1 * MS)
+
+    assert engine.slices[2, 30] == 500
+
+
 def test_a_pod_that_died_is_no_trouble_to_its_neighbours():
     enforcer, engine, _ = card("a", "b")
     enforcer.adopt(turns("a", "b"), 0)

@@ -207,6 +207,16 @@ def test_a_cards_meter_tells_what_each_tsg_of_a_pod_had() -> None:
     assert metered.enforcer.used_ns("a") == 6 * MS
 
 
+def test_time_of_a_process_is_not_of_the_pod_whose_file_it_has() -> None:
+    """Where RM tells no contexts, time goes by process; a pod's process may use another pod's client first."""
+    table = card("a", "b")[0].table
+    table.note({"fact": "client", "client": 1, "pid": 2, "fd": 9})
+    metered = Gpu(0, SimpleNamespace(instance=0), table, None, None, lambda keys: None)  # type: ignore[arg-type]
+    metered.gpu_time.counter.totals = {(0, 2): GpuTime(5 * MS)}
+
+    assert (metered.enforcer.used_ns("a"), metered.enforcer.used_ns("b")) == (0, 5 * MS)
+
+
 def test_contexts_that_a_process_made_and_freed_have_one_total() -> None:
     """A process can make any number, and each window that opens or closes adds up all totals."""
     table = card("a", "a", "b")[0].table

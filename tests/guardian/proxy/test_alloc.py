@@ -232,6 +232,18 @@ def test_device_of_a_second_client_is_made_by_guardian(pod):
     assert pod.rm.objects[client, 2] == (abi.NV01_DEVICE_0, client)
 
 
+@pytest.mark.parametrize(("known", "answer"), [(True, abi.NV_OK), (False, abi.NV_ERR_INVALID_ARGUMENT)])
+def test_second_client_has_tsgs_only_where_rm_tells_contexts(pod, known, answer):
+    """Elsewhere time goes by process, and RM takes the guardian for this client's."""
+    pod.rm.knows_contexts = known
+    ask_for_root(pod)
+    client = made_root(pod)
+    pod.call(abi.NV_ESC_RM_ALLOC, device(client=client), DEVICE_PARAMS)
+    made = pod.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A, client), TSG_PARAMS)
+
+    assert alloc_status(made[2]) == answer
+
+
 def test_device_on_a_file_of_two_clients_is_made_by_guardian(pod):
     """The kernel could make it below the other client, if another process rewrites the call."""
     ask_for_root(pod)
@@ -338,6 +350,20 @@ def test_free_opens_gates_only_where_rm_would_accept_it(on_card, how, opened):
         on_card.call(abi.NV_ESC_RM_FREE, free(20))
 
     assert on_card.left == opened
+
+
+def test_free_opens_gates_when_all_else_has_been_looked_at(on_card):
+    """A pod makes that long, by a mapping in progress or by thousands of clients, and its channels would run."""
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), bytes(368))
+    allocate(on_card, 10, PAGE)
+    opened, handler = [], on_card.dispatcher._free_handler
+    handler._wait_for_mappings = lambda: opened.append(list(on_card.left)) or True
+    look = handler._private_bytes
+    handler._private_bytes = lambda *which: opened.append(list(on_card.left)) or look(*which)
+    on_card.call(abi.NV_ESC_RM_FREE, free(2))
+
+    assert opened == [[], [], [(7, 21)]]  # the last look is after the free
 
 
 @pytest.mark.parametrize("rm_class", [0x906F, 0xCE6F, 0x00FE])

@@ -6,9 +6,10 @@ import struct
 
 import pytest
 
+from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.rules import classes, controls
 from qgpu.nvidia import abi
-from tests.guardian.asked import alloc, alloc_status, control, status
+from tests.guardian.asked import alloc, alloc_status, control, dup, dup_status, status
 from tests.guardian.pod import allocate, held
 
 NEIGHBOURS, OWN = 8, 9
@@ -93,7 +94,7 @@ def test_a_channel_is_no_client_where_a_branch_has_none(with_client):
 
 
 def test_every_row_that_names_clients_is_tried():
-    rows = controls.ALLOWED_WITH_PROFILING.values()
+    rows = controls.ALLOWED_TO_SOME.values()
     assert {each.number for each in rows if each.clients} == {each.values[0] for each in NAMING}
     tried = {abi.NV01_DEVICE_0} | {each.values[0] for each in PLACES}
     assert {each.number for each in classes.ALLOWED_WITH_PROFILING.values() if each.clients} == tried
@@ -149,3 +150,40 @@ def test_a_key_of_confidential_compute_keeps_its_memory(with_client):
 
     assert held(with_client) == 1 << 30
     assert memory.pinned
+
+
+NEIGHBOURS_PROCESS = {"fact": "process", "pid": 1, "pod": "other"}
+NEIGHBOURS_CLIENT = {"fact": "client", "client": NEIGHBOURS, "pid": 1, "fd": 3}
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        pytest.param([NEIGHBOURS_PROCESS, NEIGHBOURS_CLIENT | {"made_here": True}], id="guardian made it"),
+        pytest.param([NEIGHBOURS_PROCESS, NEIGHBOURS_CLIENT, {"fact": "exit", "pid": 1}], id="its maker has ended"),
+        pytest.param([], id="the guardian's own"),
+    ],
+)
+def test_no_dup_from_clients_whose_makers_rm_cannot_tell_apart(with_client, facts):
+    """RM lets the clients of one process share, by its number: these may have another's number, or the guardian's."""
+    for fact in facts:
+        with_client.shared.note(fact)
+    with_client.rm.elsewhere.add(NEIGHBOURS)
+    with_client.rm.objects |= {
+        (NEIGHBOURS, NEIGHBOURS): (abi.NV01_ROOT_CLIENT, 0),
+        (NEIGHBOURS, 10): (0x3E, NEIGHBOURS),
+    }
+    answer = with_client.call(abi.NV_ESC_RM_DUP_OBJECT, dup(20, 10, source_client=NEIGHBOURS))
+
+    assert dup_status(answer[2]) == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
+    assert (7, 20) not in with_client.rm.objects
+    assert with_client.shared.refusals.counts["web", "NV_ESC_RM_DUP_OBJECT on another pod's client"] == 1
+
+
+def test_successor_knows_the_clients_that_a_guardian_made(with_client):
+    with_client.call(abi.NV_ESC_RM_ALLOC, alloc(0, 0, abi.NV01_ROOT, client=0))  # on a file that has a device
+    successor = ObjectTable()
+    for fact in with_client.shared.table.facts():
+        successor.note(fact)
+
+    assert [entry.made_here for entry in successor.clients.values()] == [False, False, True]

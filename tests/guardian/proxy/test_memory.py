@@ -7,6 +7,7 @@ import struct
 import pytest
 
 from qgpu.guardian.accounting.memory_quota import NO_POD
+from qgpu.guardian.accounting.rm_object import RmObject
 from qgpu.guardian.proxy import shared_state
 from qgpu.nvidia import abi
 from tests.guardian.asked import (
@@ -124,7 +125,8 @@ def someone_elses(pod, client=9):
         {"fact": "client", "client": client, "pid": 1, "fd": 3},
         {"fact": "object", "client": client, "handle": 2, "parent": client, "class": abi.NV01_DEVICE_0, "detail": 0},
         {"fact": "confirm", "client": client, "handle": 2},
-        {"fact": "object", "client": client, "handle": 10, "parent": 2, "class": 0x40, "detail": MOST, "memory": 90},
+        {"fact": "object", "client": client, "handle": 10, "parent": 2, "class": 0x40, "detail": MOST}
+        | {"memory": 10 * client},
         {"fact": "confirm", "client": client, "handle": 10},
     ):
         pod.shared.note(fact)
@@ -140,6 +142,69 @@ def test_duplicating_other_pods_memory_charges_duplicator_too(on_card):
     assert dup_status(answer[2]) == abi.NV_ERR_NO_MEMORY
     assert (7, 20) not in on_card.rm.objects
     assert charged(on_card.shared.table, "other") == {0: MOST}
+
+
+def test_free_of_anothers_memory_does_not_take_its_lock(on_card, monkeypatch):
+    """Handles can be guessed, and a pod that takes the lock all the time leaves its neighbour none."""
+    someone_elses(on_card)
+    on_card.rm.bare, locked, lock = True, [], shared_state.SharedState.pod_lock
+    monkeypatch.setattr(shared_state.SharedState, "pod_lock", lambda self, pod: locked.append(pod) or lock(self, pod))
+    on_card.call(abi.NV_ESC_RM_FREE, free(10, client=9))
+
+    assert locked == []
+    assert charged(on_card.shared.table, "other") == {0: MOST}
+
+
+def test_memory_freed_by_another_pod_at_a_close_stays_charged(on_card):
+    """RM's figure of its maker falls by what the closed file had, and the memory may be mapped yet."""
+    someone_elses(on_card)
+    someone_elses(on_card, client=8)
+    on_card.rm.mapped.add((9, 10))
+    on_card.rm.meanwhile = lambda: on_card.rm._free(8, 8)
+    on_card.call(abi.NV_ESC_RM_FREE, free(10, client=9))
+
+    assert (9, 10) not in on_card.rm.objects
+    assert charged(on_card.shared.table, "other")[0] >= MOST
+    assert [memory.pinned for memory in on_card.shared.table.allocations.memories.values()].count(True) == 1
+
+
+def test_memory_made_beside_a_free_of_its_handle_stays_charged(on_card):
+    """Two pods can have one client's file: one of them frees the handle, and the other makes it again at once."""
+    allocate(on_card, 10, PAGE)
+
+    def make_again():
+        on_card.rm.meanwhile = lambda: None
+        memory = RmObject(7, 10, 2, abi.NV01_MEMORY_LOCAL_USER, MOST)
+        assert on_card.shared.claim(memory) == abi.NV_OK
+        on_card.rm._make(7, 10, abi.NV01_MEMORY_LOCAL_USER, 2, MOST)
+        assert on_card.shared.confirm(memory.key, MOST)
+
+    on_card.rm.meanwhile = make_again
+    on_card.call(abi.NV_ESC_RM_FREE, free(10))
+
+    assert charged(on_card.shared.table, "web") == {0: MOST}
+
+
+def test_memory_that_lost_its_claim_while_rm_made_it_is_freed(on_card, monkeypatch):
+    """Its client may be another pod's by now, which names the same handle."""
+    make = on_card.rm._alloc
+
+    def made(data):
+        with on_card.shared.lock:
+            on_card.shared.note({"fact": "gone", "client": 7, "handle": 10})
+        return make(data)
+
+    monkeypatch.setattr(on_card.rm, "_alloc", made)
+
+    assert allocate(on_card, 10, MOST) == abi.NV_ERR_NO_MEMORY
+    assert (7, 10) not in on_card.rm.objects
+
+
+def test_handle_that_rm_is_about_to_make_is_claimed_once(on_card):
+    on_card.shared.claim(RmObject(7, 10, 2, abi.NV01_MEMORY_LOCAL_USER, MOST))
+
+    assert allocate(on_card, 10, PAGE) == abi.NV_ERR_INVALID_ARGUMENT
+    assert charged(on_card.shared.table, "web") == {0: MOST}
 
 
 def test_client_with_very_many_objects_stays_its_pods(on_card, monkeypatch):
