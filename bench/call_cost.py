@@ -148,7 +148,7 @@ def guardian(parts: Parts | None, rm: FakeRm | None) -> Iterator[tuple[Path, int
 
 
 def _replace_driver(change: Callable[..., object], rm: FakeRm) -> None:
-    card = SimpleNamespace(index=0, instance=0, minor=0, pci="0000:01:00.0", uuid=lambda: bytes(16))
+    card = SimpleNamespace(index=0, instance=0, mig=None, minor=0, pci="0000:01:00.0", uuid=lambda: bytes(16))
     card.time_ns, card.set_channels = time.monotonic_ns, _always(None)
     rm.__dict__.update(gate=_always(Moved()), open_gates=_always(None), timeslice=_always(True))
     change(server, "installed", lambda: "580.1")

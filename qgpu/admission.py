@@ -126,6 +126,7 @@ def _check_fit(wanted: Iterable[Held], standing: list[Held], occupancy: Occupanc
         index = each.index
         if index not in cards:
             raise no_pgpu(index, cards)
+        _check_one_instance(each, standing, cards)
         beside = [other for other in standing if other.index == index]
         grants = [other.grant for other in beside]
         _check_quota(each, settings[index])
@@ -136,6 +137,19 @@ def _check_fit(wanted: Iterable[Held], standing: list[Held], occupancy: Occupanc
         standing.append(each)
         if settings[index].memory_overcommit > 1:
             _check_host_memory(each, standing, cards, occupancy.yielding)
+
+
+def _check_one_instance(held: Held, standing: Iterable[Held], cards: Mapping[int, Pgpu]) -> None:
+    """Refuse a second MIG instance of a card: a program uses one, and a plane tells by its card which one it is."""
+    if (mine := cards[held.index].mig) is None:
+        return
+    for other in standing:
+        theirs = cards[other.index].mig if other.who == held.who and other.index in cards else None
+        if theirs is not None and theirs.card == mine.card and theirs != mine:
+            raise RefusedError(
+                f"{held.who}: pGPUs {other.index} and {held.index} are MIG instances of one card; "
+                "a pod may have one of them"
+            )
 
 
 def _check_quota(held: Held, settings: GpuSettings) -> None:

@@ -119,6 +119,8 @@ class Config:
     defaults: GpuSettings = field(default_factory=GpuSettings)
     #: By number or UUID.
     gpus: Mapping[int | str, GpuSettings] = field(default_factory=dict)
+    #: The cards in MIG mode whose instances are shared, by number or UUID.
+    mig: frozenset[int | str] = frozenset()
 
     def gpu(self, index: int, uuid: str = "") -> GpuSettings:
         """Return the settings of one pGPU. A table for its UUID comes before one for its number."""
@@ -136,6 +138,7 @@ def load(path: Path) -> Config:
     containers.only("cdi", *_ASKED, "environment")
     defaults = _gpu(top.table("defaults"), GpuSettings())
     gpus = top.table("gpu")
+    tables = {_card(gpus, key): gpus.table(key) for key in gpus.raw}
     return Config(
         plane=top.text("plane", Plane.AUTO, partial(units.parse_choice, Plane)),
         device_files=top.text("device_files", DeviceFiles.AUTO, partial(units.parse_choice, DeviceFiles)),
@@ -150,7 +153,8 @@ def load(path: Path) -> Config:
         cdi=containers.text("cdi", "auto", _directory),
         containers=_container_policy(containers),
         defaults=defaults,
-        gpus={_card(gpus, key): _gpu(gpus.table(key), defaults) for key in gpus.raw},
+        gpus={card: _gpu(table, defaults) for card, table in tables.items()},
+        mig=frozenset(card for card, table in tables.items() if table.text("mig", False, _mig)),
     )
 
 
@@ -191,7 +195,7 @@ def _may_ask(table: Table, base: RequestBounds) -> RequestBounds:
 
 
 def _gpu(table: Table, base: GpuSettings) -> GpuSettings:
-    table.only(*GPU_KEYS, "memory_overcommit")
+    table.only(*GPU_KEYS, "memory_overcommit", *(("mig",) if table.where != "defaults" else ()))
     factor = table.text("memory_overcommit", base.memory_overcommit, units.parse_factor)
     shared = gpu_settings(table, base)
     return table.check("memory_overcommit", lambda: replace(shared, memory_overcommit=factor))
@@ -200,9 +204,15 @@ def _gpu(table: Table, base: GpuSettings) -> GpuSettings:
 def _card(gpus: Table, key: str) -> int | str:
     if re.fullmatch(r"0|[1-9][0-9]{0,3}", key):
         return int(key)
-    if not re.fullmatch(r"GPU-[0-9A-Za-z-]{1,60}", key):
+    if not re.fullmatch(r"(GPU|MIG)-[0-9A-Za-z-]{1,60}", key):
         raise gpus.error(key, "a pGPU is named by its number, as in [gpu.0], or by its UUID, as in [gpu.GPU-…]")
     return key
+
+
+def _mig(text: str) -> bool:
+    if text not in ("leave", "share"):
+        raise InvalidValueError(f"{text!r}: write leave, or share for the instances of a card in MIG mode")
+    return text == "share"
 
 
 def _mode(text: str) -> int:

@@ -9,7 +9,7 @@ from qgpu.admission import Occupancy
 from qgpu.config import GpuSettings
 from qgpu.errors import InvalidValueError, RefusedError, UnknownNameError
 from qgpu.model import Grant, PodClass
-from qgpu.model.plane_api import Pgpu, PodInfo
+from qgpu.model.plane_api import MigInstance, Pgpu, PodInfo
 
 GIB = 1 << 30
 CARDS = (Pgpu(0, "GPU-0", "card", 80 * GIB), Pgpu(1, "GPU-1", "card", 80 * GIB))
@@ -49,6 +49,16 @@ def test_what_does_not_fit_is_named(
 ) -> None:
     with pytest.raises(error, match=complaint):
         admission.check_new(name, grants, Occupancy(PODS, CARDS, settings))
+
+
+def test_a_pod_has_one_mig_instance_of_a_card() -> None:
+    instances = [MigInstance(0, 1), MigInstance(0, 2), MigInstance(1, 1)]
+    cards = [Pgpu(each.index, "", "instance", GIB, mig=each) for each in instances]
+    beside = Occupancy((), cards, {card.index: GpuSettings() for card in cards})
+
+    with pytest.raises(RefusedError, match="pod c: pGPUs 101 and 102 are MIG instances of one card"):
+        admission.check_new("c", {101: Grant(), 102: Grant()}, beside)
+    admission.check_new("c", {101: Grant(), 201: Grant()}, beside)
 
 
 def test_online_pod_needs_no_quota_if_only_offline_is_fixed() -> None:

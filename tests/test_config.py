@@ -97,6 +97,8 @@ def test_every_key_is_taken(tmp_path: Path) -> None:
         ('[defaults]\nperiod = "soon"', "defaults.period: 'soon' is not a time such as 100ms"),
         ("[defaults]\nperiod = 100", "defaults.period: write it as a string"),
         ('[gpu.first]\npolicy = "0"', "gpu.first: a pGPU is named by its number"),
+        ('[gpu.0]\nmig = "yes"', "gpu.0.mig: 'yes': write leave, or share for the instances of a card in MIG mode"),
+        ('[defaults]\nmig = "share"', "defaults.mig: no such key; known here: policy, online_policy, period"),
         ('[gpu.0]\npolice = "0"', "gpu.0.police: no such key; known here: policy, online_policy, period"),
         ('gpu = "0"', "gpu: must be a table"),
     ],
@@ -138,6 +140,15 @@ def test_variables_need_not_be_heard(tmp_path: Path) -> None:
 def test_a_policy_that_is_none_is_refused_with_its_key(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match=text.split(" ")[0].rpartition(".")[2]):
         load(tmp_path, f"[containers]\n{text}\n")
+
+
+def test_instances_are_shared_of_the_cards_that_say_so(tmp_path: Path) -> None:
+    text = '[gpu.0]\nmig = "share"\n[gpu.1]\nmig = "leave"\n[gpu.GPU-5a7c]\nmig = "share"\n'
+    config = load(tmp_path, text + '[gpu.101]\npolicy = "fixed-share"\n[gpu.MIG-11]\npolicy = "best-effort"\n')
+
+    assert config.mig == {0, "GPU-5a7c"}
+    assert config.gpu(101, "MIG-10").policy == "fixed-share"
+    assert config.gpu(102, "MIG-11").policy == "best-effort"
 
 
 def test_a_table_for_a_uuid_comes_before_one_for_a_number(tmp_path: Path) -> None:

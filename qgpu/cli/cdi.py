@@ -10,7 +10,7 @@ import click
 
 from qgpu.cli.context import Context, pass_context
 from qgpu.errors import InvalidValueError
-from qgpu.model.plane_api import Pgpu
+from qgpu.ipc.codec import pgpu_from_json
 from qgpu.paths import socket_path
 from qgpu.runtime import cdi as specification
 from qgpu.runtime import seccomp_profile
@@ -61,8 +61,7 @@ def profile(context: Context, base: Path, unconfined: bool) -> None:
 
 
 def _specification(context: Context) -> dict[str, Any]:
-    fields = ("index", "uuid", "name", "memory", "minor")
-    pgpus = [Pgpu(*(gpu[field] for field in fields)) for gpu in context.ask("gpu.list")["gpus"]]
+    pgpus = [pgpu_from_json(gpu) for gpu in context.ask("gpu.list")["gpus"]]
     return specification.specification(pgpus, socket_path(context.runtime_dir))
 
 

@@ -69,6 +69,8 @@ def _beside(answer: dict[str, Any]) -> Iterator[str]:
             yield f"below its quota: pod {name} on pGPU {gpu['index']}: {reason}"
         if gpu.get("memory_yielded") or gpu.get("memory_shortage"):
             yield f"memory of pGPU {gpu['index']}: overcommit {_overcommit(gpu)}"
+    if instances := ", ".join(str(gpu["index"]) for gpu in answer.get("gpus", ()) if gpu.get("mig")):
+        yield f"MIG instances: pGPUs {instances}; experimental, tried on no card in MIG mode"
     for card in answer["excluded_cards"]:
         yield f"GPU {card['gpu']} ({card['pci']}) excluded: {card['why']}"
     for each in answer["unmanaged_processes"]:
@@ -111,6 +113,9 @@ def _facts(gpu: dict[str, Any], pods: list[dict[str, Any]], status: dict[str, An
     yield "name", gpu["name"]
     yield "uuid", gpu["uuid"]
     yield "device", "simulated" if gpu["minor"] is None else f"/dev/nvidia{gpu['minor']}"
+    if mig := gpu["mig"]:
+        where = f"GPU {mig['card']}, GPU instance {mig['gpu_instance']}, compute instance {mig['compute_instance']}"
+        yield "MIG instance", f"{where} (experimental)"
     yield "policy", gpu["policy"]
     yield "online policy", gpu["online_policy"]
     yield "temporary policy", gpu["temporary_policy"] or "-"

@@ -45,13 +45,16 @@ _BEAT_S = 0.5
 def run(
     config_file: Path | None,
     plane: Plane | None,
-    sim_gpus: int,
+    simulated: tuple[int, int],
     state_dir: Path | None,
     kept: RestoredFds,
     stop: Shutdown,
     hangups: Hangups,
 ) -> None:
-    """Run the daemon until ``stop`` is set. Raises QgpuError."""
+    """Run the daemon until ``stop`` is set. Raises QgpuError.
+
+    ``simulated`` is how many cards the simulator has, and how many MIG instances each; 0: they are whole.
+    """
     untrusted_fds.install_signal_handler()
     _take_room()
     config = configuration.load(config_file) if config_file else Config()
@@ -61,7 +64,7 @@ def run(
     chosen = plane_choice.choose(plane or config.plane)
     state = State(state_dir)
     state.hold()
-    host = plane_choice.open_host(chosen.plane, kept, sim_gpus, directory)
+    host = plane_choice.open_host(chosen.plane, kept, simulated, directory, config.mig)
     prepared = PreparedGrants(state_dir, host.pgpus(), claim_files(chosen.plane, host.pgpus(), directory, config))
     moves, events = SuspensionFile(state_dir or directory), Events(state_dir)
     agent = agent_socket(chosen.plane, directory)

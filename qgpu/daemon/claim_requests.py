@@ -29,6 +29,7 @@ from qgpu.ipc.control_socket import Session
 from qgpu.model import Grant
 from qgpu.model.plane_api import PodInfo
 from qgpu.model.prepared_grant import ANY_POD, PreparedDevice, PreparedGrant
+from qgpu.runtime.driver_files import nodes_by_pgpu
 from qgpu.runtime.oci_container import Container
 
 _log = structlog.get_logger("claims")
@@ -195,7 +196,7 @@ class ClaimRequests:
             if index is None:
                 raise RefusedError(f"container {container.id}: {grant}: card {device.gpu} is gone; make another claim")
             cards.add(index)
-        reached = set(container.gpus({index: pgpu.minor for index, pgpu in self._pods.cards.items()}))
+        reached = set(container.gpus(nodes_by_pgpu(self._pods.cards.values())))
         if reached - cards:
             raise RefusedError(
                 f"container {container.id}: it reaches pGPU {min(reached - cards)}, of which no claim gives it a part; "

@@ -25,6 +25,7 @@ from qgpu.linux import cgroup
 from qgpu.model import ContainerPolicy
 from qgpu.model.plane_api import PodInfo
 from qgpu.runtime import seccomp_profile
+from qgpu.runtime.driver_files import Number, nodes_by_pgpu
 from qgpu.runtime.oci_container import Container, described
 
 _log = structlog.get_logger("containers")
@@ -54,7 +55,7 @@ class ContainerRequests:
         The same container comes again if its hook had no answer, or has several hooks. It is bound once.
         """
         container = described(arguments.raw, self._policy)
-        container.check_new(self._minors())
+        container.check_new(self._nodes())
         if self._listener is not None:
             seccomp_profile.check(container, self._listener)
         devices, group = container.prepared_devices(), container.group()
@@ -82,7 +83,7 @@ class ContainerRequests:
         self._groups(group).need_keeper()  # a pod of that name may be no group, or one of another
         pod = self._pods.named(group)
         container.check_devices(pod.grants.values())
-        beyond = set(container.gpus(self._minors())) - set(pod.grants)
+        beyond = set(container.gpus(self._nodes())) - set(pod.grants)
         if beyond:
             raise RefusedError(
                 f"container {container.id}: it has pGPU {min(beyond)}, which is not group {group}'s; give it the "
@@ -98,15 +99,15 @@ class ContainerRequests:
     def _bind(self, container: Container, bound: BoundContainer, at: str) -> str:
         container.check_devices()
         wanted = container.wanted()
-        cards = container.gpus(self._minors())
+        cards = container.gpus(self._nodes())
         cgroup.set_xattr(at, _BEYOND, container.beyond_limits())
         name = self._pods.admit(container.pod, dict.fromkeys(cards, wanted.grant), at)
         bound_containers.record(at, bound)
         return name
 
-    def _minors(self) -> dict[int, int | None]:
-        """Return the minor device number of each pGPU; None on the simulator."""
-        return {index: pgpu.minor for index, pgpu in self._pods.cards.items()}
+    def _nodes(self) -> dict[int, dict[Number, str]]:
+        """Return the device nodes of each pGPU; none on the simulator."""
+        return nodes_by_pgpu(self._pods.cards.values())
 
     def take_listener(self, pid: int, container: str, listener: int) -> None:
         """Attach a container's process, with a copy of its seccomp listener, to its pod. Raises a QgpuError, OSError.

@@ -28,9 +28,15 @@ from qgpu.planes.seccomp.restored_fds import RestoredFds
 )
 @click.option("--plane", type=click.Choice([plane.value for plane in Plane]), help="How GPUs are shared.")
 @click.option("--sim-gpus", type=click.IntRange(1, 64), default=1, show_default=True, help="pGPUs to simulate.")
+@click.option("--sim-mig", type=click.IntRange(0, 7), default=0, help="MIG instances to make of each of them.")
 @click.version_option(qgpu.__version__)
 def command(
-    config_file: Path | None, runtime_dir: Path | None, state_dir: Path | None, plane: str | None, sim_gpus: int
+    config_file: Path | None,
+    runtime_dir: Path | None,
+    state_dir: Path | None,
+    plane: str | None,
+    sim_gpus: int,
+    sim_mig: int,
 ) -> None:
     """Share this host's GPUs among pods, by policy."""
     stop, hangups = Shutdown(signal.SIGTERM, signal.SIGINT), Hangups()  # first, so that early signals are in order
@@ -40,7 +46,7 @@ def command(
     from qgpu.daemon import app
 
     kept_in = state_dir or default_state_dir(directory)
-    app.run(config_file, Plane(plane) if plane else None, sim_gpus, kept_in, kept, stop, hangups)
+    app.run(config_file, Plane(plane) if plane else None, (sim_gpus, sim_mig), kept_in, kept, stop, hangups)
 
 
 entry_point.show_examples(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,15 +47,26 @@ def choose(wanted: Plane) -> PlaneChoice:
     return PlaneChoice(Plane.SECCOMP, f"an NVIDIA driver is loaded and there is no {DEVICE}")
 
 
-def open_host(plane: Plane, kept: RestoredFds, sim_gpus: int, runtime_dir: Path) -> Host:
-    """Open the plane. Raises NoGpuError, PermissionDeniedError, NotSupportedError."""
+def open_host(
+    plane: Plane,
+    kept: RestoredFds,
+    simulated: tuple[int, int],
+    runtime_dir: Path,
+    divided: Collection[int | str] = (),
+) -> Host:
+    """Open the plane; ``simulated`` is how many cards the simulator has, and how many MIG instances each.
+
+    ``divided`` are the cards in MIG mode whose instances are to be shared, by number or UUID. Raises NoGpuError,
+    PermissionDeniedError, NotSupportedError.
+    """
     if plane is not Plane.SECCOMP:
         kept.close()
     if plane is Plane.SIM:
         from qgpu.planes.sim.host import Clock, SimHost
         from qgpu.planes.sim.kept_pods import FILE, KeptPods
 
-        return SimHost(sim_gpus, Clock.REAL, kept=KeptPods(runtime_dir / FILE))
+        gpus, instances = simulated
+        return SimHost(gpus, Clock.REAL, kept=KeptPods(runtime_dir / FILE), mig=instances)
     if os.geteuid() != 0:
         raise PermissionDeniedError(f"plane {plane}: only root can share a GPU; run qgpud as root or with --plane sim")
     if plane is Plane.KMOD:
@@ -67,7 +79,7 @@ def open_host(plane: Plane, kept: RestoredFds, sim_gpus: int, runtime_dir: Path)
         raise NoGpuError("plane seccomp: no NVIDIA driver is loaded here; load it, or use --plane sim")
     from qgpu.planes.seccomp.host import SeccompHost
 
-    return SeccompHost(kept)
+    return SeccompHost(kept, divided)
 
 
 def driver_version(plane: Plane) -> str | None:

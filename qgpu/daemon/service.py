@@ -118,7 +118,7 @@ class Service:
         for card in host.excluded_cards():
             _log.warning("card excluded", gpu=card.index, pci=card.pci, reason=card.why)
         known = {*self._pgpus, *(pgpu.uuid for pgpu in self._pgpus.values())}
-        for unknown in sorted(map(str, config.gpus.keys() - known)):
+        for unknown in sorted(map(str, config.gpus.keys() - known - config.mig)):
             _log.warning("configured, but there is no such pGPU here", pgpu=unknown)
         exchange = GangExchange()
         self._loops = {index: GpuLoop(host, index, self._settings(index), exchange) for index in self._pgpus}

@@ -15,6 +15,7 @@ from typing import Any
 from qgpu.errors import PermissionDeniedError
 from qgpu.groups.group_files import GroupFiles
 from qgpu.groups.mps_server import SHARED_MEMORY, MpsServer
+from qgpu.ipc.codec import pgpu_from_json
 from qgpu.ipc.control_socket import Client
 from qgpu.linux import atomic_file
 from qgpu.model.plane_api import Pgpu
@@ -26,7 +27,6 @@ from qgpu.runtime.oci_container import GROUP_KIND
 #: Clients connect to the sockets; that needs no writable mount.
 _MOUNT = ["ro", "nosuid", "nodev", "noexec", "bind"]
 _SHARED = ["rw", "nosuid", "nodev", "noexec", "bind"]
-_PGPU = ("index", "uuid", "name", "memory", "minor")
 
 
 def place(client: Client, files: GroupFiles) -> Path | None:
@@ -42,7 +42,7 @@ def offer(client: Client, files: GroupFiles) -> None:
     pods = client.call("pod.list")["pods"]
     indexes = {grant["gpu"] for pod in pods if pod["name"] == files.name for grant in pod["grants"]}
     listed = client.call("gpu.list")["gpus"]
-    cards = [Pgpu(*(gpu[field] for field in _PGPU)) for gpu in listed if gpu["index"] in indexes]
+    cards = [pgpu_from_json(gpu) for gpu in listed if gpu["index"] in indexes]
     content = json.dumps(specification(files, cards), indent=2) + "\n"
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)

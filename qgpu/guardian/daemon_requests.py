@@ -40,7 +40,10 @@ class DaemonRequests:
             "protocol": PROTOCOL,
             "version": self._version,
             "pid": os.getpid(),
-            "cards": [{"index": c.index, "minor": c.device.minor, "pci": c.device.pci} for c in self._cards.values()],
+            "cards": [
+                {"index": c.index, "minor": c.device.minor, "pci": c.device.pci, "divided": c.device.mig is not None}
+                for c in self._cards.values()
+            ],
             "listeners": {str(number): pod for number, (pod, _) in self._shared.listeners.items()},
         }
         return answer, [self._shared.journal.fd, self._shared.files.fd]

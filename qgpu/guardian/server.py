@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -38,10 +38,11 @@ from qgpu.linux.open_file_set import FileSets
 from qgpu.linux.pod_threads import PodThreads
 from qgpu.linux.timerfd import Timer
 from qgpu.model import NS_PER_MS, NS_PER_S
-from qgpu.nvidia import uvm
-from qgpu.nvidia.ctxsw_log import CtxswLog
+from qgpu.model.plane_api import MigInstance
+from qgpu.nvidia import mig, uvm
+from qgpu.nvidia.ctxsw_log import ContextSwitches, CtxswLog, DividedLog, InstanceLog
 from qgpu.nvidia.rm_client import RmClient
-from qgpu.nvidia.rm_device import RmDevice, open_devices
+from qgpu.nvidia.rm_device import RmDevice, gpu_instance_uuid, open_devices
 from qgpu.nvidia.versions import find, installed
 
 _log = structlog.get_logger("guardian")
@@ -56,10 +57,10 @@ _REST_S = 0.01
 _ENDED_AT_ONCE = 256
 #: How long the main loop forgets ended processes before it does anything else.
 _FORGETTING_NS = 10 * NS_PER_MS
-#: With no daemon and no pod left for this long, the guardian ends.
 #: Listing open exports takes at most 1/_PARTS of the time: the kernel lists all control files of pods with them, and
 #: nobody can make a client meanwhile.
 _PARTS = 20
+#: With no daemon and no pod left for this long, the guardian ends.
 _LINGER_NS = 5 * NS_PER_S
 
 
@@ -94,10 +95,10 @@ class Guardian:
             self._wake,
             uvm_major=uvm.major(),
             uvm_layouts=uvm.layouts(version),
-            uuids={device.uuid(): device.instance for device in devices},
+            uuids={device.uuid(): mig.card_of(device.instance) for device in devices},
             files=files,
         )
-        self._add_cards(devices)
+        self._add_cards(devices, mig.shared(runtime_dir))
         self.lock = self.shared.lock
         self._allowances: dict[str, Allowance] = {}
         self._threads: dict[int, threading.Thread] = {}
@@ -137,18 +138,33 @@ class Guardian:
         )
         self.gpu_ops.on_unreachable, self.gpu_ops.lost = search.search_for, search.lost
 
-    def _add_cards(self, devices: Iterable[RmDevice]) -> None:
-        """Set up the cards whose GPU time can be measured. Raises NoGpuError if there is none."""
+    def _add_cards(self, devices: Iterable[RmDevice], divided: Collection[int]) -> None:
+        """Set up the cards whose GPU time can be measured, and the MIG instances of those that are ``divided``.
+
+        Raises NoGpuError if there is none.
+        """
+        logs: dict[int, DividedLog] = {}
         for device in devices:
+            if device.mig is not None and device.mig.card not in divided:
+                continue  # left alone, as the daemon says
+            log: ContextSwitches
             try:
-                log = CtxswLog(device)
-            except RmError as error:  # without these records GPU time cannot be measured
+                log = CtxswLog(device) if device.mig is None else self._log_of(device, device.mig, logs)
+            except (RmError, OSError) as error:  # without these records GPU time cannot be measured
                 _log.error("card excluded: no context-switch records", pci=device.pci, reason=str(error))
                 continue
             index = device.index
             self.cards[index] = Gpu(index, device, self.table, self.gpu_ops, log, self.shared.reconciler.recheck)
         if not self.cards:
             raise NoGpuError("no NVIDIA card here that qgpu can share; its log says why")
+
+    def _log_of(self, device: RmDevice, instance: MigInstance, logs: dict[int, DividedLog]) -> InstanceLog:
+        """Open a MIG instance's part of its card's log, and learn its UUID of UVM's. Raises RmError, OSError."""
+        if instance.card not in logs:
+            device.see_all_instances()
+            logs[instance.card] = DividedLog(CtxswLog(device))
+        self.shared.uuids = {**self.shared.uuids, gpu_instance_uuid(device): device.instance}
+        return logs[instance.card].of(instance)
 
     def _resume(self, listeners: Mapping[int, tuple[str, int]]) -> None:
         """Continue where the last guardian ended: with its object table, its cards' timeslices and its listeners."""
@@ -271,8 +287,10 @@ class Guardian:
     def _open_for_free(self, channels: list[Key]) -> None:
         """Open the gate over channels about to be freed, and return once it is open."""
         opened = threading.Event()
+        freed = {key: self.table.objects.get(key) for key in channels}
 
         def open_for_free() -> None:
+            still = [key for key, rm in freed.items() if self.table.objects.get(key) is rm]  # this may come late
             for card in self.cards.values():
                 card.enforcer.open_for_free(still)
             opened.set()
@@ -287,10 +305,8 @@ class Guardian:
     def _watch(self, pid: int, pidfd: int) -> None:
         self._exits.register(pidfd, select.EPOLLIN)
         self._watched[pidfd] = pid
-        freed = {key: self.table.objects.get(key) for key in channels}
 
     def _processes_ended(self) -> None:
-            still = [key for key, rm in freed.items() if self.table.objects.get(key) is rm]  # this may come late
         for pidfd, _ in self._exits.poll(0, _ENDED_AT_ONCE):
             self._exits.unregister(pidfd)
             self._ended.append(self._watched.pop(pidfd))

@@ -7,6 +7,7 @@ from typing import Any
 
 from qgpu.model import Grant, OnIdle, Plan, PodClass, PodPlan, PodSample, Sample, Span, TsgSample, Window
 from qgpu.model.member_part import MemberPart
+from qgpu.model.plane_api import MigInstance, Pgpu
 from qgpu.model.prepared_grant import PreparedGrant
 
 #: Version of the messages between daemon and guardian and of the journal's facts, and the versions that we understand:
@@ -45,6 +46,12 @@ def grants_to_json(grants: Mapping[int, Grant]) -> dict[str, Any]:
 def grants_from_json(data: Mapping[str, Any]) -> dict[int, Grant]:
     """Read a pod's grants. Raises as grant_from_json."""
     return {int(pgpu): grant_from_json(grant) for pgpu, grant in data.items()}
+
+
+def pgpu_from_json(data: Mapping[str, Any]) -> Pgpu:
+    """Read a pGPU from the daemon's answer to ``gpu.list``."""
+    mig = MigInstance(**data["mig"]) if data.get("mig") else None
+    return Pgpu(data["index"], data["uuid"], data["name"], data["memory"], data["minor"], mig)
 
 
 def prepared_to_json(grant: PreparedGrant) -> dict[str, Any]:

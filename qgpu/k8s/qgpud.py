@@ -51,9 +51,10 @@ class Qgpud:
         self._runtime_dir = runtime_dir
 
     def node(self) -> Node:
-        """Return what the daemon shares."""
+        """Return what the daemon shares, without MIG instances (docs/decisions/0041-mig.md)."""
         answer = self._call("status")
-        return Node(answer["plane"], answer["driver"] or "", tuple(_card(each) for each in answer["gpus"]))
+        cards = tuple(_card(each) for each in answer["gpus"] if not each.get("mig"))
+        return Node(answer["plane"], answer["driver"] or "", cards)
 
     def prepare(self, grant: PreparedGrant) -> Mapping[tuple[str, str, str], str]:
         """Prepare a grant; return the CDI name of each device, by request, card and share."""

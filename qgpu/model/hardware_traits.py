@@ -60,8 +60,12 @@ ROWS = (H200, H100)
 
 @lru_cache(maxsize=64)
 def traits(card: str) -> HardwareTraits:
-    """Return the row of a card by the name that NVML reports, "NVIDIA H100 80GB HBM3" for example."""
-    return next((row for row in ROWS if row.model in card.split()), OTHER)
+    """Return the row of a card by the name that NVML reports, "NVIDIA H100 80GB HBM3" for example.
+
+    No MIG instance was measured, whatever its card.
+    """
+    words = card.split()
+    return next((row for row in ROWS if row.model in words and "MIG" not in words), OTHER)
 
 
 #: The shortest useful timeslice, in µs, where TSGs of one pod preempt each other at every slice. With 50 µs a twelfth

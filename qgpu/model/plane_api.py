@@ -45,8 +45,22 @@ class Backend(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class MigInstance:
+    """A compute instance of a card in MIG mode: numbers of the card, its GPU instance, and the instance in that."""
+
+    card: int
+    gpu_instance: int
+    compute_instance: int = 0
+
+    @property
+    def index(self) -> int:
+        """Return its number as a pGPU: no card's, and the same whatever other instances come and go."""
+        return 100 * (self.card + 1) + self.gpu_instance
+
+
+@dataclass(frozen=True, slots=True)
 class Pgpu:
-    """One physical GPU as a plane knows it."""
+    """One physical GPU as a plane knows it, or one MIG instance of it."""
 
     index: int
     uuid: str
@@ -54,6 +68,7 @@ class Pgpu:
     memory: int
     #: The N of /dev/nvidiaN; None on the simulator.
     minor: int | None = None
+    mig: MigInstance | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,10 @@ ffi.cdef(
     typedef struct { uint32_t hObject1, hObject2; uint8_t bDuplicates, pad[3]; }
                      NV0000_CTRL_CLIENT_OBJECTS_ARE_DUPLICATES_PARAMS;
 
+    /* SDK/class/clc637.h, SDK/ctrl/ctrlc637.h */
+    typedef struct { uint64_t capDescriptor; uint32_t swizzId, pad; } NVC637_ALLOCATION_PARAMETERS;
+    typedef struct { uint8_t uuid[16]; char uuidStr[41]; } NVC637_CTRL_GET_UUID_PARAMS;
+
     /* SDK/class/cl90cd.h, cl90cdfecs.h; SDK/ctrl/ctrl90cd.h */
     typedef struct { uint64_t bufferHeader, recordBuffer; uint32_t recordSize, recordCount; uint64_t vardataBuffer;
                      uint32_t vardataBufferSize, recordsFreeThreshold; uint64_t notificationHandle;
@@ -167,6 +171,7 @@ NV50_THIRD_PARTY_P2P = 0x503C
 NV_EVENT_BUFFER = 0x90CD
 NV01_MEMORY_DEVICELESS = 0x90CE
 KEPLER_CHANNEL_GROUP_A = 0xA06C
+AMPERE_SMC_PARTITION_REF, AMPERE_SMC_EXEC_PARTITION_REF = 0xC637, 0xC638
 ROOT_CLASSES = frozenset({NV01_ROOT, NV01_ROOT_NON_PRIV, NV01_ROOT_CLIENT})
 #: GPFIFO channels from Kepler to Blackwell; a new architecture adds one.
 GPFIFO_CLASSES = frozenset({0xA06F, 0xA16F, 0xB06F, 0xC06F, 0xC36F, 0xC46F, 0xC56F, 0xC86F, 0xC96F, 0xCA6F})
@@ -192,6 +197,9 @@ NV0041_GET_SURFACE_INFO = 0x410110
 NV00FD_ATTACH_MEM = 0x00FD0102
 NV2080_GPU_GET_ID = 0x20800142
 NV2080_GPU_GET_GID_INFO = 0x2080014A
+NVC637_GET_UUID = 0xC63701AA
+#: A subscription to all GPU instances of a card, for profiling (clc637.h); RM gives one at a time.
+NVC637_DEVICE_PROFILING_SWIZZID = 0xFFFFFFFE
 NV503C_REGISTER_PID = 0x503C0106
 NV2080_GPU_GET_PIDS = 0x2080018D
 NV2080_GPU_GET_PID_INFO = 0x2080018E

@@ -9,7 +9,9 @@ from __future__ import annotations
 import mmap
 import struct
 from dataclasses import dataclass
+from typing import Protocol
 
+from qgpu.model.plane_api import MigInstance
 from qgpu.nvidia import abi
 from qgpu.nvidia.abi import ffi
 from qgpu.nvidia.rm_device import RmDevice
@@ -21,7 +23,7 @@ _RECORD_BYTES = abi.sizeof("NV_EVENT_BUFFER_FECS_RECORD")
 
 START, END = abi.NV_EVENT_BUFFER_FECS_SIMPLE_START, abi.NV_EVENT_BUFFER_FECS_SIMPLE_END
 
-# tag, vmid, seqno, context_id, pid, 4 bytes of MIG ids, timestamp: NV_EVENT_BUFFER_FECS_RECORD past its header.
+# tag, vmid, seqno, context_id, pid, 2 bytes and 2 MIG ids, timestamp: NV_EVENT_BUFFER_FECS_RECORD past its header.
 _RECORD = struct.Struct("<8xBxHIIIQ")
 _GET_PUT = struct.Struct("<II")
 
@@ -34,6 +36,19 @@ class ContextSwitch:
     tag: int
     context: int
     pid: int
+    #: The record's last four bytes before the time, which end with the ids of the GPU instance and compute instance.
+    mig: int = 0
+
+
+class ContextSwitches(Protocol):
+    """A log of context switches on one compute engine."""
+
+    @property
+    def dropped(self) -> int:
+        """Return how many records were lost so far."""
+
+    def read(self) -> list[ContextSwitch]:
+        """Return all new ones, oldest first."""
 
 
 class CtxswLog:
@@ -70,14 +85,61 @@ class CtxswLog:
         get, put = _GET_PUT.unpack_from(self._header)
         found = []
         while get != put:
-            tag, _, context, pid, _, at_ns = _RECORD.unpack_from(self._records, get * _RECORD_BYTES)
+            tag, _, context, pid, mig, at_ns = _RECORD.unpack_from(self._records, get * _RECORD_BYTES)
             if tag in (START, END):
-                found.append(ContextSwitch(at_ns, tag, context, pid))
+                found.append(ContextSwitch(at_ns, tag, context, pid, mig))
             get = (get + 1) % _RECORDS
         if found:
             update = ffi.new("NV_EVENT_BUFFER_CTRL_CMD_UPDATE_GET_PARAMS *", {"recordBufferGet": get})
             self._client.control(self._buffer, abi.NV_EVENT_BUFFER_UPDATE_GET, update)
         return found
+
+
+class DividedLog:
+    """The log of a card that MIG divides, whose instances each read what happened on their own engine.
+
+    Its client must see all instances: ``RmDevice.see_all_instances``.
+    """
+
+    def __init__(self, log: ContextSwitches) -> None:
+        self._log = log
+        self._unread: dict[int, list[ContextSwitch]] = {}
+
+    def of(self, instance: MigInstance) -> InstanceLog:
+        """Return the part of one instance. All parts must be read about as often."""
+        ids = instance.gpu_instance << 16 | instance.compute_instance << 24
+        self._unread[ids] = []
+        return InstanceLog(self, ids)
+
+    @property
+    def dropped(self) -> int:
+        """Return how many records of the whole card were lost so far."""
+        return self._log.dropped
+
+    def read(self, ids: int) -> list[ContextSwitch]:
+        """Return the new records of an instance."""
+        for switch in self._log.read():
+            if (unread := self._unread.get(switch.mig)) is not None:
+                unread.append(switch)
+        found, self._unread[ids] = self._unread[ids], []
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceLog:
+    """The part of a divided log that is one instance's."""
+
+    _divided: DividedLog
+    _ids: int
+
+    @property
+    def dropped(self) -> int:
+        """Return how many records of the whole card were lost so far."""
+        return self._divided.dropped
+
+    def read(self) -> list[ContextSwitch]:
+        """Return the instance's new records, oldest first."""
+        return self._divided.read(self._ids)
 
 
 def _readonly(owner: int, size: int) -> object:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from qgpu.model import Span
-from qgpu.nvidia.ctxsw_log import START, CtxswLog
+from qgpu.nvidia.ctxsw_log import START, ContextSwitches
 from qgpu.nvidia.gpu_time import NOTHING, Event, GpuTime, GpuTimeCounter
 from qgpu.nvidia.rm_device import RmDevice
 
@@ -41,7 +41,7 @@ class GpuTimeReader:
     """GPU time of one card up to the last drain."""
 
     device: RmDevice
-    log: CtxswLog
+    log: ContextSwitches
     counter: GpuTimeCounter = field(default_factory=GpuTimeCounter)
     #: The card's clock minus CLOCK_MONOTONIC.
     _ahead_ns: int = 0

@@ -3,48 +3,95 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from typing import NamedTuple
 
 import pynvml
 
 from qgpu.errors import NoGpuError, NotSupportedError
 from qgpu.model import NS_PER_MS
-from qgpu.model.plane_api import ExcludedCard, Pgpu
+from qgpu.model.plane_api import ExcludedCard, MigInstance, Pgpu
 
 #: NVML has a new figure about five times a second.
 _FRESH_NS = 100 * NS_PER_MS
 
 
-def cards_in_mig_mode() -> list[ExcludedCard]:
-    """List the cards that MIG divides, which qgpu leaves alone (docs/decisions/0041-mig.md).
+class MigCards(NamedTuple):
+    """What MIG divides: what is left alone, and why; the instances that are shared, and their cards' addresses."""
 
-    Raises NoGpuError, and NotSupportedError if no other card is there.
+    excluded: list[ExcludedCard]
+    instances: list[Pgpu]
+    pci: dict[int, str]
+
+
+def cards_in_mig_mode() -> list[ExcludedCard]:
+    """List the cards that MIG divides, to leave them all alone. Raises NoGpuError, NotSupportedError."""
+    return mig_cards(()).excluded
+
+
+def mig_cards(shared: Collection[int | str]) -> MigCards:
+    """List the cards that MIG divides, with the instances of those to be ``shared``, given by number or UUID.
+
+    A GPU instance with several compute instances is left alone: they have its memory in common
+    (docs/decisions/0041-mig.md). Raises NoGpuError, and NotSupportedError if nothing is left to share.
     """
-    found = []
+    found = MigCards([], [], {})
     with _nvml():
         count = pynvml.nvmlDeviceGetCount()
-        for index in range(count):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            try:
-                current, _ = pynvml.nvmlDeviceGetMigMode(handle)
-            except pynvml.NVMLError:  # no MIG, or no answer: the guardian leaves a card without an answer out
+        for card in range(count):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(card)
+            if not _in_mig_mode(handle):
                 continue
-            if current == pynvml.NVML_DEVICE_MIG_ENABLE:
-                pci = _text(pynvml.nvmlDeviceGetPciInfo(handle).busId).lower()
-                found.append(ExcludedCard(index, pci, f"MIG mode is on; to share it: nvidia-smi -i {index} -mig 0"))
-    if found and len(found) == count:
+            pci, why = _text(pynvml.nvmlDeviceGetPciInfo(handle).busId).lower(), []
+            if not {card, _text(pynvml.nvmlDeviceGetUUID(handle))} & set(shared):
+                why = [f"MIG mode is on; to share it: nvidia-smi -i {card} -mig 0"]
+            else:
+                instances, found.pci[card] = _instances(card, handle), pci
+                by_gpu = Counter(each.mig.gpu_instance for each in instances if each.mig is not None)
+                found.instances.extend(each for each in instances if each.mig and by_gpu[each.mig.gpu_instance] == 1)
+                why = [
+                    f"GPU instance {number} has {many} compute instances with one memory; qgpu shares those with one"
+                    for number, many in sorted(by_gpu.items())
+                    if many > 1
+                ] or ([] if instances else ["MIG mode is on, and it has no compute instance: nvidia-smi mig -cgi"])
+            found.excluded.extend(ExcludedCard(card, pci, each) for each in why)
+    if not found.instances and count and len({card.index for card in found.excluded}) == count:
+        if shared:
+            raise NotSupportedError("; ".join(f"GPU {card.index}: {card.why}" for card in found.excluded))
         raise NotSupportedError(
             "MIG mode is on for every GPU here, and qgpu shares whole cards; switch it off for one with "
-            f"`nvidia-smi -i {found[0].index} -mig 0`"
+            f"`nvidia-smi -i {found.excluded[0].index} -mig 0`"
         )
+    return found
+
+
+def _in_mig_mode(handle: object) -> bool:
+    try:
+        return bool(pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
+    except pynvml.NVMLError:  # no MIG, or no answer: the guardian leaves a card without an answer out
+        return False
+
+
+def _instances(card: int, handle: object) -> list[Pgpu]:
+    """Return the compute instances of a card, each with its GPU instance's memory."""
+    minor, found = int(pynvml.nvmlDeviceGetMinorNumber(handle)), []
+    for place in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        try:
+            each = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
+            numbers = pynvml.nvmlDeviceGetGpuInstanceId(each), pynvml.nvmlDeviceGetComputeInstanceId(each)
+        except pynvml.NVMLError:  # no instance has this place
+            continue
+        found.append(_described(MigInstance(card, *map(int, numbers)), each, minor))
     return found
 
 
 def describe(cards: Iterable[tuple[int, str]]) -> list[Pgpu]:
     """Return names and sizes of cards given as (number, PCI address). Raises NoGpuError."""
     with _nvml():
-        return [_described(index, pynvml.nvmlDeviceGetHandleByPciBusId(pci.encode())) for index, pci in cards]
+        handles = [(index, pynvml.nvmlDeviceGetHandleByPciBusId(pci.encode())) for index, pci in cards]
+        return [_described(index, each, int(pynvml.nvmlDeviceGetMinorNumber(each))) for index, each in handles]
 
 
 def processes(uuid: str) -> frozenset[int]:
@@ -122,13 +169,14 @@ def _opened(uuid: str) -> object:
         raise
 
 
-def _described(index: int, handle: object) -> Pgpu:
+def _described(which: int | MigInstance, handle: object, minor: int) -> Pgpu:
     return Pgpu(
-        index,
+        which if isinstance(which, int) else which.index,
         _text(pynvml.nvmlDeviceGetUUID(handle)),
         _text(pynvml.nvmlDeviceGetName(handle)),
         int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
-        int(pynvml.nvmlDeviceGetMinorNumber(handle)),
+        minor,
+        None if isinstance(which, int) else which,
     )
 
 

@@ -7,13 +7,17 @@ that reads host memory without end.
 
 from __future__ import annotations
 
+import errno
+import os
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
 from qgpu.errors import RmError
-from qgpu.nvidia import abi
+from qgpu.model.plane_api import MigInstance
+from qgpu.nvidia import abi, mig
 from qgpu.nvidia.abi import ffi
 from qgpu.nvidia.rm_client import CardInfo, RmClient
 
@@ -22,18 +26,19 @@ _log = structlog.get_logger("rm")
 
 @dataclass(frozen=True, slots=True)
 class RmDevice:
-    """Our Device and Subdevice on one card."""
+    """Our Device and Subdevice on one card, which stand for one MIG instance if the card is divided."""
 
     client: RmClient
-    #: Its place among all cards in PCI order: the number of its pGPU.
+    #: The number of its pGPU: of a card its place among all cards in PCI order.
     index: int
-    #: RM's device instance: what a pod names in NV0080_ALLOC_PARAMETERS.deviceId.
+    #: RM's device instance: what a pod names in NV0080_ALLOC_PARAMETERS.deviceId; of a MIG instance its place there.
     instance: int
     minor: int
     pci: str
     device: int
     subdevice: int
     gpu_id: int
+    mig: MigInstance | None = None
 
     def time_ns(self) -> int:
         """Read the card's clock, which stamps context-switch records; it was set once, and drifts from the host's."""
@@ -46,6 +51,14 @@ class RmDevice:
         params = ffi.new("NV2080_CTRL_GPU_GET_GID_INFO_PARAMS *", {"flags": abi.NV2080_GPU_GID_FORMAT_BINARY})
         self.client.control(self.subdevice, abi.NV2080_GPU_GET_GID_INFO, params)
         return bytes(ffi.buffer(params.data, params.length))
+
+    def see_all_instances(self) -> None:
+        """Subscribe to all MIG instances of the card: its log tells of none otherwise. Raises RmError.
+
+        RM lets one client at a time do this, for example a profiler of the whole card (gisubscriptionConstruct_IMPL).
+        """
+        every = ffi.new("NVC637_ALLOCATION_PARAMETERS *", {"swizzId": abi.NVC637_DEVICE_PROFILING_SWIZZID})
+        self.client.alloc(self.subdevice, abi.AMPERE_SMC_PARTITION_REF, every)
 
     def private_bytes(self, pid: int) -> int:
         """Return how much of this card's memory only this process refers to, by RM's count. Raises RmError."""
@@ -75,14 +88,51 @@ class RmDevice:
 
 
 def open_devices(client: RmClient) -> list[RmDevice]:
-    """Open every card in PCI order, the order of nvidia-smi and of pGPU numbers; an excluded card keeps its number."""
+    """Open every card in PCI order, the order of nvidia-smi and of pGPU numbers; an excluded card keeps its number.
+
+    A card that MIG divides is listed once for each instance that has a GPU instance to itself.
+    """
     devices = []
     for index, card in enumerate(client.cards()):
         try:
-            devices.append(_open_device(client, index, card))
+            device = _open_device(client, index, card)
+            instances = mig.on_card(index, card.minor)
+            in_use = Counter(each.gpu_instance for each in instances)
+            alone = [_on(device, each) for each in instances if in_use[each.gpu_instance] == 1]
+            devices += alone if instances else [device]
         except (RmError, OSError) as error:
             _log.error("card excluded: it cannot be opened", pci=card.pci, reason=str(error))
     return devices
+
+
+def gpu_instance_uuid(device: RmDevice) -> bytes:
+    """Return the UUID by which UVM knows the GPU instance that a device stands for. Raises RmError, OSError.
+
+    RM tells it to who subscribes, and a Subdevice subscribes once, so a client of its own asks.
+    """
+    assert device.mig is not None
+    if (files := mig.capabilities(device.minor, device.mig)) is None:
+        raise FileNotFoundError(errno.ENOENT, "the MIG instance is gone")
+    client = RmClient()
+    capability = -1
+    try:
+        own = _open_device(client, device.index, CardInfo(device.pci, device.gpu_id, device.minor))
+        capability = os.open(mig.node(files[0]), os.O_RDONLY | os.O_CLOEXEC)
+        which = {"capDescriptor": capability, "swizzId": device.mig.gpu_instance}
+        subscription = client.alloc(
+            own.subdevice, abi.AMPERE_SMC_PARTITION_REF, ffi.new("NVC637_ALLOCATION_PARAMETERS *", which)
+        )
+        params = ffi.new("NVC637_CTRL_GET_UUID_PARAMS *")
+        client.control(subscription, abi.NVC637_GET_UUID, params)
+        return bytes(ffi.buffer(params.uuid))
+    finally:
+        if capability >= 0:
+            os.close(capability)
+        client.close()
+
+
+def _on(device: RmDevice, instance: MigInstance) -> RmDevice:
+    return replace(device, index=instance.index, instance=mig.place_of(device.instance, instance), mig=instance)
 
 
 def _open_device(client: RmClient, index: int, card: CardInfo) -> RmDevice:

@@ -29,8 +29,10 @@ _MOUNT = ["ro", "nosuid", "nodev", "bind"]
 def specification(pgpus: Sequence[Pgpu], control_socket: Path) -> dict[str, Any]:
     """Return the CDI specification of this host: a device for each pGPU by number and by UUID, and one for all.
 
-    Raises NotSupportedError if the driver's libraries cannot be found.
+    MIG instances that are gone are left out. Raises NotSupportedError if the driver's libraries cannot be found.
     """
+    there = driver_files.nodes_by_pgpu(pgpus)
+    pgpus = [pgpu for pgpu in pgpus if pgpu.index in there]
     named = {str(pgpu.index): [pgpu] for pgpu in pgpus} | {pgpu.uuid: [pgpu] for pgpu in pgpus} | {"all": pgpus}
     return {
         "cdiVersion": VERSION,
@@ -74,11 +76,11 @@ def write(specification: dict[str, Any], directory: Path) -> Path:
 
 
 def card_edits(pgpus: Iterable[Pgpu]) -> dict[str, Any]:
-    """Return what gives a container these cards."""
+    """Return what gives a container these cards. Raises NotSupportedError if one is a MIG instance that is gone."""
     pgpus = list(pgpus)
-    nodes = [{"path": driver_files.card_node(pgpu.minor)} for pgpu in pgpus if pgpu.minor is not None]
+    paths = list(dict.fromkeys(path for pgpu in pgpus for path in driver_files.nodes(pgpu).values()))
     return {"env": [f"{GPU_VARIABLE}{pgpu.index}={pgpu.uuid}" for pgpu in pgpus]} | (
-        {"deviceNodes": nodes} if nodes else {}
+        {"deviceNodes": [{"path": path} for path in paths]} if paths else {}
     )
 
 

@@ -13,10 +13,16 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from qgpu.errors import NotSupportedError
+from qgpu.model.plane_api import Pgpu
+from qgpu.nvidia import abi, mig
+
+#: The numbers of a device node: (major, minor).
+Number = tuple[int, int]
 
 #: How long ``ldconfig -p`` may take.
 _PATIENCE_S = 10.0
@@ -61,9 +67,29 @@ def shared_nodes() -> list[str]:
     return [node for node in SHARED_NODES if Path(node).is_char_device()]
 
 
-def card_node(minor: int) -> str:
-    """Return the path of a card's device node."""
-    return f"/dev/nvidia{minor}"
+def nodes(pgpu: Pgpu) -> dict[Number, str]:
+    """Return the device nodes that a pGPU takes, and no other: path by (major, minor); none on the simulator.
+
+    A MIG instance has its card's node and its two capability files. Raises NotSupportedError if it is gone.
+    """
+    if pgpu.minor is None:
+        return {}
+    found = {(abi.NV_MAJOR, pgpu.minor): f"/dev/nvidia{pgpu.minor}"}
+    if pgpu.mig is not None:
+        major, minors = mig.major(), mig.capabilities(pgpu.minor, pgpu.mig)
+        if major is None or minors is None:
+            raise NotSupportedError(f"pGPU {pgpu.index}: there is no such MIG instance any more; restart qgpud")
+        found |= {(major, minor): mig.node(minor) for minor in minors}
+    return found
+
+
+def nodes_by_pgpu(pgpus: Iterable[Pgpu]) -> dict[int, dict[Number, str]]:
+    """Return the device nodes of each pGPU that is there."""
+    found = {}
+    for pgpu in pgpus:
+        with suppress(NotSupportedError):
+            found[pgpu.index] = nodes(pgpu)
+    return found
 
 
 def mounts() -> list[Mount]:

@@ -17,8 +17,9 @@ from typing import Any
 from qgpu.errors import InvalidValueError, RefusedError
 from qgpu.linux import cgroup, proc
 from qgpu.model import ContainerPolicy, Grant
-from qgpu.nvidia import abi
+from qgpu.nvidia import abi, mig
 from qgpu.runtime import device_cgroup, requested_limits
+from qgpu.runtime.driver_files import Number
 
 #: Prefix of the environment variable that a CDI device sets; the pGPU's number follows.
 GPU_VARIABLE = "QGPU_GPU_"
@@ -28,6 +29,9 @@ CLAIM_VARIABLE = "QGPU_CLAIM_"
 PREPARED_KIND = "qgpu.io/claim"
 #: How the CDI name of a share group begins.
 GROUP_KIND = "qgpu.io/group"
+
+#: NVIDIA's device nodes that belong to no card.
+_OF_EVERY_PROGRAM = {(abi.NV_MAJOR, abi.NV_CONTROL_MINOR), (abi.NV_MAJOR, abi.NV_MODESET_MINOR)}
 
 _SHORT_ID = 12
 _LONGEST = 63
@@ -39,12 +43,12 @@ _KUBERNETES = (
     # CRI-O
     ("io.kubernetes.pod.namespace", "io.kubernetes.pod.name", "io.kubernetes.container.name"),
 )
+#: What Kubernetes calls its objects (DNS subdomains).
+_KUBERNETES_NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
 #: Annotations in which they name the Kubernetes pod's UID, in the same order.
 _POD_UIDS = ("io.kubernetes.cri.sandbox-uid", "io.kubernetes.pod.uid")
 #: The annotation in which CRI-O passes on labels, as JSON. Other runtimes do not pass them on.
 _LABELS = "io.kubernetes.cri-o.Labels"
-#: What Kubernetes calls its objects (DNS subdomains).
-_KUBERNETES_NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +113,16 @@ class Container:
             raise self._contradicted(*_POD_UIDS)
         return said.pop() if said else ""
 
-    def prepared_devices(self) -> tuple[str, ...]:
-        """Return the names of its prepared devices. RefusedError if its environment names one that it was not given."""
-        given = self._given(PREPARED_KIND)
-        if forged := sorted(set(self.markers) - set(given)):
     def _contradicted(self, one: str, other: str) -> RefusedError:
         return RefusedError(
             f"container {self.id}: its annotations {one} and {other}"
             " differ; remove the one that its runtime did not set"
         )
 
+    def prepared_devices(self) -> tuple[str, ...]:
+        """Return the names of its prepared devices. RefusedError if its environment names one that it was not given."""
+        given = self._given(PREPARED_KIND)
+        if forged := sorted(set(self.markers) - set(given)):
             raise RefusedError(
                 f"container {self.id}: its environment names the prepared device {forged[0]}, which it was not given; "
                 f"remove its variables {CLAIM_VARIABLE}*"
@@ -137,44 +141,42 @@ class Container:
         names = (name.partition("=") for name in self.prepared)
         return tuple(dict.fromkeys(name for of, _, name in names if of == kind))
 
-    def gpus(self, minors: Mapping[int, int | None]) -> list[int]:
-        """Return its pGPUs: those whose device node it has; on the simulator, those that a CDI device named.
+    def gpus(self, nodes: Mapping[int, Mapping[Number, str]]) -> list[int]:
+        """Return its pGPUs: those whose device nodes it has; on the simulator, those that a CDI device named.
 
-        ``minors`` is the minor device number by pGPU; None on the simulator. An image can set the variables, so they
-        count only on the simulator, which has no nodes. Raises RefusedError.
+        ``nodes`` are the device nodes of each pGPU; none on the simulator. An image can set the variables, so they
+        count only on the simulator. Raises RefusedError, also if it has only some of a MIG instance's nodes.
         """
-        nodes = {minor for major, minor in self.devices if major == abi.NV_MAJOR and minor < abi.NV_MODESET_MINOR}
-        if strange := nodes - set(minors.values()):
-            raise RefusedError(
-                f"container {self.id}: /dev/nvidia{min(strange)} is not shared by qgpu; start it without that device"
-            )
+        majors = {abi.NV_MAJOR}.union(major for needed in nodes.values() for major, _ in needed)
+        own = {(major, minor) for major, minor in self.devices if major in majors} - _OF_EVERY_PROGRAM
         found = [
             index
-            for index, minor in minors.items()
-            if (f"{GPU_VARIABLE}{index}" in self.environment if minor is None else minor in nodes)
+            for index, needed in nodes.items()
+            if (needed.keys() <= own if needed else f"{GPU_VARIABLE}{index}" in self.environment)
         ]
-        for index, minor in minors.items():
-            if (
-                found
-                and index not in found
-                and minor is not None
-                and device_cgroup.opens(self.rules, (abi.NV_MAJOR, minor))
-            ):
-                raise RefusedError(
-                    f"container {self.id}: a device rule lets it open /dev/nvidia{minor}, on which it has no grant; "
-                    "start it with that device, or without the rule"
-                )
+        theirs = {number for index in found for number in nodes[index]}
+        if strange := own - theirs:
+            raise RefusedError(
+                f"container {self.id}: {_path(min(strange))} is not shared by qgpu; start it without that device"
+            )
+        for needed in nodes.values() if found else ():
+            for number in needed.keys() - theirs:
+                if device_cgroup.opens(self.rules, number):
+                    raise RefusedError(
+                        f"container {self.id}: a device rule lets it open {_path(number)}, on which it has no grant; "
+                        "start it with that device, or without the rule"
+                    )
         if not found:
             raise RefusedError(f"container {self.id}: it has no pGPU; give it a device such as qgpu.io/gpu=0")
         return found
 
-    def check_new(self, minors: Mapping[int, int | None]) -> None:
-        """Raise RefusedError if it is restored from a checkpoint, except on the simulator (``minors`` as in gpus()).
+    def check_new(self, nodes: Mapping[int, Mapping[Number, str]]) -> None:
+        """Raise RefusedError if it is restored from a checkpoint, except on the simulator (``nodes`` as in gpus()).
 
         CRIU installs the checkpoint's seccomp filters, which may be none, without a listener, and moves the processes
         to the checkpoint's cgroup (docs/moving-hosts.md).
         """
-        if self.restored and any(minor is not None for minor in minors.values()):
+        if self.restored and any(nodes.values()):
             raise RefusedError(
                 f"container {self.id}: it is restored from a checkpoint, which brings back neither its seccomp "
                 "listener nor surely its cgroup, so its limits would not hold; start it anew"
@@ -241,6 +243,12 @@ def described(message: Mapping[str, Any], policy: ContainerPolicy | None = None)
         )
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise InvalidValueError(f"container: its runtime sent no valid description: {error!r}") from error
+
+
+def _path(number: Number) -> str:
+    """Name a device node of NVIDIA's."""
+    major, minor = number
+    return f"/dev/nvidia{minor}" if major == abi.NV_MAJOR else mig.node(minor)
 
 
 def _split(entry: str) -> tuple[str, str, str]:

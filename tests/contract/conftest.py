@@ -13,6 +13,7 @@ from tests.contract.rig import Rig
 
 PLANES = [
     "sim",
+    "sim_mig",
     pytest.param("seccomp", marks=pytest.mark.gpu),
     pytest.param("kmod_gpu", marks=pytest.mark.gpu),
     pytest.param("kmod", marks=[pytest.mark.vm, pytest.mark.quiet]),
@@ -21,7 +22,7 @@ PLANES = [
 
 @pytest.fixture(params=PLANES)
 def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
-    """One plane with pGPU 0 to itself."""
+    """One plane with a pGPU to itself."""
     name = f"tests.contract.{request.param}_rig"
     if importlib.util.find_spec(name) is None:
         pytest.skip(f"plane {request.param} brings no {name}")

@@ -37,6 +37,8 @@ class _Load:
 class GpuRig:
     """One plane with GPU 0; ``open_host`` makes its host, again after each restart."""
 
+    pgpu = 0
+
     tries = 1
 
     def __init__(self, plane: str, lease_ns: int, open_host: Callable[[], Host], directory: Path) -> None:

@@ -33,6 +33,7 @@ def _query(state: dict[str, Any]) -> dict[str, Any]:
 class KmodRig:
     """One module on one simulated card."""
 
+    pgpu = 0
     lease_ns = LEASE_NS
     tries = 3
 

@@ -18,9 +18,11 @@ PULSE = Workload(kernel_us=100.0, batch=1, period_us=10_000.0)
 
 
 class Rig(Protocol):
-    """One plane under test, with pGPU 0 to itself."""
+    """One plane under test, with a pGPU to itself."""
 
     host: Host
+    #: The number of that pGPU.
+    pgpu: int
     #: How long a plan holds without being renewed.
     lease_ns: int
     #: How often a figure is measured before a miss is a miss: once, but where the card is emulated. An emulator is held
@@ -28,7 +30,7 @@ class Rig(Protocol):
     tries: int
 
     def start(self, pod: str, workload: Workload) -> int:
-        """Start a process of an admitted pod that puts this load on pGPU 0; return its number."""
+        """Start a process of an admitted pod that puts this load on its pGPU; return its number."""
 
     def kill(self, load: int) -> None:
         """End a load's process without warning."""

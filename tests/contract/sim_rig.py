@@ -1,4 +1,4 @@
-"""The simulator under the contract suite, in virtual time."""
+"""The simulator under the contract suite, in virtual time: a card, or one MIG instance of it."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from qgpu.planes.sim.host import SimHost
 
 
 class SimRig:
-    """One simulated pGPU."""
+    """One simulated pGPU: a card, or with ``mig`` the last of so many instances."""
 
     lease_ns = H200.lease_ns
     tries = 1
 
-    def __init__(self) -> None:
-        self.host = SimHost()
+    def __init__(self, mig: int = 0) -> None:
+        self.host = SimHost(mig=mig)
+        self.pgpu = self.host.pgpus()[-1].index
         self._latencies: dict[int, list[float]] = {}
 
     def start(self, pod: str, workload: Workload) -> int:
         """Start a load."""
-        return self.host.start_load(pod, 0, workload)
+        return self.host.start_load(pod, self.pgpu, workload)
 
     def kill(self, load: int) -> None:
         """End it."""
@@ -42,7 +43,7 @@ class SimRig:
 
     def pass_time(self, duration_ns: int) -> None:
         """Jump."""
-        clock = self.host.backend(0)
+        clock = self.host.backend(self.pgpu)
         end_ns = clock.sample().now_ns + duration_ns
         while (now_ns := clock.sample().now_ns) < end_ns:
             clock.wait(end_ns - now_ns)

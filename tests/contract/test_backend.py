@@ -33,8 +33,8 @@ def settings(offline: str, online: str = "best-effort") -> loop.Settings:
 
 @contextmanager
 def opened(rig: Rig) -> Iterator[Backend]:
-    """Open the backend of pGPU 0 and close it in the end."""
-    backend = rig.host.backend(0)
+    """Open the backend of its pGPU and close it in the end."""
+    backend = rig.host.backend(rig.pgpu)
     try:
         yield backend
     finally:
@@ -44,12 +44,12 @@ def opened(rig: Rig) -> Iterator[Backend]:
 def admit(rig: Rig, **cores: int | None) -> None:
     """Make offline pods with these quotas."""
     for name, quota in cores.items():
-        rig.host.admit(name, {0: Grant(cores=quota)})
+        rig.host.admit(name, {rig.pgpu: Grant(cores=quota)})
 
 
 def drive(backend: Backend, how: loop.Settings, duration_ns: int, ledger: Ledger | None = None) -> Ledger:
     """Run the loop for a while of the plane's own time."""
-    ledger = ledger or loop.tick(backend, how, Ledger(0))
+    ledger = ledger or loop.tick(backend, how, Ledger(backend.sample().pgpu))
     assert ledger.now_ns is not None
     end_ns = ledger.now_ns + duration_ns
     while ledger.now_ns is not None and ledger.now_ns < end_ns:
@@ -173,7 +173,7 @@ def test_a_pod_of_two_processes_gets_a_pods_share(rig: Rig) -> None:
 
 @pytest.mark.parametrize("floods", [1, 4])
 def test_online_work_does_not_wait_for_offline_floods(rig: Rig, floods: int) -> None:
-    rig.host.admit("online", {0: Grant(PodClass.ONLINE)})
+    rig.host.admit("online", {rig.pgpu: Grant(PodClass.ONLINE)})
     online = rig.start("online", PULSE)
     with opened(rig) as backend:
         drive(backend, settings("best-effort"), SETTLE_NS)
@@ -182,7 +182,7 @@ def test_online_work_does_not_wait_for_offline_floods(rig: Rig, floods: int) -> 
         alone_us = percentile(sorted(rig.latencies_us(online)), 99)
         loads = {}
         for name in (f"flood{i}" for i in range(floods)):
-            rig.host.admit(name, {0: Grant()})
+            rig.host.admit(name, {rig.pgpu: Grant()})
             loads[name] = rig.start(name, FLOOD)
         ledger = drive(backend, settings("best-effort"), SETTLE_NS)
 
@@ -277,8 +277,8 @@ def test_policies_and_quotas_change_while_pods_run(rig: Rig) -> None:
     with opened(rig) as backend:
         burst = seen(rig, lambda: shares(backend, settings("burst-share")), lambda got: two_to_one(got, "a", "b"))
         fixed = seen(rig, lambda: shares(backend, settings("fixed-share")), sold)
-        rig.host.amend("a", {0: Grant(cores=30)})
-        rig.host.amend("b", {0: Grant(cores=60)})
+        rig.host.amend("a", {rig.pgpu: Grant(cores=30)})
+        rig.host.amend("b", {rig.pgpu: Grant(cores=60)})
         turned = seen(rig, lambda: shares(backend, settings("burst-share")), lambda got: two_to_one(got, "b", "a"))
 
     assert two_to_one(burst, "a", "b"), burst
@@ -294,7 +294,7 @@ def test_a_restarted_daemon_finds_its_pods_and_goes_on(rig: Rig) -> None:
         drive(backend, settings("burst-share"), SETTLE_NS)
     rig.restart()
 
-    assert {pod.name: pod.grants[0].cores for pod in rig.host.pods()} == {"a": 60, "b": 30}
+    assert {pod.name: pod.grants[rig.pgpu].cores for pod in rig.host.pods()} == {"a": 60, "b": 30}
     with opened(rig) as backend:
         measured = seen(rig, lambda: shares(backend, settings("burst-share")), lambda got: two_to_one(got, "a", "b"))
     assert two_to_one(measured, "a", "b"), measured
@@ -302,7 +302,7 @@ def test_a_restarted_daemon_finds_its_pods_and_goes_on(rig: Rig) -> None:
 
 def test_grants_of_a_pod_there_is_not_are_refused(rig: Rig) -> None:
     with pytest.raises(QgpuError):
-        rig.host.amend("ghost", {0: Grant()})
+        rig.host.amend("ghost", {rig.pgpu: Grant()})
     with pytest.raises(QgpuError):
         rig.host.retire("ghost")
 

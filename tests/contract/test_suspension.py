@@ -33,8 +33,8 @@ def moves(rig: Rig, tmp_path: Path) -> Suspensions:
 
 
 def test_a_suspended_pod_stands_still_and_then_goes_on(rig: Rig, moves: Suspensions) -> None:
-    rig.host.admit("still", {0: Grant()})
-    rig.host.admit("other", {0: Grant()})
+    rig.host.admit("still", {rig.pgpu: Grant()})
+    rig.host.admit("other", {rig.pgpu: Grant()})
     still, other = rig.start("still", FLOOD), rig.start("other", PULSE)
     rig.pass_time(NS_PER_S)
     moves.suspend("still")
@@ -51,7 +51,7 @@ def test_a_suspended_pod_stands_still_and_then_goes_on(rig: Rig, moves: Suspensi
 
 
 def test_a_suspended_pod_outlives_the_hosts_of_two_daemons(rig: Rig, moves: Suspensions, tmp_path: Path) -> None:
-    rig.host.admit("still", {0: Grant(cores=50)})
+    rig.host.admit("still", {rig.pgpu: Grant(cores=50)})
     load = rig.start("still", FLOOD)
     moves.suspend("still")
     moves.wait("still", PATIENCE_S)
@@ -62,7 +62,7 @@ def test_a_suspended_pod_outlives_the_hosts_of_two_daemons(rig: Rig, moves: Susp
     before = rig.kernels(load)
 
     assert successor.state("still").residency is Residency.SUSPENDED
-    assert [pod.grants[0].cores for pod in rig.host.pods()] == [50]
+    assert [pod.grants[rig.pgpu].cores for pod in rig.host.pods()] == [50]
     successor.resume("still")
     assert successor.wait("still", PATIENCE_S).residency is Residency.RUNNING
     rig.pass_time(NS_PER_S)

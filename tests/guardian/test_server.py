@@ -21,7 +21,8 @@ from qgpu.guardian.server import Guardian
 from qgpu.ipc import wire
 from qgpu.linux import cgroup
 from qgpu.linux.open_file_set import FileSets, reserve_fds
-from qgpu.nvidia import abi, uvm
+from qgpu.model.plane_api import MigInstance
+from qgpu.nvidia import abi, mig, uvm
 from tests.guardian.asked import DEVICE_PARAMS, alloc, alloc_status, device, memory_params, subdevice
 from tests.guardian.fake_device import FakeDevice
 from tests.guardian.fake_rm import PAGE, FakeRm
@@ -42,13 +43,21 @@ class _Log:
 
 
 @pytest.fixture
-def guardian(monkeypatch, tmp_path):
+def devices():
+    """What there is on this host: one card."""
+    return [FakeDevice(minor=3)]
+
+
+@pytest.fixture
+def guardian(monkeypatch, tmp_path, devices):
     """A guardian in a thread of this process, over a card in a table and /dev/null in the place of the driver."""
     reserve_fds()
     before, rm = _descriptors(), FakeRm()
     monkeypatch.setattr(server, "installed", lambda: "580.1")
     monkeypatch.setattr(server, "RmClient", lambda: None)
-    monkeypatch.setattr(server, "open_devices", lambda client: [FakeDevice(minor=3)])
+    monkeypatch.setattr(server, "open_devices", lambda client: devices)
+    monkeypatch.setattr(server, "gpu_instance_uuid", lambda device: bytes([device.index]) * 16)
+    mig.keep_shared(tmp_path, [0])
     monkeypatch.setattr(server, "CtxswLog", _Log)
     monkeypatch.setattr(server, "GpuOps", lambda table, branch, client, devices: rm)
     monkeypatch.setattr(cgroup, "create", lambda name: None)
@@ -177,6 +186,33 @@ def test_joined_cgroups_are_told_and_outlive_a_changed_grant(pods, guardian, dae
     for fact in guardian.shared.table.facts():
         heir.note(fact)
     assert heir.pods["a"].cgroups == (guardian.shared.table.pods["a"].cgroup, "/container-1", "/container-2")
+
+
+INSTANCES = [MigInstance(0, 1), MigInstance(0, 2), MigInstance(7, 1)]
+
+
+@pytest.mark.parametrize("devices", [[FakeDevice(3, each.index, mig.place_of(0, each), each) for each in INSTANCES]])
+def test_instances_of_cards_to_be_shared_are_pgpus(guardian, daemon):
+    for name, index in (("a", 101), ("b", 102), ("c", 801)):
+        grant = {"class": "offline", "cores": None, "memory": PAGE}
+        daemon("admit", name=name, cgroup=None, grants={str(index): grant})
+    places = [mig.place_of(0, each) for each in INSTANCES]
+    with guardian.lock:
+        allowed = {name: guardian._allowance(name) for name in "abc"}
+
+    assert {index: card.device.mig for index, card in guardian.cards.items()} == {101: INSTANCES[0], 102: INSTANCES[1]}
+    assert guardian.shared.uuids == {bytes(16): 0, b"e" * 16: places[0], b"f" * 16: places[1]}
+    assert {name: dict(each.minors) for name, each in allowed.items()} == {
+        "a": {places[0]: 3},
+        "b": {places[1]: 3},
+        "c": {},
+    }
+    assert {name: dict(each.limits) for name, each in allowed.items()} == {
+        "a": {places[0]: PAGE},
+        "b": {places[1]: PAGE},
+        "c": {},
+    }
+    assert [daemon("sample", pgpu=index)["pgpu"] for index in (101, 102)] == [101, 102]
 
 
 def test_removed_socket_is_recreated_while_pods_exist(pods, guardian):

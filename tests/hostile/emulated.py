@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pickle
+from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,14 +20,17 @@ from qgpu.guardian.failover import emergency_open
 from qgpu.guardian.gpu import gpu_ops
 from qgpu.guardian.gpu.enforcer import Moved
 from qgpu.linux import fd_budget
-from qgpu.model.plane_api import Pgpu
-from qgpu.nvidia import abi
+from qgpu.model.plane_api import MigInstance, Pgpu
+from qgpu.nvidia import abi, mig, nvml
 from qgpu.planes.seccomp import host
 from tests.guardian.fake_device import FakeDevice
 from tests.guardian.lasting import LastingRm
 
 #: Names the file.
 VARIABLE = "EMULATED_RM"
+#: Names a file with the ids of the GPU instances that NVML finds on a card in MIG mode; the guardian finds these.
+DIVIDED = "EMULATED_MIG"
+INSTANCES = (MigInstance(0, 1), MigInstance(0, 2))
 #: A client's device is made by the kernel, that is by nobody: it is there from the first.
 CLIENTS = range(7, 15)
 #: One for each attack: processes of the one before may still use theirs.
@@ -105,15 +109,28 @@ def install() -> None:
     path = Path(os.environ[VARIABLE])
     server.installed = emergency_open.installed = lambda: "580.1"
     server.RmClient = emergency_open.RmClient = lambda: SimpleNamespace(close=lambda: None)
-    server.open_devices = emergency_open.open_devices = lambda client: [FakeDevice(_MINOR)]
+    devices = [FakeDevice(_MINOR)]
+    if DIVIDED in os.environ:
+        devices = [FakeDevice(_MINOR, each.index, mig.place_of(0, each), each) for each in INSTANCES]
+        server.gpu_instance_uuid = lambda device: bytes([device.index]) * 16
+    server.open_devices = emergency_open.open_devices = lambda client: devices
     server.CtxswLog = lambda device: SimpleNamespace(dropped=0, read=list)
     server.GpuOps = emergency_open.GpuOps = lambda table, branch, client, devices: Rm(path, table)
     server.Guardian = _Guardian
     plane_choice.DRIVER = Path("/")
     plane_choice.driver_version = lambda plane: "580.1"
-    host.cards_in_mig_mode = list
+    host.mig_cards = _mig_cards
     host.describe = lambda cards: [Pgpu(index, _uuid(index), "emulated", MEMORY, _MINOR) for index, _ in cards]
     host.lock_host = lambda: _lock(path)
+
+
+def _mig_cards(shared: Collection[int | str]) -> nvml.MigCards:
+    if DIVIDED not in os.environ:
+        return nvml.MigCards([], [], {})
+    assert 0 in shared
+    there = [MigInstance(0, int(number)) for number in Path(os.environ[DIVIDED]).read_text().split()]
+    found = [Pgpu(each.index, f"MIG-{each.index}", "emulated MIG", MEMORY // 2, _MINOR, each) for each in there]
+    return nvml.MigCards([], found, {0: FakeDevice.pci})
 
 
 def _uuid(index: int) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -34,7 +35,8 @@ _ROOT = Path(__file__).parents[2]
 class Stage:
     """A daemon under a service manager, and pods that allocate and free all the time."""
 
-    def __init__(self, directory: Path, pods: int) -> None:
+    def __init__(self, directory: Path, pods: int, *, divided: bool = False) -> None:
+        """Take ``divided`` for a card in MIG mode, whose instances are shared."""
         self.directory = directory
         self.pause = directory / "pause"
         tree = directory / "cgroup"
@@ -51,10 +53,16 @@ class Stage:
             return
         self._inside = ("nsenter", "-t", str(self._room.pid), "-m", "env", f"PYTHONPATH={_ROOT}")
         mine = (*self._inside[:-1], f"PYTHONPATH={_ROOT / 'tests/hostile/driver'}:{_ROOT}")
-        emulator = f"{emulated.VARIABLE}={directory / 'rm'}"
+        emulator = [f"{emulated.VARIABLE}={directory / 'rm'}"]
+        #: The ids of the GPU instances that NVML finds on a divided card.
+        self.instances = directory / "instances"
+        if divided:
+            self.instances.write_text(" ".join(str(each.gpu_instance) for each in emulated.INSTANCES))
+            emulator.append(f"{emulated.DIVIDED}={self.instances}")
         settings = directory / "qgpud.toml"
-        settings.write_text('[containers]\ncdi = "off"\n')  # this host's own is not for an emulated card
-        self.manager = Manager(directory, "seccomp", (*mine, emulator), ("--config", str(settings)))
+        more = '[gpu.0]\nmig = "share"\n' if divided else ""
+        settings.write_text(f'[containers]\ncdi = "off"\n{more}')  # this host's own is not for an emulated card
+        self.manager = Manager(directory, "seccomp", (*mine, *emulator), ("--config", str(settings)))
         self.runtime_dir = self.manager.runtime_dir
         self.daemon = self.manager.start()
         self.pods: dict[str, subprocess.Popen[bytes]] = {}
@@ -66,7 +74,7 @@ class Stage:
             self.close()
             raise
 
-    def start_pod(self, client: int, inside: str = "/") -> None:
+    def start_pod(self, client: int, inside: str = "/", pgpu: int = 0) -> None:
         """Start a pod with a limit in a cgroup, and wait until it allocates. They are this host's: so is its name."""
         name = f"stage-{os.getpid()}-{client}"
         self._names.add(name)
@@ -76,7 +84,7 @@ class Stage:
                 [
                     *self._inside,
                     *_in_cgroup(self._tree / inside.lstrip("/")),
-                    *self._ctl("run", "--name", name, "--memory", "1GiB", "--", *program),
+                    *self._ctl("run", "--gpu", str(pgpu), "--name", name, "--memory", "1GiB", "--", *program),
                 ],
                 env=environment(),
                 stdout=said,
@@ -228,9 +236,13 @@ class Stage:
 
     def listed(self) -> list[dict]:
         """Return what the daemon tells of pods."""
-        command = [*self._inside, *self._ctl("pod", "list", "-o", "json")]
+        return list(self.told("pod", "list")["pods"])
+
+    def told(self, *arguments: str) -> dict[str, Any]:
+        """Return what qgpuctl tells as JSON."""
+        command = [*self._inside, *self._ctl(*arguments, "-o", "json")]
         ran = subprocess.run(command, check=True, capture_output=True, env=environment(), timeout=TIMEOUT_S)
-        return list(json.loads(ran.stdout)["pods"])
+        return dict(json.loads(ran.stdout))
 
     def close(self) -> None:
         """End everything."""

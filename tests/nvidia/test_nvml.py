@@ -7,12 +7,15 @@ from types import SimpleNamespace
 import pytest
 
 from qgpu.errors import NoGpuError, NotSupportedError
-from qgpu.model.plane_api import ExcludedCard
+from qgpu.model.plane_api import ExcludedCard, MigInstance, Pgpu
 from qgpu.nvidia import nvml
 
 
 class FakeNvml:
-    """NVML with one card, whose driver may go away; ``mig`` has the mode of each card there is, None if it has none."""
+    """NVML with one card, whose driver may go away; ``mig`` has the mode of each card there is, None if it has none.
+
+    ``instances`` has (GPU instance, compute instance) at each place of a card; None where there is none.
+    """
 
     NVML_DEVICE_MIG_ENABLE = 1
 
@@ -23,6 +26,7 @@ class FakeNvml:
         self.used: int | None = 40
         self.open = self.asked = 0
         self.mig: list[int | None] = []
+        self.instances: dict[int, list[tuple[int, int] | None]] = {}
 
     def nvmlInit(self) -> None:  # noqa: N802 (NVML's name)
         """Count who has it open."""
@@ -70,6 +74,40 @@ class FakeNvml:
     def nvmlDeviceGetPciInfo(self, card: int) -> SimpleNamespace:  # noqa: N802
         """Tell the address as NVML writes it."""
         return SimpleNamespace(busId=f"00000000:{0x3A + card:02X}:00.0".encode())
+
+    def nvmlDeviceGetUUID(self, which: int | tuple[int, int]) -> str:  # noqa: N802
+        """Tell the UUID of a card or an instance."""
+        return f"GPU-{which}" if isinstance(which, int) else f"MIG-{which[0]}-{which[1]}"
+
+    def nvmlDeviceGetName(self, instance: tuple[int, int]) -> str:  # noqa: N802
+        """Tell the profile with the name."""
+        return "NVIDIA H200 MIG 1g.18gb"
+
+    def nvmlDeviceGetMemoryInfo(self, instance: tuple[int, int]) -> SimpleNamespace:  # noqa: N802
+        """Tell the GPU instance's memory."""
+        return SimpleNamespace(total=instance[0] << 30)
+
+    def nvmlDeviceGetMinorNumber(self, card: int) -> int:  # noqa: N802
+        """Tell the N of /dev/nvidiaN; instances have none."""
+        return card + 4
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, card: int) -> int:  # noqa: N802
+        """Count the places for instances."""
+        return len(self.instances[card])
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, card: int, place: int) -> tuple[int, int]:  # noqa: N802
+        """Find an instance by its place."""
+        if (found := self.instances[card][place]) is None:
+            raise self.NVMLError
+        return found
+
+    def nvmlDeviceGetGpuInstanceId(self, instance: tuple[int, int]) -> int:  # noqa: N802
+        """Tell its GPU instance."""
+        return instance[0]
+
+    def nvmlDeviceGetComputeInstanceId(self, instance: tuple[int, int]) -> int:  # noqa: N802
+        """Tell its number in that."""
+        return instance[1]
 
 
 @pytest.fixture
@@ -132,6 +170,38 @@ def test_without_mig_no_card_is_left_out(fake: FakeNvml, mig: list[int | None]) 
     fake.mig = mig
 
     assert nvml.cards_in_mig_mode() == []
+
+
+@pytest.mark.parametrize("card", [1, "GPU-1"])
+def test_instances_of_a_card_to_be_shared_are_pgpus(fake: FakeNvml, card: int | str) -> None:
+    fake.mig, fake.instances = [1, 1, 0], {1: [(3, 0), None, (11, 0)]}
+
+    excluded, instances, _ = nvml.mig_cards({card})
+
+    assert [each.index for each in excluded] == [0]
+    assert instances == [
+        Pgpu(203, "MIG-3-0", "NVIDIA H200 MIG 1g.18gb", 3 << 30, 5, MigInstance(1, 3, 0)),
+        Pgpu(211, "MIG-11-0", "NVIDIA H200 MIG 1g.18gb", 11 << 30, 5, MigInstance(1, 11, 0)),
+    ]
+    assert fake.open == 0
+
+
+def test_compute_instances_with_one_memory_are_left_alone(fake: FakeNvml) -> None:
+    fake.mig, fake.instances = [1], {0: [(1, 0), (1, 1), (2, 0)]}
+
+    excluded, instances, _ = nvml.mig_cards({0})
+
+    assert [each.why for each in excluded] == [
+        "GPU instance 1 has 2 compute instances with one memory; qgpu shares those with one"
+    ]
+    assert [each.index for each in instances] == [102]
+
+
+def test_host_of_shared_cards_without_instances_is_refused(fake: FakeNvml) -> None:
+    fake.mig, fake.instances = [1], {0: [None, None]}
+
+    with pytest.raises(NotSupportedError, match="GPU 0: MIG mode is on, and it has no compute instance"):
+        nvml.mig_cards({0})
 
 
 def test_a_host_of_mig_cards_alone_is_refused_by_name(fake: FakeNvml) -> None:

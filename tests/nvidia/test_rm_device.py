@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from qgpu.errors import RmError
-from qgpu.nvidia import rm_device
+from qgpu.nvidia import mig, rm_device
 from qgpu.nvidia.rm_client import CardInfo
 
 CARDS = [CardInfo(f"00000000:0{number}:00.0", 0x100 * number, number) for number in (1, 2, 3)]
@@ -40,3 +42,19 @@ def test_a_card_left_out_leaves_the_others_their_numbers(broken: set[int]) -> No
     assert [(card.index, card.pci) for card in found] == [
         (index, card.pci) for index, card in enumerate(CARDS) if card.minor not in broken
     ]
+
+
+@pytest.mark.parametrize(("there", "indexes"), [("1/0 2/0", [201, 202]), ("1/0 1/1 2/0", [202]), ("1/0 1/1", [])])
+def test_divided_card_is_listed_by_its_instances(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str, indexes: list[int]
+) -> None:
+    monkeypatch.setattr(mig, "CAPABILITIES", tmp_path)
+    for gpu, compute in (each.split("/") for each in there.split()):
+        place = tmp_path / "gpu2" / "mig" / f"gi{gpu}" / f"ci{compute}"
+        place.mkdir(parents=True)
+        (place / "access").touch()
+    found = rm_device.open_devices(Client(set()))
+
+    assert [card.index for card in found] == [0, *indexes, 2]
+    assert [card.pci for card in found] == [CARDS[number].pci for number in (0, *(1 for _ in indexes), 2)]
+    assert len({card.instance for card in found[1:-1]} | {found[0].instance}) == len(indexes) + 1

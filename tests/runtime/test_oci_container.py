@@ -10,7 +10,7 @@ import pytest
 from qgpu.errors import InvalidValueError, RefusedError
 from qgpu.runtime.oci_container import Container, described
 
-MINORS = {0: 3, 1: 0}
+NODES = {0: {(195, 3): "/dev/nvidia3"}, 1: {(195, 0): "/dev/nvidia0"}}
 CTL = (195, 255)
 
 MESSAGE = {
@@ -31,7 +31,7 @@ def test_a_description_is_read_whole():
     read = described(MESSAGE)
 
     assert read.environment == {"PATH": "/bin", "EMPTY": "", "X": "a=b"}
-    assert read.gpus(MINORS) == [0]
+    assert read.gpus(NODES) == [0]
     assert read.wanted().grant.cores == 40
 
 
@@ -50,12 +50,12 @@ def test_a_description_with_a_part_missing_is_refused(key):
 
 @pytest.mark.parametrize("said", [{}, {"QGPU_GPU_0": ""}, {"QGPU_GPU_0": "GPU-aa", "QGPU_GPU_1": "GPU-bb"}])
 def test_container_gets_gpus_of_its_nodes_whatever_env_says(said):
-    assert Container("web", 7, environment=said, devices=[(195, 0), CTL]).gpus(MINORS) == [1]
+    assert Container("web", 7, environment=said, devices=[(195, 0), CTL]).gpus(NODES) == [1]
 
 
 def test_an_image_that_names_a_gpu_has_none_by_that():
     with pytest.raises(RefusedError, match="no pGPU"):
-        Container("web", 7, environment={"QGPU_GPU_0": ""}, devices=[CTL]).gpus(MINORS)
+        Container("web", 7, environment={"QGPU_GPU_0": ""}, devices=[CTL]).gpus(NODES)
 
 
 def test_a_simulated_gpu_is_named_by_its_variable():
@@ -66,24 +66,47 @@ def test_a_simulated_gpu_is_named_by_its_variable():
 def test_a_rule_that_opens_a_card_without_a_grant_is_refused(minor):
     rules = [{"allow": False}, {"allow": True, "type": "c", "major": 195, "access": "rw", **minor}]
     with pytest.raises(RefusedError, match="lets it open /dev/nvidia0"):
-        Container("web", 7, devices=[(195, 3), CTL], rules=rules).gpus(MINORS)
+        Container("web", 7, devices=[(195, 3), CTL], rules=rules).gpus(NODES)
 
-    assert Container("web", 7, devices=[(195, 3), (195, 0), CTL], rules=rules).gpus(MINORS) == [0, 1]
-    assert Container("web", 7, devices=[(195, 0), CTL], rules=rules[:1]).gpus(MINORS) == [1]
+    assert Container("web", 7, devices=[(195, 3), (195, 0), CTL], rules=rules).gpus(NODES) == [0, 1]
+    assert Container("web", 7, devices=[(195, 0), CTL], rules=rules[:1]).gpus(NODES) == [1]
 
 
 def test_a_restored_container_is_refused_except_on_the_simulator():
     restored, new = described(MESSAGE | {"restored": True}), described(MESSAGE | {"restored": False})
     with pytest.raises(RefusedError, match="restored from a checkpoint"):
-        restored.check_new(MINORS)
+        restored.check_new(NODES)
 
-    restored.check_new({0: None})
-    new.check_new(MINORS)
+    restored.check_new({0: {}})
+    new.check_new(NODES)
 
 
 def test_a_card_that_qgpu_does_not_share_is_refused():
     with pytest.raises(RefusedError, match="/dev/nvidia5 is not shared"):
-        Container("web", 7, devices=[(195, 5)]).gpus(MINORS)
+        Container("web", 7, devices=[(195, 5)]).gpus(NODES)
+
+
+#: Two MIG instances of the card with minor 3.
+INSTANCES = {
+    102: {(195, 3): "/dev/nvidia3", (237, 21): "", (237, 22): ""},
+    111: {(195, 3): "/dev/nvidia3", (237, 102): "", (237, 103): ""},
+}
+
+
+def test_container_gets_instance_of_its_capability_files():
+    assert Container("web", 7, devices=[(195, 3), (237, 21), (237, 22), CTL]).gpus(INSTANCES) == [102]
+
+
+@pytest.mark.parametrize("files", [[], [21], [21, 22, 102], [21, 22, 5], [22, 102]])
+def test_container_with_other_capability_files_is_refused(files):
+    with pytest.raises(RefusedError, match="is not shared by qgpu"):
+        Container("web", 7, devices=[(195, 3), *((237, minor) for minor in files), CTL]).gpus(INSTANCES)
+
+
+def test_rule_that_opens_another_instance_is_refused():
+    rules = [{"allow": False}, {"allow": True, "type": "c", "major": 237, "access": "r"}]
+    with pytest.raises(RefusedError, match=r"lets it open /dev/nvidia-caps/nvidia-cap10[23]"):
+        Container("web", 7, devices=[(195, 3), (237, 21), (237, 22)], rules=rules).gpus(INSTANCES)
 
 
 @pytest.mark.parametrize(("device", "name"), [((226, 128), "/dev/dri"), ((195, 254), "/dev/nvidia-modeset")])
@@ -148,7 +171,7 @@ def test_rules_that_open_nothing_else_go_with_a_limit(rules):
 
 def test_a_container_without_a_card_is_refused():
     with pytest.raises(RefusedError, match="no pGPU"):
-        Container("web", 7, devices=[CTL, (1, 3)]).gpus(MINORS)
+        Container("web", 7, devices=[CTL, (1, 3)]).gpus(NODES)
 
 
 def test_cri_o_labels_count():

@@ -14,6 +14,7 @@ from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.accounting.rm_object import Fact, Key, RmObject, object_fact
 from qgpu.linux import fd_budget, kcmp, proc
 from qgpu.linux.open_file_set import FileSet
+from qgpu.nvidia import mig
 
 #: How many clients, objects, allocations and mappings of all pods are tracked: a successor reads each. A pod may have a
 #: third of them: enough for a whole H200, mapped in pieces of 2 MiB. No recorded program makes more than 350.
@@ -26,7 +27,10 @@ _MOST_CARRIED, _ALL_CARRIED = 1 << 14, 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """A pod's grants in RM's terms: minors of its cards, memory limits by device instance, and profiling."""
+    """A pod's grants in RM's terms: minors of its cards, memory limits by device instance, and profiling.
+
+    In the place of a device instance, a MIG instance has a number of its own (``qgpu.nvidia.mig``).
+    """
 
     minors: Mapping[int, int] = field(default_factory=dict)
     limits: Mapping[int, int] = field(default_factory=dict)
@@ -39,6 +43,17 @@ class Allowance:
     def limited(self) -> bool:
         """Tell whether there is a memory limit on any card."""
         return bool(self.limits) or not self.known
+
+    @property
+    def on_instance(self) -> bool:
+        """Tell whether the pod has a MIG instance."""
+        return any(mig.numbers_at(place) for place in self.minors)
+
+    def place_on(self, instance: int) -> int | None:
+        """Return where the pod works on the card that RM calls ``instance``: there, or in its MIG instance of it."""
+        if instance in self.minors:
+            return instance
+        return next((place for place in self.minors if mig.card_of(place) == instance), None)
 
 
 NO_POD = Allowance(known=False)

@@ -20,7 +20,7 @@ from qgpu.ipc.codec import grant_to_json
 from qgpu.linux.repeated_error import RepeatedError
 from qgpu.model import NS_PER_MS, Plan
 from qgpu.model.preemptions import preemptions
-from qgpu.nvidia.ctxsw_log import CtxswLog
+from qgpu.nvidia.ctxsw_log import ContextSwitches
 from qgpu.nvidia.gpu_time import NOTHING
 from qgpu.nvidia.gpu_time_reader import GpuTimeReader
 from qgpu.nvidia.rm_device import RmDevice
@@ -71,7 +71,7 @@ class Gpu:
     device: RmDevice
     table: ObjectTable
     gpu_ops: GpuOps
-    log: CtxswLog
+    log: ContextSwitches
     #: Called with channels that no longer exist.
     lost: Callable[[Iterable[Key]], None]
     gpu_time: GpuTimeReader = field(init=False)

@@ -21,7 +21,7 @@ from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.proxy.passthrough import Passthrough
 from qgpu.guardian.rules import classes, tools
 from qgpu.linux import proc
-from qgpu.nvidia import abi
+from qgpu.nvidia import abi, mig
 
 _U32 = struct.Struct("<I")
 #: Offsets of the pointers to parameters and rights in RM_ALLOC's structures; NVOS05 has neither.
@@ -272,14 +272,19 @@ class AllocHandler(Handler):
     def admit(self, pid: int, rm: RmObject) -> int:
         """Return the status with which an object's class, parent or card is refused; 0 if it may be made."""
         if rm.rm_class == abi.NV01_DEVICE_0:
-            minor = self._shared.allowance(self._pod).minors.get(rm.detail)
-            if minor is None or not _has_open(pid, os.makedev(self._shared.major, minor)):
+            allowance = self._shared.allowance(self._pod)
+            place = allowance.place_on(rm.detail)
+            if place is None or not _has_open(pid, os.makedev(self._shared.major, allowance.minors[place])):
                 self._shared.refusals.count(self._pod, "card without a grant")
                 return abi.NV_ERR_INSUFFICIENT_PERMISSIONS
+            rm.detail = place
             return abi.NV_OK if self._passthrough.wait_for_root_clients() else abi.NV_ERR_BUSY_RETRY
         if rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A and not self._is_metered(rm):
             self._shared.refusals.count(self._pod, "TSG whose time RM counts as the guardian's")
             return abi.NV_ERR_INVALID_ARGUMENT
+        if rm.rm_class in classes.MIG_SUBSCRIPTIONS and not self._is_own_instance(rm):
+            self._shared.refusals.count(self._pod, "MIG instance without a grant")
+            return abi.NV_ERR_INSUFFICIENT_PERMISSIONS
         if rm.rm_class in abi.GPFIFO_CLASSES:
             parent = self._shared.table.objects.get((rm.client, rm.parent))
             in_tsg = parent is not None and parent.rm_class == abi.KEPLER_CHANNEL_GROUP_A
@@ -298,6 +303,13 @@ class AllocHandler(Handler):
         """Tell whether a TSG's time can be told: by its channels' contexts, or by the process that made its client."""
         entry = self._shared.table.clients.get(rm.client)
         return self._gpu_ops.knows_contexts or entry is None or not entry.made_here
+
+    def _is_own_instance(self, rm: RmObject) -> bool:
+        """Tell whether a subscription is to the pod's own MIG instance, or below a whole card, where RM refuses it."""
+        if (place := self._shared.table.instance_of(rm)) is None:
+            return False
+        own = mig.numbers_at(place)
+        return own is None or rm.detail == own[classes.MIG_SUBSCRIPTIONS.index(rm.rm_class)]
 
     def _may_stand_alone(self, rm: RmObject) -> bool:
         """Tell whether a channel may be made below a device: RM makes a TSG for it, which has no handle.
@@ -396,8 +408,9 @@ class AllocHandler(Handler):
             device = RmObject(*key, subdevice.client, abi.NV01_DEVICE_0, NO_INSTANCE)
         if device is None or device.rm_class != abi.NV01_DEVICE_0 or device.detail != NO_INSTANCE:
             return abi.NV_OK
-        instance = self._gpu_ops.instance_of(file, *subdevice.key)
-        if instance is not None and instance in self._shared.allowance(self._pod).minors:
+        found = self._gpu_ops.instance_of(file, *subdevice.key)
+        instance = self._shared.allowance(self._pod).place_on(mig.card_of(found)) if found is not None else None
+        if instance is not None:
             if self._shared.set_instance(device, instance):
                 return abi.NV_OK
             status, what = abi.NV_ERR_NO_MEMORY, "memory over the limit"

@@ -85,7 +85,7 @@ class ControlHandler(Handler):
 
     def _copy_in(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Control) -> _ControlRequest | None:
         """Copy what the call points to, and point the call at the copies; None if that is missing or not readable."""
-        row = controls.ALLOWED_WITH_PROFILING[asked.command]
+        row = controls.ALLOWED_TO_SOME[asked.command]
         if not asked.params or not asked.size:
             missing = row.pointers or row.descriptor_at is not None
             return None if missing else _ControlRequest(pod_call, block, asked, None, [])
@@ -105,7 +105,7 @@ class ControlHandler(Handler):
         pod_call, block, asked = request.pod_call, request.block, request.asked
         owner = self._shared.table.clients.get(asked.client)
         pod = owner.pod if owner is not None else self._pod
-        row = controls.ALLOWED_WITH_PROFILING[asked.command]
+        row = controls.ALLOWED_TO_SOME[asked.command]
         with self._shared.pod_lock(pod) if row.gives else nullcontext():
             pod_call.begin_repeatable()
             with self._ctx.capability_for(row.why):
@@ -124,7 +124,7 @@ class ControlHandler(Handler):
                 block.patch_u32(asked.status_at, self._handle_answer(request, params))
             for each in request.nested:
                 each.store()
-            for where in controls.ALLOWED_WITH_PROFILING[asked.command].pointers:
+            for where in controls.ALLOWED_TO_SOME[asked.command].pointers:
                 params.restore(where.at, 8)
             params.store()
         if not error:
@@ -134,8 +134,8 @@ class ControlHandler(Handler):
     def _refusal(self, asked: rm_calls.Control) -> tuple[int, str] | None:
         """Return why a control is refused before RM is asked: its status and the name it is counted under."""
         command = asked.command
-        known = controls.ALLOWED_WITH_PROFILING if self._ctx.may_profile() else controls.ALLOWED
-        if (row := known.get(command)) is None:
+        row = controls.ALLOWED_TO_SOME.get(command)
+        if row is None or not self._ctx.may(row.why):
             return controls.refusal(command), controls.name(command)
         if asked.serialized:
             return abi.NV_ERR_INVALID_ARGUMENT, "serialized control"
@@ -146,7 +146,7 @@ class ControlHandler(Handler):
     def _refused_by_params(self, asked: rm_calls.Control, params: IoctlBuffer | None) -> tuple[int, str] | None:
         """Return why a control is refused for its parameters: its status and the name it is counted under."""
         command = asked.command
-        row = controls.ALLOWED_WITH_PROFILING[command]
+        row = controls.ALLOWED_TO_SOME[command]
         match command:
             case abi.NV2080_GR_SET_CTXSW_PREEMPTION_MODE if params is not None and _gives_up_preemption(params):
                 return abi.NV_ERR_INSUFFICIENT_PERMISSIONS, row.name
@@ -169,7 +169,7 @@ class ControlHandler(Handler):
 
     def _take_descriptor(self, pod_call: PodCall, command: int, params: IoctlBuffer | None) -> int | None:
         """Take the descriptor that a control names, if it is NVIDIA's; -1 for another file, None for none."""
-        if params is None or (at := controls.ALLOWED_WITH_PROFILING[command].descriptor_at) is None:
+        if params is None or (at := controls.ALLOWED_TO_SOME[command].descriptor_at) is None:
             return None
         (fd,) = struct.unpack_from("<i", params.data, at)
         if fd < 0:
@@ -209,7 +209,7 @@ class ControlHandler(Handler):
             if asked.command in _RARE:
                 return self._perform_rarely(pod_call, block)
             return self._proxy.escape(pod_call.file, abi.NV_ESC_RM_CONTROL, block)
-        row = controls.ALLOWED_WITH_PROFILING[asked.command]
+        row = controls.ALLOWED_TO_SOME[asked.command]
         if row.gives:
             pod_call.begin()
         at = row.descriptor_at
@@ -265,7 +265,7 @@ class ControlHandler(Handler):
             case abi.NV00FD_ATTACH_MEM:
                 self._shared.quota.pin_handles(asked.client, [_U32.unpack_from(params.data, 4)[0]])
             case abi.NVC56F_GET_KMB:  # kernel_channel.c duplicates it under a handle that it tells nobody
-                handles = rows.handles(controls.ALLOWED_WITH_PROFILING[asked.command].handles, params.data)
+                handles = rows.handles(controls.ALLOWED_TO_SOME[asked.command].handles, params.data)
                 self._shared.quota.pin_handles(asked.client, handles)
             case command if command in _IMPORTED:
                 return self._imported(pod_call, asked.client, _imported(command, params.data))
@@ -277,7 +277,8 @@ class ControlHandler(Handler):
             if status := self._dup_handler.admit_handle(pod_call.file, (client, handle), client, None):
                 for other in handles:
                     self._gpu_ops.free(pod_call.file, client, other)
-                    self._shared.end_free((client, other), [], gone=True)
+                    key = client, other
+                    self._shared.end_free(key, self._shared.table.objects.get(key), [], gone=True)
                 return status
         return abi.NV_OK
 
@@ -304,7 +305,7 @@ def _was_done(command: int, status: int) -> bool:
     """Tell from RM's answer to a repeated control whether the first attempt had succeeded."""
     there_already = {abi.NV_ERR_INSERT_DUPLICATE_NAME, abi.NV_ERR_STATE_IN_USE}
     return status in there_already or (
-        controls.ALLOWED_WITH_PROFILING[command].takes_back and status == abi.NV_ERR_OBJECT_NOT_FOUND
+        controls.ALLOWED_TO_SOME[command].takes_back and status == abi.NV_ERR_OBJECT_NOT_FOUND
     )
 
 

@@ -69,7 +69,7 @@ class Dispatcher:
         self._controls = ControlHandler(self._ctx, self._alloc_handler, self._dup_handler)
         self._heap = VidHeapHandler(self._ctx, self._alloc_handler)
         self._mmap = MmapHandler(self._ctx)
-        self._uvm = UvmHandler(self._ctx, self._free_handler.unmap, self._mmap.wait_until_made)
+        self._uvm = UvmHandler(self._ctx, self._passthrough, self._free_handler.unmap, self._mmap.wait_until_made)
         #: Process by thread.
         self._threads: dict[int, int] = {}
         #: Calls that were performed but whose answer did not arrive, by thread: request, argument and answer.

@@ -94,6 +94,15 @@ class HandlerContext:
         """Tell whether the pod's grants allow profilers of hardware counters."""
         return self.shared.allowance(self.pod).profiling
 
+    def may(self, why: Why) -> bool:
+        """Tell whether the pod is one of those to which a call is allowed for this reason."""
+        match why:
+            case Why.PROFILING:
+                return self.may_profile()
+            case Why.INSTANCE:
+                return self.shared.allowance(self.pod).on_instance
+        return why.allowed
+
     def tell_drivers_refusal(self, why: Why, what: str, status: int) -> None:
         """Count a profiler's call that the driver refuses for lack of permission, as if we had refused it."""
         if why is Why.PROFILING and status == abi.NV_ERR_INSUFFICIENT_PERMISSIONS:

@@ -18,7 +18,7 @@ from qgpu.guardian.proxy.handler_context import ANSWERED, Handler, HandlerContex
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.rules import tools
 from qgpu.linux import cgroup, fd_budget, proc, thread_freezer
-from qgpu.linux.inflight_syscalls import InflightSyscalls
+from qgpu.linux.inflight_syscalls import InflightSyscall, InflightSyscalls
 from qgpu.nvidia import abi
 
 _log = structlog.get_logger("guardian")
@@ -74,6 +74,25 @@ class Passthrough(Handler):
         """
         rm.detail = NO_INSTANCE
         return self._continue_in_kernel(pod_call, block, status_at, rm)
+
+    def continue_on(self, pod_call: PodCall) -> None:
+        """Let the kernel perform a call on the file that was taken, with the process's other threads stopped.
+
+        Raises OSError if another file may be in the descriptor's place.
+        """
+        pod = self._shared.table.pods.get(self._pod)
+
+        def proceed() -> None:
+            with thread_freezer.frozen_siblings(
+                pod_call.pid, pod_call.call.tid, lambda: cgroup.threads(*pod.cgroups) if pod is not None else ()
+            ):
+                if not self._ctx.fd_is_unchanged(pod_call):
+                    raise OSError(errno.EBUSY, "another file is in the descriptor's place")
+                begun = InflightSyscall.of(pod_call.call, pod_call.pid)
+                pod_call.listener.proceed(pod_call.call.id)
+                thread_freezer.wait_until_done(begun)
+
+        thread_freezer.run_as_tracer(proceed)
 
     def wait_for_root_clients(self) -> bool:
         """Wait until no root client is being made: its call could make another object, below the new device."""

@@ -167,11 +167,13 @@ _DETAILS = {
     **dict.fromkeys(abi.GPFIFO_CLASSES, (abi.offsetof("NV_CHANNEL_ALLOC_PARAMS", "engineType"), 4)),
     abi.NV01_MEMORY_LOCAL_USER: (abi.offsetof("NV_MEMORY_ALLOCATION_PARAMS", "size"), 8),
     abi.NV50_MEMORY_VIRTUAL: (abi.offsetof("NV_MEMORY_ALLOCATION_PARAMS", "flags"), 4),
+    abi.AMPERE_SMC_PARTITION_REF: (abi.offsetof("NVC637_ALLOCATION_PARAMETERS", "swizzId"), 4),
+    abi.AMPERE_SMC_EXEC_PARTITION_REF: (abi.offsetof("NVC637_ALLOCATION_PARAMETERS", "swizzId"), 4),
 }
 
 
 def detail(rm_class: int, params: bytes | bytearray) -> int:
-    """Read one parameter of an allocation: device instance, engine type, bytes or flags, by class."""
+    """Read one parameter of an allocation: device or MIG instance, engine type, bytes or flags, by class."""
     at, size = _DETAILS.get(rm_class, (0, 0))
     return int.from_bytes(params[at : at + size], "little")
 

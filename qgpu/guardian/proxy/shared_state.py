@@ -68,7 +68,7 @@ class SharedState:
     major: int = abi.NV_MAJOR
     uvm_major: int | None = None
     uvm_layouts: Mapping[int, uvm.Layout] = field(default_factory=dict)
-    #: Device instances by the UUID that UVM uses.
+    #: Device instances by the UUID that UVM uses; also, once registered, the places of MIG instances.
     uuids: Mapping[bytes, int] = field(default_factory=dict)
     perform: Perform = abi.perform
     lock: threading.RLock = field(default_factory=threading.RLock)

@@ -12,10 +12,12 @@ import errno
 import struct
 from collections.abc import Callable, Set
 
-from qgpu.guardian.proxy.handler_context import PROCEED, Handler, HandlerContext, PodCall, status_of
+from qgpu.guardian.proxy.handler_context import ANSWERED, PROCEED, Handler, HandlerContext, PodCall, status_of
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
+from qgpu.guardian.proxy.passthrough import Passthrough
+from qgpu.linux import fd_budget
 from qgpu.linux.seccomp_notify import Notification
-from qgpu.nvidia import abi, uvm
+from qgpu.nvidia import abi, mig, uvm
 
 #: Stands for an object's handles: no object.
 NOTHING = (0, 0)
@@ -29,10 +31,12 @@ Unmap = Callable[[PodCall, int, int, bytes | None, Callable[[], bool]], None]
 class UvmHandler(Handler):
     """Handles one pod's calls on /dev/nvidia-uvm."""
 
-    def __init__(self, ctx: HandlerContext, unmap: Unmap, wait_until_mapped: Callable[[], bool]) -> None:
+    def __init__(
+        self, ctx: HandlerContext, passthrough: Passthrough, unmap: Unmap, wait_until_mapped: Callable[[], bool]
+    ) -> None:
         """Take ``wait_until_mapped``: it waits until no mapping is in progress; False if one takes too long."""
         super().__init__(ctx)
-        self._unmap, self._wait_until_mapped = unmap, wait_until_mapped
+        self._passthrough, self._unmap, self._wait_until_mapped = passthrough, unmap, wait_until_mapped
 
     def handle(self, pod_call: PodCall) -> int:
         """Perform a call, or let the kernel do so; return an errno, 0, or PROCEED."""
@@ -56,9 +60,12 @@ class UvmHandler(Handler):
         if call.request in uvm.TABLES_ALONE:
             return self._map_tables(pod_call, block, layout)
         if call.request == uvm.REGISTER_GPU:
-            if (status := self._may_register(call, pid, file, block, limited=limited)) != abi.NV_OK:
-                return self._ctx.answer(block, layout.status_at, status)
             card = bytes(block.data[: uvm.UUID_BYTES])
+            place = self._place_of(card)
+            if (status := self._may_register(call, pid, file, place, limited=limited)) != abi.NV_OK:
+                return self._ctx.answer(block, layout.status_at, status)
+            if place is not None and mig.numbers_at(place) is not None:
+                return self._register_instance(pod_call, block, layout)
             if pod_call.is_retry:  # it may be registered already, and UVM takes no second registration: undo the first
                 self._proxy.uvm(file, uvm.UNREGISTER_GPU, self._proxy.block(card + bytes(4)))
             pod_call.begin()
@@ -86,10 +93,29 @@ class UvmHandler(Handler):
         block.store()
         return PROCEED
 
-    def _may_register(self, call: Notification, pid: int, file: int, block: IoctlBuffer, *, limited: bool) -> int:
+    def _place_of(self, card: bytes) -> int | None:
+        """Return where the pod works on a card, given by the UUID that it registers; None without a grant there."""
+        instance = self._shared.uuids.get(card)
+        return self._shared.allowance(self._pod).place_on(instance) if instance is not None else None
+
+    def _register_instance(self, pod_call: PodCall, block: IoctlBuffer, layout: uvm.Layout) -> int:
+        """Let the kernel register a MIG instance on the file that was checked.
+
+        UVM duplicates the pod's subscription, which RM allows to the client's own process alone
+        (nv_gpu_ops.c:getSwizzIdFromUserSmcPartHandle, client_resource.c:cliresShareCallback_IMPL). Another process may
+        change the arguments meanwhile: UVM takes no other pod's subscription, and no card whose node is not open.
+        """
+        try:
+            self._passthrough.continue_on(pod_call)
+        except OSError as error:
+            if error.errno in fd_budget.OUT_OF_FDS:
+                raise
+            return self._ctx.refuse(block, layout.status_at, abi.NV_ERR_INVALID_STATE, "call while other threads run")
+        return ANSWERED
+
+    def _may_register(self, call: Notification, pid: int, file: int, place: int | None, *, limited: bool) -> int:
         """Return NV_OK if a card may be registered: the pod has a grant on it, and its UVM file is without HMM."""
-        instance = self._shared.uuids.get(bytes(block.data[: uvm.UUID_BYTES]))
-        if instance not in self._shared.allowance(self._pod).minors:
+        if place is None:
             self._shared.refusals.count(self._pod, "card without a grant")
             return abi.NV_ERR_INSUFFICIENT_PERMISSIONS
         if not limited:
@@ -106,7 +132,8 @@ class UvmHandler(Handler):
         if error or _U32.unpack_from(again.data, uvm.STATUS_AT_INITIALIZE)[0] != abi.NV_OK:
             self._shared.refusals.count(self._pod, "UVM initialised with other flags")
             return abi.NV_ERR_INVALID_STATE
-        if not self._shared.hold_uvm_file(pid, call.fd, file, [bytes(block.data[: uvm.UUID_BYTES])]):
+        known_to_uvm = [uuid for uuid, of in self._shared.uuids.items() if of == place]
+        if not self._shared.hold_uvm_file(pid, call.fd, file, known_to_uvm):
             self._shared.refusals.count(self._pod, "too many UVM files")
             return abi.NV_ERR_INSUFFICIENT_RESOURCES
         return abi.NV_OK

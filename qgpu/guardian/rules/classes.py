@@ -225,9 +225,13 @@ GATED = frozenset({abi.KEPLER_CHANNEL_GROUP_A, abi.FERMI_CONTEXT_SHARE_A}) | abi
 #: Memory of the card by physical address: a caller could name the memory of any pod.
 PHYSICAL = frozenset({0x0082, 0x0083, 0x00C2, 0x00F3})
 
+#: Subscriptions to a GPU instance and to a compute instance in it. On a card that MIG divides, a pod may have its own.
+MIG_SUBSCRIPTIONS = (abi.AMPERE_SMC_PARTITION_REF, abi.AMPERE_SMC_EXEC_PARTITION_REF)
+
 #: Classes whose objects the object table keeps.
 KEPT = GATED | {
     *(abi.NV01_DEVICE_0, abi.NV20_SUBDEVICE_0, abi.NV01_MEMORY_LOCAL_USER, abi.FERMI_VASPACE_A),
+    abi.AMPERE_SMC_PARTITION_REF,
 }
 
 #: Classes that are charged before the object is made: memory, and objects for which RM allocates memory.

@@ -11,9 +11,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
@@ -29,7 +29,8 @@ from qgpu.linux import cgroup, proc
 from qgpu.linux.seccomp_notify import is_listener
 from qgpu.model import Grant
 from qgpu.model.plane_api import ExcludedCard, Pgpu, PodInfo
-from qgpu.nvidia.nvml import Utilization, cards_in_mig_mode, describe
+from qgpu.nvidia import mig
+from qgpu.nvidia.nvml import MigCards, Utilization, describe, mig_cards
 from qgpu.planes.seccomp.backend import SeccompBackend
 from qgpu.planes.seccomp.guardian_link import GuardianHangsError, GuardianLink, pidfd_of
 from qgpu.planes.seccomp.preflight import check_kernel, lock_host
@@ -37,6 +38,7 @@ from qgpu.planes.seccomp.restored_fds import RestoredFds
 from qgpu.planes.seccomp.standby_link import StandbyLink
 
 _log = structlog.get_logger("seccomp")
+_T = TypeVar("_T")
 
 #: The end of the names under which the guardian counts memory that did not fit.
 _OVER_LIMIT = "over the limit"
@@ -55,7 +57,8 @@ class SeccompHost:
 
     plane = "seccomp"
 
-    def __init__(self, kept: RestoredFds) -> None:
+    def __init__(self, kept: RestoredFds, divided: Collection[int | str] = ()) -> None:
+        """Take ``divided``: the cards in MIG mode whose instances are shared, by number or UUID."""
         self._runtime_dir = kept.runtime_dir
         self._store = kept.store
         self.socket = kept.socket
@@ -64,8 +67,10 @@ class SeccompHost:
         self._standby = kept.standby
         self._listeners = kept.listeners
         check_kernel()
-        self._excluded = cards_in_mig_mode()
+        divided_cards = mig_cards(divided)
+        self._excluded = list(divided_cards.excluded)
         self._host_lock = lock_host()
+        mig.keep_shared(self._runtime_dir, divided_cards.pci)
         self._link = self._find(kept.state)
         # a guardian whose daemon died at once has no listeners yet
         self._hand_over(self._link)
@@ -81,10 +86,21 @@ class SeccompHost:
             self._hold(int(number), pod, fds[0])
         self._standby = self._standby or self._prepare(self._state)
         excluded = {card.index for card in self._excluded}
-        cards = [(card["index"], card["pci"]) for card in self._link.hello["cards"]]
+        cards = [(card["index"], card["pci"]) for card in self._link.hello["cards"] if not card.get("divided")]
         self._pgpus = {pgpu.index: pgpu for pgpu in describe(card for card in cards if card[0] not in excluded)}
+        self._add_instances(divided_cards)
         if not self._pgpus:
             raise NoGpuError("no NVIDIA card here that qgpu can share; its log says why")
+
+    def _add_instances(self, divided: MigCards) -> None:
+        """Add the MIG instances that the guardian serves; an earlier daemon's may know others."""
+        served = {card["index"] for card in self._link.hello["cards"]}
+        for each in divided.instances:
+            if each.index in served:
+                self._pgpus[each.index] = each
+            elif each.mig is not None:
+                why = f"MIG instance {each.index}: the guardian does not serve it; its log says why"
+                self._excluded.append(ExcludedCard(each.mig.card, divided.pci[each.mig.card], why))
 
     @property
     def driver(self) -> str:
@@ -101,7 +117,7 @@ class SeccompHost:
         return list(self._pgpus.values())
 
     def excluded_cards(self) -> Sequence[ExcludedCard]:
-        """List the cards in MIG mode. The guardian's log names those that it cannot measure."""
+        """List the cards in MIG mode that are left alone. The guardian's log names those that it cannot measure."""
         return self._excluded
 
     def backend(self, pgpu: int) -> SeccompBackend:
@@ -117,9 +133,9 @@ class SeccompHost:
         return [
             PodInfo(
                 pod["name"],
-                grants_from_json(pod["grants"]),
+                self._known(grants_from_json(pod["grants"])),
                 inside.pids,
-                {int(i): held for i, held in pod["memory"].items()},
+                self._known({int(i): held for i, held in pod["memory"].items()}),
                 "; ".join(_problems(pod["refused"])),
                 pod["cgroup"],
                 sum(n for what, n in pod["refused"].items() if what.endswith(_OVER_LIMIT)),
@@ -133,7 +149,7 @@ class SeccompHost:
 
     def orphaned_memory(self) -> Mapping[int, int]:
         """Return memory by pGPU that is still in use although its pod was retired."""
-        return {int(index): size for index, size in self._call("pods")["left"].items()}
+        return self._known({int(index): size for index, size in self._call("pods")["left"].items()})
 
     def admit(self, name: str, grants: Mapping[int, Grant], at: str = "") -> None:
         """Make a pod in an existing cgroup, or in a new one."""
@@ -203,6 +219,10 @@ class SeccompHost:
             self._link = link
             self._hand_over(link)
             self._ensure_standby()
+
+    def _known(self, by_pgpu: Mapping[int, _T]) -> dict[int, _T]:
+        """Leave out pGPUs that are not shared any more: MIG instances that are gone, or left alone from now on."""
+        return {index: each for index, each in by_pgpu.items() if index in self._pgpus}
 
     def _hand_over(self, link: GuardianLink) -> None:
         """Give a guardian the listeners that it lacks."""

@@ -19,7 +19,7 @@ from qgpu.errors import BackendGoneError, CheckpointError, RefusedError, Unknown
 from qgpu.linux import cgroup, proc
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_S, Grant, Plan, Sample
-from qgpu.model.plane_api import ExcludedCard, Pgpu, PodInfo
+from qgpu.model.plane_api import ExcludedCard, MigInstance, Pgpu, PodInfo
 from qgpu.planes.sim.checkpointer import SimCheckpointer
 from qgpu.planes.sim.engine import EngineTimes
 from qgpu.planes.sim.gate_worker import GateWorker
@@ -50,7 +50,8 @@ class _World:
     """What a host and its backends share: the cards, the clock, and the lock that guards them."""
 
     clock: Clock
-    cards: list[_Card]
+    #: By the number of the pGPU.
+    cards: dict[int, _Card]
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def catch_up(self, card: _Card) -> None:
@@ -134,16 +135,20 @@ class SimHost:
     plane = "sim"
 
     def __init__(
-        self, gpus: int = 1, clock: Clock = Clock.VIRTUAL, hardware: Hardware = H200, kept: KeptPods | None = None
+        self,
+        gpus: int = 1,
+        clock: Clock = Clock.VIRTUAL,
+        hardware: Hardware = H200,
+        kept: KeptPods | None = None,
+        mig: int = 0,
     ) -> None:
-        """Make pGPUs, with the containers that are kept for them."""
+        """Make pGPUs, with the containers that are kept for them; with ``mig``, so many instances of each card."""
         now_ns = time.monotonic_ns() if clock is Clock.REAL else 0
-        cards = []
-        for index in range(gpus):
-            gpu = SimGpu(index, hardware, now_ns)
-            cards.append(_Card(gpu, GateWorker(gpu)))
-        self._world = _World(clock, cards)
-        self._hardware = hardware
+        self._pgpus = [each for card in range(gpus) for each in _pgpus_of(card, hardware, mig)]
+        self._world = _World(clock, {})
+        for pgpu in self._pgpus:
+            gpu = SimGpu(pgpu.index, replace(hardware, name=pgpu.name, memory=pgpu.memory), now_ns)
+            self._world.cards[pgpu.index] = _Card(gpu, GateWorker(gpu))
         self._pods: dict[str, PodInfo] = {}
         #: Start times of attached processes by pod, because a pid may be reused.
         self._started: dict[str, dict[int, str]] = {}
@@ -152,21 +157,13 @@ class SimHost:
         self._kept = kept
         with self._world.changed:
             for pod in kept.read() if kept is not None else ():
-                if pod.grants.keys() <= set(range(gpus)):
+                if pod.grants.keys() <= self._world.cards.keys():
                     self._grant(pod.name, pod.grants)
                     self._pods[pod.name] = pod
 
     def pgpus(self) -> Sequence[Pgpu]:
         """List the simulated pGPUs."""
-        return [
-            Pgpu(
-                card.gpu.index,
-                f"GPU-51300000-0000-0000-0000-{card.gpu.index:012d}",
-                self._hardware.name,
-                self._hardware.memory,
-            )
-            for card in self._world.cards
-        ]
+        return self._pgpus
 
     def excluded_cards(self) -> Sequence[ExcludedCard]:
         """Return nothing: every simulated card is shared."""
@@ -251,7 +248,7 @@ class SimHost:
     def close(self) -> None:
         """Release all pGPUs: remaining loads run on ungated."""
         with self._world.changed:
-            for card in self._world.cards:
+            for card in self._world.cards.values():
                 self._world.catch_up(card)
                 card.gates.drop_plan()
 
@@ -308,7 +305,7 @@ class SimHost:
     def free_memory(self, pgpu: int) -> int:
         """Return how many bytes of a pGPU no load holds. Raises UnknownNameError."""
         with self._world.changed:
-            return self._hardware.memory - self._held(self._card(pgpu))
+            return self._card(pgpu).gpu.hardware.memory - self._held(self._card(pgpu))
 
     @contextmanager
     def at_load(self, number: int) -> Iterator[Load]:
@@ -322,10 +319,11 @@ class SimHost:
 
     def move_load(self, number: int, moves: Mapping[str, str]) -> None:
         """Let a load that is off its card come back on another, by UUIDs. Raises CheckpointError, UnknownNameError."""
-        uuids = [pgpu.uuid for pgpu in self.pgpus()]
+        uuids = {pgpu.index: pgpu.uuid for pgpu in self._pgpus}
         with self._world.changed:
             card, load = self._load(number)
-            target = self._card(uuids.index(moves.get(uuids[card.gpu.index], uuids[card.gpu.index])))
+            wanted = moves.get(uuids[card.gpu.index], uuids[card.gpu.index])
+            target = self._card(next(index for index, uuid in uuids.items() if uuid == wanted))
             if load.pod not in target.gpu.pods:
                 raise CheckpointError(f"pod {load.pod}: it has no grant on pGPU {target.gpu.index}")
             self._world.catch_up(target)
@@ -362,12 +360,12 @@ class SimHost:
         index, limit = card.gpu.index, pod.grants[card.gpu.index].memory
         if size and limit is not None and self._held(card, pod.name) + size > limit:
             raise RefusedError(f"pod {pod.name}: memory limit of {limit} bytes on pGPU {index}: {size} more do not fit")
-        if size and self._held(card) + size > self._hardware.memory:
+        if size and self._held(card) + size > card.gpu.hardware.memory:
             raise RefusedError(f"pod {pod.name}: pGPU {index} is out of memory: {size} bytes more do not fit")
 
     def _card(self, pgpu: int) -> _Card:
-        if not 0 <= pgpu < len(self._world.cards):
-            raise no_pgpu(pgpu, range(len(self._world.cards)))
+        if pgpu not in self._world.cards:
+            raise no_pgpu(pgpu, self._world.cards)
         return self._world.cards[pgpu]
 
     def _pod(self, name: str) -> PodInfo:
@@ -386,6 +384,17 @@ class SimHost:
         if number not in self._loads:
             raise UnknownNameError(f"load {number}: there is none of that number")
         return self._loads[number]
+
+
+def _pgpus_of(card: int, hardware: Hardware, mig: int) -> list[Pgpu]:
+    """Return a simulated card, or so many MIG instances of it, which divide its memory."""
+    if not mig:
+        return [Pgpu(card, f"GPU-51300000-0000-0000-0000-{card:012d}", hardware.name, hardware.memory)]
+    instances = [MigInstance(card, number) for number in range(1, mig + 1)]
+    name, memory = f"{hardware.name} MIG 1/{mig}", hardware.memory // mig
+    return [
+        Pgpu(each.index, f"MIG-51300000-0000-0000-0000-{each.index:012d}", name, memory, mig=each) for each in instances
+    ]
 
 
 def _start_of(pid: int) -> str | None:
