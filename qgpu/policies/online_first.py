@@ -13,8 +13,8 @@ Properties:
 - Among offline pods, shares stay those of the offline policy, over a period that may be longer than configured.
 - Whatever is owed to other pods, an offline pod keeps half of the turn that it has when no pod is owed anything.
 - No offline slice is longer than the tightest latency target allows, except to pay an offline floor. A tighter target
-  never allows a longer slice. In turns by gate, slices are bounded by the turn as well; below a target of 2 ms turns
-  are longer.
+  never allows a longer slice. In turns by gate, the shortest turn bounds all slices as well, so a larger quota for one
+  offline pod may leave all of them less beside endless online work. Below a target of 2 ms turns are longer.
 - With an offline floor, offline pods together get that part of the GPU however much online work there is.
 """
 

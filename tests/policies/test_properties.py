@@ -197,7 +197,12 @@ def test_more_quota_never_means_less_share(case: Case, data: st.DataObject) -> N
 
     before, after = case.plan(snapshot), case.plan(raised)
     assume(unbounded(before) and unbounded(after))
-    assert forecast(after, raised)[pod.name] >= forecast(before, snapshot)[pod.name] - TOLERANCE
+    less, more = forecast(before, snapshot), forecast(after, raised)
+
+    # Between the classes slices decide, and the shortest turn bounds them: the pod's class as a whole may get less.
+    own = [each.name for each in snapshot.pods if each.online == pod.online]
+    kept = min(1.0, sum(more[name] for name in own) / (sum(less[name] for name in own) or 1.0))
+    assert more[pod.name] >= (kept if case.online is not None else 1.0) * less[pod.name] - TOLERANCE
 
 
 @each
