@@ -93,8 +93,7 @@ def main() -> None:
     finally:
         bench.close()
     known = traits(found.model)
-    whose = "measured" if known.measured else "taken from another card"
-    print(f"{found.model}; in qgpu/model/hardware_traits.py ({whose}):")
+    print(f"{found.model}; in qgpu/model/hardware_traits.py (row {known.model or 'of other cards'}):")
     for name in ("timeslice_us_ns", "switched_ns", "gap_ns"):
         print(f"    {name}={getattr(found, name)},  # {getattr(known, name)}")
 

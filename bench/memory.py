@@ -12,6 +12,8 @@ must run in the end.
 ``short``: an online pod of 20 GiB starts on a card full of offline memory, and on one with room.
 ``twice``: two jobs that do not fit together take turns, the least turn shortened to 20 s: their work beside that of one
 job alone.
+``cards``: on a host with two cards of one model, a pod moves between them beside the driver's own move of a plain
+process, programs move while they run, and a card is drained; ``cards_moments``: kills while pods move so.
 """
 
 from __future__ import annotations
@@ -24,15 +26,16 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 from statistics import median as median_of
 from typing import Any
 
 import psutil
 from attacks.safe import guardians
-from figures import Figure, at_least, at_most, median
+from figures import Asked, Figure, at_least, at_most, median
 from harness import QGPUD, ROOT, Bench
 from pods import BenchError, Pod, stop_all, tail, wait_for
 from script import NotHereError, Script, listed, run
@@ -55,6 +58,10 @@ TIMES = 3
 
 PODS = 6
 ROUNDS = {"daemon": 6, "guardian": 6, "helpers": 12}
+#: A move between cards takes as long as both ways of a suspension.
+CARDS_ROUNDS = {"daemon": 3, "guardian": 3, "helpers": 4}
+#: What a pod that moves between cards holds, in GiB.
+CARDS_GIB = 16
 #: When a kill comes after the requests: from before the first call to after the last.
 LATEST_S = 1.0
 
@@ -118,13 +125,18 @@ def _over(name: str, ours: Sequence[float], theirs: Sequence[float], note: str) 
     return median(name, [a / b for a, b in zip(ours, theirs, strict=True)], *at_most(1.2), note=note)
 
 
-def _driver(pid: int) -> tuple[float, float]:
-    """Take a plain process off the card and put it back, by the driver's own calls; return both times in s."""
-    os.environ["PYTHONPATH"] = str(ROOT)  # for the helper
+def _driver(pid: int, moves: Mapping[str, str] | None = None) -> tuple[float, float]:
+    """Take a plain process off its card and put it back, by the driver's own calls; return both times in s.
+
+    ``moves`` gives every card of the host the one that takes its place.
+    """
+    known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, dict.fromkeys([str(ROOT), *known])))  # for the helper
     took = []
+    calls: Sequence[tuple[str, dict[str, Any]]]
     for calls in (
         (("lock", {"timeout_ms": 10_000}), ("checkpoint", {})),
-        (("restore", {"moves": {}}), ("unlock", {})),
+        (("restore", {"moves": dict(moves or {})}), ("unlock", {})),
     ):
         began, helper = time.monotonic(), Helper()
         for call, arguments in calls:
@@ -164,11 +176,12 @@ def _settled(bench: Bench, *names: str) -> None:
     wait_for(f"pods {', '.join(names)} to arrive", done, PATIENCE_S)
 
 
-def _free(bench: Bench) -> int:
-    """Return the free bytes of pGPU 0."""
-    card = bench.ask("gpu.list")["gpus"][0]
+def _free(bench: Bench, gpu: int = 0) -> int:
+    """Return the free bytes of a pGPU."""
+    card = next(card for card in bench.ask("gpu.list")["gpus"] if card["index"] == gpu)
     if bench.simulated:
-        return int(card["memory"]) - sum(use["memory"] for pod in bench.pods() for use in pod["usage"])
+        held: Iterator[int] = (use["memory"] for pod in bench.pods() for use in pod["usage"] if use["gpu"] == gpu)
+        return int(card["memory"]) - sum(held)
     return nvml.free_memory(card["uuid"])
 
 
@@ -179,33 +192,41 @@ def bit_exact(script: Script) -> list[Figure]:
     """Compare programs that are suspended while they run to undisturbed ones."""
     if script.bench.simulated or importlib.util.find_spec("torch") is None:
         raise NotHereError("torch on a GPU is needed")
-    bench = script.bench
-    with bench.daemon():
-        wanted = _results(script, "calm", lambda _: None)
-        times = dict.fromkeys(PROGRAMS, 0)
 
-        def move(program: str, pod: Pod) -> None:
-            try:
-                for turn in range(TIMES):
-                    _wait_step(pod, PROGRAMS[program] * (turn + 1) // (TIMES + 2))
-                    _move(bench, pod.name, "suspend")
-                    times[program] += 1
-                    _move(bench, pod.name, "resume")
-            except (BenchError, QgpuError) as error:
-                script.say(f"{program}, suspended {times[program]} times: {error}")
+    def there_and_back(name: str, _turn: int) -> None:
+        _move(script.bench, name, "suspend")
+        _move(script.bench, name, "resume")
 
-        def disturb(pods: dict[str, Pod]) -> None:
-            movers = [threading.Thread(target=move, args=each) for each in pods.items()]
-            for mover in movers:
-                mover.start()
-            for mover in movers:
-                mover.join()
+    with script.bench.daemon():
+        return [_same_bits(script, "bit_exact", there_and_back, "suspended")]
 
-        got = _results(script, "moved", disturb)
+
+def _same_bits(script: Script, figure: str, disturb: Callable[[str, int], None], how: str) -> Figure:
+    """Run all programs undisturbed, and again while ``disturb`` gets their pods' names and turns from 0; compare."""
+    wanted = _results(script, "calm", lambda _: None)
+    times = dict.fromkeys(PROGRAMS, 0)
+
+    def disturb_one(program: str, pod: Pod) -> None:
+        try:
+            for turn in range(TIMES):
+                _wait_step(pod, PROGRAMS[program] * (turn + 1) // (TIMES + 2))
+                disturb(pod.name, turn)
+                times[program] += 1
+        except (BenchError, QgpuError) as error:
+            script.say(f"{program}, {how} {times[program]} times: {error}")
+
+    def disturb_all(pods: dict[str, Pod]) -> None:
+        threads = [threading.Thread(target=disturb_one, args=each) for each in pods.items()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    got = _results(script, how, disturb_all)
     same = [name for name in PROGRAMS if got[name] == wanted[name] and times[name]]
-    script.say(f"suspended {times} times; the same bits: {', '.join(same) or 'none'}")
-    note = f"of {', '.join(PROGRAMS)}: the part that gave the same bits; suspended {min(times.values())} times or more"
-    return [Figure("bit_exact", len(same) / len(PROGRAMS), (), "= 1", len(same) == len(PROGRAMS), note)]
+    script.say(f"{how} {times} times; the same bits: {', '.join(same) or 'none'}")
+    note = f"of {', '.join(PROGRAMS)}: the part that gave the same bits; {how} {min(times.values())} times or more"
+    return Figure(figure, len(same) / len(PROGRAMS), (), "= 1", len(same) == len(PROGRAMS), note)
 
 
 def _results(script: Script, name: str, disturb: Callable[[dict[str, Pod]], None]) -> dict[str, list[str]]:
@@ -243,21 +264,37 @@ def moments(script: Script) -> list[Figure]:
         raise NotHereError(
             "a simulated card ends with its daemon; tests/checkpoint/test_kills.py kills on fake processes"
         )
-    dice = random.Random(1)  # noqa: S311
+
+    def begin(name: str) -> None:
+        how = "suspend" if _place(bench, name)["state"] == "running" else "resume"
+        bench.ask(f"pod.{how}", name=name, **({"work_ns": 10**9} if how == "suspend" else {}))
+
+    return _kills(script, ROUNDS, begin, at_least(60))
+
+
+def _kills(
+    script: Script,
+    of_each: Mapping[str, int],
+    begin: Callable[[str], None],
+    enough: Asked,
+) -> list[Figure]:
+    """Kill ``of_each`` what it says, in a random order, while pods are on the way that ``begin`` sends them."""
+    bench, dice = script.bench, random.Random(1)  # noqa: S311
     names = [f"pod-{number}" for number in range(PODS)]
-    met: dict[str, int] = dict.fromkeys(ROUNDS, 0)
+    met: dict[str, int] = dict.fromkeys(of_each, 0)
     killed = lost = 0
     with bench.daemon():
-        before = _free(bench)
+        indexes = [card["index"] for card in bench.ask("gpu.list")["gpus"]]
+        before = sum(_free(bench, index) for index in indexes)
         pods = [bench.pod(name, "100us", *SMALL) for name in names]
         script.running(*pods)
-        for what in dice.sample([kind for kind, rounds in ROUNDS.items() for _ in range(rounds)], sum(ROUNDS.values())):
+        every = [kind for kind, rounds in of_each.items() for _ in range(rounds)]
+        for what in dice.sample(every, len(every)):
             for name in names:
-                how = "suspend" if _place(bench, name)["state"] == "running" else "resume"
                 try:
-                    bench.ask(f"pod.{how}", name=name, **({"work_ns": 10**9} if how == "suspend" else {}))
+                    begin(name)
                 except QgpuError as error:
-                    script.say(f"{how}: {error}")
+                    script.say(f"{name}: {error}")
             time.sleep(dice.uniform(0, LATEST_S))
             met[what] += sum(_place(bench, name)["state"] not in ("running", "suspended") for name in names)
             killed += _kill(script, what)
@@ -275,17 +312,125 @@ def moments(script: Script) -> list[Figure]:
                 script.say(f"lost: {error}")
                 lost += 1
         bench.end_pods()
+
+        def left() -> int:
+            return before - sum(_free(bench, index) for index in indexes)
+
         with suppress(BenchError):
-            wait_for("the card to be empty", lambda: before - _free(bench) < MIB, 10)
-        leaked = max(0, before - _free(bench))
+            wait_for("the cards to be empty", lambda: left() < MIB, 10)
+        leaked = max(0, left())
     total = sum(met.values())
     script.say(f"{killed} kills, {total} pods met on the way: {met}; {lost} lost; {leaked} bytes left")
     return [
-        median("kills", [killed], *at_least(60), note=f"SIGKILLs, {ROUNDS} rounds, {PODS} pods"),
-        median("moments", [total], *at_least(60), note=f"pods on the way when something was killed: {met}"),
+        median("kills", [killed], *enough, note=f"SIGKILLs, {dict(of_each)} rounds, {PODS} pods"),
+        median("moments", [total], *enough, note=f"pods on the way when something was killed: {met}"),
         median("pods_lost", [lost], *at_most(0), note="pods that do not run in the end"),
-        median("memory_leaked_bytes", [leaked], *at_most(0), note="of the card, when all pods have ended"),
+        median("memory_leaked_bytes", [leaked], *at_most(0), note="of the cards, when all pods have ended"),
     ]
+
+
+# Between two cards
+
+
+def _need_two_cards(script: Script) -> None:
+    bench = script.bench
+    if bench.simulated:
+        bench.qgpud = [*QGPUD, "--sim-gpus", "2"]
+    with bench.daemon():
+        models = [(card["name"], card["memory"]) for card in bench.ask("gpu.list")["gpus"]]
+    if len(models) < 2 or models[0] != models[1]:
+        raise NotHereError(f"pGPUs 0 and 1 must be of one model; there are {', '.join(name for name, _ in models)}")
+
+
+def _to(bench: Bench, name: str, gpu: int) -> float:
+    """Move a pod to a card; return how long that took in s."""
+    began = time.monotonic()
+    bench.ask("pod.move", **{"name": name, "gpu": gpu, "from": None})
+    _settled(bench, name)
+    took, found = time.monotonic() - began, _place(bench, name)
+    on = [grant["gpu"] for grant in found["grants"]]
+    if found["state"] != "running" or on != [gpu]:
+        raise BenchError(f"pod {name}: it is {found['state']} on pGPU {on}, not on {gpu}: {found['state_error']}")
+    return took
+
+
+def cards(script: Script) -> list[Figure]:
+    """Move a pod and a plain process between two cards in turn, then programs while they run; drain a card."""
+    _need_two_cards(script)
+    bench = script.bench
+    holds = ("--memory", f"{CARDS_GIB}GiB", "--period", "10ms")
+    took, driver, left = [], [], []
+    with bench.daemon():
+        uuids = [card["uuid"] for card in bench.ask("gpu.list")["gpus"]]
+        exchange = {**{uuid: uuid for uuid in uuids}, uuids[0]: uuids[1], uuids[1]: uuids[0]}
+        free = _free(bench)
+        pod = bench.pod("moved", "100us", *holds)
+        script.running(pod)
+        took.append(_to(bench, "moved", 1))
+        left.append((free - _free(bench)) / MIB)  # nothing else is on that card
+        bench.wait_busy(pod)
+        plain = None if bench.simulated else bench.beside("plain", "100us", *holds)
+        if plain is not None:
+            script.running_beside(plain)
+        for turn in range(max(1, round(2 * script.scale))):
+            if plain is not None:
+                try:
+                    driver.append(sum(_driver(plain.load_process().pid, exchange)))
+                except QgpuError as error:
+                    script.say(f"the driver's own move: {error}")
+            took.append(_to(bench, "moved", turn % 2))
+            bench.wait_busy(pod)
+        script.say(f"moves {listed(took)} s, the driver's own {listed(driver)} s; left {listed(left)} MiB")
+        pod.end()
+        if plain is not None:
+            plain.end()
+        small = [bench.pod(f"drained-{number}", "100us", *SMALL) for number in range(4)]
+        script.running(*small)
+        began = time.monotonic()
+        bench.ctl("gpu", "drain", "0")
+        drained = time.monotonic() - began
+        bench.wait_busy(*small)
+        for each in small:
+            each.end()
+        same = [] if bench.simulated else [_same_bits(script, "move_bit_exact", _to_other(bench), "moved")]
+    what = f"a process with {CARDS_GIB} GiB"
+    note = f"{what}, between two cards of one model"
+    figures = [
+        median("move_s", took, note=f"{note}, in a pod, which goes on there"),
+        median("moved_left_mib", left, note=f"of the card's memory that {what} left"),
+        median("drain_s", [drained], note=f"gpu drain: {len(small)} pods with 512 MiB each move, and go on"),
+    ]
+    if driver:
+        figures.append(median("driver_move_s", driver, note=f"{note}, no pod"))
+    return figures + same
+
+
+def _to_other(bench: Bench) -> Callable[[str, int], None]:
+    """Return what moves a pod to the card that it is not on: it begins on the first."""
+
+    def move(name: str, turn: int) -> None:
+        _to(bench, name, 1 - turn % 2)
+
+    return move
+
+
+def cards_moments(script: Script) -> list[Figure]:
+    """Kill daemon, guardian and helpers while pods move between two cards; count what is lost."""
+    if script.bench.simulated:
+        raise NotHereError("a simulated card ends with its daemon")
+    _need_two_cards(script)
+    bench = script.bench
+
+    def begin(name: str) -> None:
+        place = _place(bench, name)
+        on = {grant["gpu"] for grant in place["grants"]}
+        if place["state"] == "suspended":
+            bench.ask("pod.resume", name=name)
+        elif len(on) == 1:
+            bench.ask("pod.move", **{"name": name, "gpu": 1 - min(on), "from": None})
+
+    few = sum(CARDS_ROUNDS.values())
+    return [replace(each, name=f"cards_{each.name}") for each in _kills(script, CARDS_ROUNDS, begin, at_least(few))]
 
 
 # More memory than there is
@@ -417,5 +562,13 @@ def _helpers(bench: Bench) -> list[psutil.Process]:
 
 
 if __name__ == "__main__":
-    sections = {"moves": moves, "bit_exact": bit_exact, "moments": moments, "short": short, "twice": twice}
+    sections = {
+        "moves": moves,
+        "bit_exact": bit_exact,
+        "moments": moments,
+        "short": short,
+        "twice": twice,
+        "cards": cards,
+        "cards_moments": cards_moments,
+    }
     sys.exit(run("memory", sections, __doc__ or "", apart=list(sections)))

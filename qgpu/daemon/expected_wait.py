@@ -14,12 +14,12 @@ from qgpu.sched.ledger import Ledger
 def expected_wait_p99_ns(ledger: Ledger, pod: str) -> int | None:
     """Return the time in ns for work of ``pod`` that arrives at any moment, 0 if no other pod is busy.
 
-    None for offline pods, without a plan, and on a card whose switches were not measured.
+    None for offline pods, without a plan, and on a card whose latencies were not measured.
     """
     hardware = traits(ledger.card)
     plan, account = ledger.plan, ledger.accounts.get(pod)
     online = account is not None and account.last.grant.pod_class is PodClass.ONLINE
-    if plan is None or not online or not hardware.measured:
+    if plan is None or not online or not hardware.p99_measured:
         return None
     offline_ns, online_ns = 0, 0
     for part in plan.pods:
