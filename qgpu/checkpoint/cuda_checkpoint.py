@@ -16,8 +16,8 @@ from cffi import FFI
 from qgpu.errors import CheckpointError, NoGpuError, NotSupportedError
 from qgpu.model.checkpointer import ProcessState
 
-#: The driver branch that has the calls.
-FIRST_BRANCH = 570
+#: The driver branch that has the calls, and the one that restores on other cards (release notes of CUDA 13.0).
+FIRST_BRANCH, FIRST_WITH_MOVES = 570, 580
 
 # Each struct of arguments has 64 bytes; zero is the default.
 _CDEF = """

@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 
 from qgpu.checkpoint import host_memory
-from qgpu.checkpoint.cuda_checkpoint import FIRST_BRANCH
+from qgpu.checkpoint.cuda_checkpoint import FIRST_BRANCH, FIRST_WITH_MOVES
 from qgpu.checkpoint.helper import Helper
 from qgpu.errors import CheckpointError, NotSupportedError, RefusedError
 from qgpu.guardian.accounting import managed_memory
@@ -37,16 +37,22 @@ _SLACK_S = 10.0
 
 
 class ProcessCheckpointer:
-    """The driver's checkpoints on this machine; opened for one operation, used by one thread."""
+    """The checkpoints of the driver on this machine, of a version; opened for one operation, used by one thread."""
 
     def __init__(
         self,
         pgpus: Sequence[Pgpu],
+        driver: str,
         on_card: Callable[[str], Iterable[int]] = nvml.processes,
         mps_clients: Callable[[str], Iterable[int]] = nvml.mps_clients,
         free: Callable[[str], int] = nvml.free_memory,
     ) -> None:
-        self._uuids = {pgpu.index: pgpu.uuid for pgpu in pgpus}
+        """Raise NotSupportedError for an old driver; the other functions ask NVML."""
+        if versions.find(driver).major < FIRST_BRANCH:
+            raise NotSupportedError(
+                f"NVIDIA driver {driver}: it cannot suspend processes; install branch {FIRST_BRANCH} or newer"
+            )
+        self._uuids, self._driver = {pgpu.index: pgpu.uuid for pgpu in pgpus}, driver
         self._on_card, self._mps_clients, self._free = on_card, mps_clients, free
         self.helper = Helper()
 
@@ -82,6 +88,14 @@ class ProcessCheckpointer:
     def check_host_memory(self, pod: PodInfo, beside: int) -> None:
         """Check host memory and the limits of the pod's cgroup."""
         host_memory.check(pod.name, sum(pod.memory.values()), beside, pod.cgroup)
+
+    def check_moves(self) -> None:
+        """Look at the driver's branch."""
+        if versions.find(self._driver).major < FIRST_WITH_MOVES:
+            raise NotSupportedError(
+                f"NVIDIA driver {self._driver}: it cannot move processes between cards; install branch "
+                f"{FIRST_WITH_MOVES} or newer, or suspend the pod"
+            )
 
     def host_room(self) -> int | None:
         """Return what the kernel calls available, less what stays free."""
@@ -166,11 +180,3 @@ def _mapped_blocks(pid: int) -> int:
     """Count the blocks of address space that could be managed memory."""
     areas = managed_memory.areas(proc.maps(pid) or ())
     return sum(-(-(end - start) // managed_memory.BLOCK) for start, end in areas)
-
-
-def check_driver(version: str) -> None:
-    """Raise NotSupportedError if this driver's branch cannot suspend processes."""
-    if versions.find(version).major < FIRST_BRANCH:
-        raise NotSupportedError(
-            f"NVIDIA driver {version}: it cannot suspend processes; install branch {FIRST_BRANCH} or newer"
-        )

@@ -173,6 +173,8 @@ class Suspensions:
         """
         lock_s = WORK_S + _PERIODS * self._period_ns() / NS_PER_S
         pod = self._named(name)
+        with closing(self._host.checkpointer()) as driver:
+            driver.check_moves()
         with self._taking(name, None):
             before = found = self.state(name)
             if found.residency is Residency.RUNNING:

@@ -50,6 +50,9 @@ class Checkpointer(Protocol):
         ``beside`` is how many bytes other pods are about to bring there.
         """
 
+    def check_moves(self) -> None:
+        """Check that processes can be put back on other cards. Raises NotSupportedError."""
+
     def host_room(self) -> int | None:
         """Return how many bytes of suspended pods host memory can still take; None: as many as there are."""
 

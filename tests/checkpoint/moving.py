@@ -32,7 +32,7 @@ class Host:
     def checkpointer(self) -> ProcessCheckpointer:
         """Open real helpers, without NVML."""
         cards = [Pgpu(0, "GPU-a", "card", 1 << 40)]
-        return ProcessCheckpointer(cards, lambda _: self._pids, lambda _: (), lambda _: 1 << 40)
+        return ProcessCheckpointer(cards, "580.159.04", lambda _: self._pids, lambda _: (), lambda _: 1 << 40)
 
 
 def made(directory: Path, pids: list[int]) -> Suspensions:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from qgpu.checkpoint import process_checkpointer
-from qgpu.checkpoint.process_checkpointer import ProcessCheckpointer, check_driver
+from qgpu.checkpoint.process_checkpointer import ProcessCheckpointer
 from qgpu.errors import CheckpointError, NotSupportedError, RefusedError
 from qgpu.linux import proc
 from qgpu.model.checkpointer import GpuProcess, ProcessState
@@ -31,8 +31,10 @@ print("ready", flush=True); sys.stdin.read()
 """
 
 
-def checkpointer(on_card: dict[str, list[int]], mps: tuple[int, ...] = ()) -> ProcessCheckpointer:
-    return ProcessCheckpointer(CARDS, lambda uuid: on_card.get(uuid, []), lambda _: mps, lambda _: 0)
+def checkpointer(
+    on_card: dict[str, list[int]], mps: tuple[int, ...] = (), driver: str = "580.159.04"
+) -> ProcessCheckpointer:
+    return ProcessCheckpointer(CARDS, driver, lambda uuid: on_card.get(uuid, []), lambda _: mps, lambda _: 0)
 
 
 def managed(size: int) -> subprocess.Popen[str]:
@@ -127,6 +129,12 @@ def test_looking_at_a_pods_processes_has_an_end(start: Start, monkeypatch: pytes
 
 
 def test_a_driver_without_checkpoints_is_refused() -> None:
-    check_driver("570.86.15")
+    checkpointer({}, driver="570.86.15").close()
     with pytest.raises(NotSupportedError, match=r"driver 565\.57\.01: it cannot suspend processes; install branch 570"):
-        check_driver("565.57.01")
+        checkpointer({}, driver="565.57.01")
+
+
+def test_a_driver_that_restores_on_the_same_card_only_is_told() -> None:
+    checkpointer({}).check_moves()
+    with pytest.raises(NotSupportedError, match=r"driver 575\.64\.05: it cannot move processes .*; install branch 580"):
+        checkpointer({}, driver="575.64.05").check_moves()

@@ -22,7 +22,7 @@ from qgpu.daemon.plane_choice import PlaneChoice
 from qgpu.daemon.service import Service
 from qgpu.daemon.state import State
 from qgpu.daemon.suspension_file import SuspensionFile
-from qgpu.errors import BackendGoneError, CheckpointError, RefusedError, UnknownNameError
+from qgpu.errors import BackendGoneError, CheckpointError, NotSupportedError, RefusedError, UnknownNameError
 from qgpu.ipc import wire
 from qgpu.ipc.control_socket import Session
 from qgpu.load.spec import Workload
@@ -94,6 +94,22 @@ def test_a_suspended_pod_that_is_moved_runs_there(host: SimHost, service: Servic
 
     assert service.suspensions.wait("one", PATIENCE_S).residency is Residency.RUNNING
     assert (grants(host), host.pods()[0].memory) == ({1: GRANT}, {1: LOAD.memory})
+
+
+def test_driver_that_cannot_move_pods_is_told_first(
+    host: SimHost, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: SimCheckpointer) -> None:
+        raise NotSupportedError("driver too old")
+
+    monkeypatch.setattr(SimCheckpointer, "check_moves", refuse)
+    monkeypatch.setattr(SimCheckpointer, "lock", lambda *_: pytest.fail("it was touched"))
+    host.admit("one", {0: GRANT})
+    host.start_load("one", 0, LOAD)
+    with pytest.raises(NotSupportedError, match="driver too old"):
+        ask(service, "pod.move", name="one", gpu=1)
+
+    assert (service.suspensions.state("one").residency, grants(host)) == (Residency.RUNNING, {0: GRANT})
 
 
 @pytest.mark.parametrize("call", ["checkpoint", "restore"])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from qgpu.checkpoint.process_checkpointer import ProcessCheckpointer, check_driver
+from qgpu.checkpoint.process_checkpointer import ProcessCheckpointer
 from qgpu.errors import NotSupportedError, QgpuError, RefusedError, no_pod
 from qgpu.linux import cgroup
 from qgpu.model import Grant
@@ -125,8 +125,7 @@ class KmodHost:
 
     def checkpointer(self) -> ProcessCheckpointer:
         """Open NVIDIA's checkpoints of processes. Raises NotSupportedError."""
-        check_driver(self.driver)
-        return ProcessCheckpointer(list(self._pgpus.values()))
+        return ProcessCheckpointer(list(self._pgpus.values()), self.driver)
 
     def close(self) -> None:
         """Close the device; the module keeps the pods for the next daemon."""

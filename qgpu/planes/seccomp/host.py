@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import structlog
 
 from qgpu import errors
-from qgpu.checkpoint.process_checkpointer import ProcessCheckpointer, check_driver
+from qgpu.checkpoint.process_checkpointer import ProcessCheckpointer
 from qgpu.errors import AlreadyRunningError, BackendGoneError, NoGpuError, QgpuError, UnknownNameError
 from qgpu.guardian.failover import emergency_open
 from qgpu.guardian.failover.handover import StateFds
@@ -188,8 +188,7 @@ class SeccompHost:
 
     def checkpointer(self) -> ProcessCheckpointer:
         """Open NVIDIA's checkpoints of processes. Raises NotSupportedError."""
-        check_driver(self.driver)
-        return ProcessCheckpointer(list(self._pgpus.values()))
+        return ProcessCheckpointer(list(self._pgpus.values()), self.driver)
 
     def close(self) -> None:
         """Close everything; the guardian stays while there are pods."""
