@@ -97,5 +97,8 @@ class CudaCheckpoint:
 
 
 def _bytes_of(name: str) -> bytes:
-    """Return the 16 bytes of a card's UUID as NVML writes it ("GPU-…")."""
-    return uuid.UUID(name.removeprefix("GPU-")).bytes
+    """Return the 16 bytes of a card's UUID as NVML writes it ("GPU-…"). Raises CheckpointError."""
+    try:
+        return uuid.UUID(name.removeprefix("GPU-")).bytes
+    except ValueError as error:
+        raise CheckpointError(f"{name}: it is no UUID of a whole card, and the driver moves between those") from error

@@ -46,6 +46,7 @@ class ProcessCheckpointer:
         on_card: Callable[[str], Iterable[int]] = nvml.processes,
         mps_clients: Callable[[str], Iterable[int]] = nvml.mps_clients,
         free: Callable[[str], int] = nvml.free_memory,
+        cards: Callable[[], Iterable[str]] = nvml.whole_cards,
     ) -> None:
         """Raise NotSupportedError for an old driver; the other functions ask NVML."""
         if versions.find(driver).major < FIRST_BRANCH:
@@ -53,7 +54,7 @@ class ProcessCheckpointer:
                 f"NVIDIA driver {driver}: it cannot suspend processes; install branch {FIRST_BRANCH} or newer"
             )
         self._uuids, self._driver = {pgpu.index: pgpu.uuid for pgpu in pgpus}, driver
-        self._on_card, self._mps_clients, self._free = on_card, mps_clients, free
+        self._on_card, self._mps_clients, self._free, self._cards = on_card, mps_clients, free, cards
         self.helper = Helper()
 
     def processes(self, pod: PodInfo) -> Sequence[GpuProcess]:
@@ -87,7 +88,7 @@ class ProcessCheckpointer:
 
     def check_host_memory(self, pod: PodInfo, beside: int) -> None:
         """Check host memory and the limits of the pod's cgroup."""
-        host_memory.check(pod.name, sum(pod.memory.values()), beside, pod.cgroup)
+        host_memory.check(pod.name, sum(pod.memory_granted.values()), beside, pod.cgroup)
 
     def check_moves(self) -> None:
         """Look at the driver's branch."""
@@ -130,7 +131,8 @@ class ProcessCheckpointer:
 
     def restore(self, process: GpuProcess, moves: Mapping[str, str]) -> None:
         """Put it back."""
-        every = {uuid: uuid for uuid in self._uuids.values()} if moves else {}  # the driver asks for all cards
+        # The driver asks for every card that the process could see, shared or not, and for each once on both sides.
+        every = {uuid: uuid for uuid in self._cards()} if moves else {}
         back = {after: before for before, after in moves.items()}
         self.helper.call("restore", _LONG_CALL_S, pid=process.pid, moves=every | back | dict(moves))
 

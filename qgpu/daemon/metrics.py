@@ -83,6 +83,7 @@ class Counters:
             [
                 PodMoves("off", totals.off.count, totals.off.seconds, totals.off.bytes),
                 PodMoves("back", totals.back.count, totals.back.seconds, totals.back.bytes),
+                PodMoves("between", totals.between.count, totals.between.seconds, totals.between.bytes),
                 PodMoves("failed", totals.failed, 0.0, 0),
             ],
             labels,

@@ -95,6 +95,9 @@ class PodMoves:
                 f"pod {name}: a container has the device files of its own cards only; start it anew there"
             )
         before, after = cards[leaves], cards[target]
+        if before.mig or after.mig:
+            instance = leaves if before.mig else target
+            raise RefusedError(f"pod {name}: pGPU {instance} is a MIG instance; pods move between whole cards only")
         if (before.name, before.memory) != (after.name, after.memory):
             raise RefusedError(
                 f"pod {name}: pGPU {leaves} is a {before.name}, pGPU {target} a {after.name}; "

@@ -51,10 +51,11 @@ class MoveTotals:
 
 @dataclass(slots=True)
 class PodTotals:
-    """A pod's moves off its cards and back, and those that failed."""
+    """A pod's moves off its cards and back, those from card to card, and those that failed."""
 
     off: MoveTotals = field(default_factory=MoveTotals)
     back: MoveTotals = field(default_factory=MoveTotals)
+    between: MoveTotals = field(default_factory=MoveTotals)
     failed: int = 0
 
 
@@ -230,7 +231,7 @@ class Suspensions:
             if not processes:
                 raise RefusedError(f"pod {pod.name}: no process of it uses a card; there is nothing to suspend")
             driver.check_host_memory(pod, sum(self._on_the_way(Residency.SUSPENDING, pod.name).values()))
-        memory = {index: size for index, size in pod.memory.items() if size}
+        memory = pod.memory_granted
         late_s = _LATE_S + max(lock_s, _LATE_S_PER_GIB * sum(memory.values()) / GIB)
         return Suspension(Residency.SUSPENDING, time.time(), processes, memory, late_s=late_s)
 
@@ -344,12 +345,14 @@ class Suspensions:
             totals.failed += 1
         else:
             moved = totals.off if end.residency is Residency.SUSPENDED else totals.back
+            moved = totals.between if end.moves else moved  # that is both ways
             moved.count, moved.seconds, moved.bytes = moved.count + 1, moved.seconds + seconds, moved.bytes + size
         end = replace(end, since_s=time.time())
         if end.residency is Residency.RUNNING:
             end = replace(end, processes=(), memory={}, yielded=False)
         if not end.error:
             event = "pod suspended" if end.residency is Residency.SUSPENDED else "pod resumed"
+            event = "pod moved" if end.moves else event
             _log.info(event, pod=name, bytes=size, seconds=round(seconds, 3))
         else:
             _log.warning("pod not moved", pod=name, residency=end.residency.value, reason=end.error)

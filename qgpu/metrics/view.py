@@ -80,7 +80,7 @@ class GpuView:
 
 @dataclass(frozen=True, slots=True)
 class PodMoves:
-    """Moves of a pod in one direction ("off" its cards or "back"), or those that failed."""
+    """Moves of a pod in one direction ("off" its cards, "back", or "between" cards), or those that failed."""
 
     direction: str
     count: int

@@ -105,6 +105,11 @@ class PodInfo:
     joined: tuple[str, ...] = ()
 
     @property
+    def memory_granted(self) -> dict[int, int]:
+        """Return the memory that it holds on cards of its grants; what it left elsewhere is not its own any more."""
+        return {index: size for index, size in self.memory.items() if size and index in self.grants}
+
+    @property
     def cgroups(self) -> tuple[str, ...]:
         """Return its own cgroup, if it has one, and those that count to it."""
         return (*filter(None, [self.cgroup]), *self.joined)

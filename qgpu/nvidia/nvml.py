@@ -94,6 +94,16 @@ def describe(cards: Iterable[tuple[int, str]]) -> list[Pgpu]:
         return [_described(index, each, int(pynvml.nvmlDeviceGetMinorNumber(each))) for index, each in handles]
 
 
+def whole_cards() -> list[str]:
+    """List the UUIDs of the cards that MIG does not divide, shared or not. Raises NoGpuError."""
+    with _nvml():
+        try:
+            handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+            return [_text(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles if not _in_mig_mode(handle)]
+        except pynvml.NVMLError as error:
+            raise NoGpuError(f"NVML: {error}; it does not list the cards") from error
+
+
 def processes(uuid: str) -> frozenset[int]:
     """List the processes with a compute or graphics context on a card. Raises NoGpuError."""
     with _nvml():

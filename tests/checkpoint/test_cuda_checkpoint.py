@@ -46,6 +46,12 @@ def test_arguments_lie_where_the_driver_reads_them(libcuda: Path, start: Start) 
     assert process.stdout.readline() == "restore " + "".join(each[4:].replace("-", "") for each in (old, new)) + "\n"
 
 
+def test_a_move_to_what_is_no_whole_card_fails_in_words(libcuda: Path, start: Start) -> None:
+    pid, driver = start().pid, CudaCheckpoint()
+    with pytest.raises(CheckpointError, match=r"^MIG-7: it is no UUID of a whole card"):
+        driver.restore(pid, {"MIG-7": "MIG-7"})
+
+
 def test_an_error_has_the_calls_name_and_cudas(libcuda: Path, start: Start) -> None:
     with pytest.raises(CheckpointError, match=r"^cuCheckpointProcessLock: CUDA_ERROR_NOT_READY$"):
         CudaCheckpoint().lock(start("lock=fail").pid, 1)

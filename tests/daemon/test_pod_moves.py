@@ -28,7 +28,7 @@ from qgpu.ipc.control_socket import Session
 from qgpu.load.spec import Workload
 from qgpu.model import Grant
 from qgpu.model.checkpointer import GpuProcess
-from qgpu.model.plane_api import PodInfo
+from qgpu.model.plane_api import MigInstance, PodInfo
 from qgpu.model.plane_names import Plane
 from qgpu.model.suspension import Residency, Suspension
 from qgpu.planes.sim.checkpointer import SimCheckpointer
@@ -78,6 +78,8 @@ def test_a_moved_pod_runs_on_the_other_card_with_its_grant(host: SimHost, servic
     found = service.suspensions.wait("one", PATIENCE_S)
 
     assert (found.residency, found.error, found.moves) == (Residency.RUNNING, "", {})
+    totals = service.suspensions.totals("one")
+    assert (totals.off.count, totals.back.count, totals.between.count) == (0, 0, 1)
     assert grants(host) == {1: GRANT}
     assert host.pods()[0].memory == {1: LOAD.memory}
     before = host.progress(load).gpu_ns
@@ -236,6 +238,22 @@ def test_containers_and_other_models_are_refused(service: Service, monkeypatch: 
     monkeypatch.setattr(service.pods, "cards", cards)
     with pytest.raises(RefusedError, match="pGPU 0 is a Simulated H200, pGPU 1 a Other"):
         moves._source(PodInfo("one", {0: GRANT}), 1, None)
+    instance = replace(cards[0], mig=MigInstance(1, 1))
+    monkeypatch.setattr(service.pods, "cards", {0: cards[0], 201: instance})
+    with pytest.raises(RefusedError, match="pGPU 201 is a MIG instance; pods move between whole cards only"):
+        moves._source(PodInfo("one", {0: GRANT}), 201, None)
+
+
+def test_what_a_pod_left_on_another_card_does_not_leave_with_it(
+    host: SimHost, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.admit("one", {0: GRANT})
+    host.start_load("one", 0, LOAD)
+    pod = replace(host.pods()[0], memory={0: LOAD.memory, 1: 4 * GIB})
+    monkeypatch.setattr(service.suspensions, "_named", lambda name: pod)
+    ask(service, "pod.suspend", name="one")
+
+    assert service.suspensions.wait("one", PATIENCE_S).memory == {0: LOAD.memory}
 
 
 def test_a_pod_that_has_a_moved_pods_name_keeps_its_grant(host: SimHost, service: Service) -> None:

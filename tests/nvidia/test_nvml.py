@@ -186,6 +186,12 @@ def test_instances_of_a_card_to_be_shared_are_pgpus(fake: FakeNvml, card: int | 
     assert fake.open == 0
 
 
+def test_cards_that_a_driver_moves_between_are_whole(fake: FakeNvml) -> None:
+    fake.mig = [None, 1, 0]
+    assert nvml.whole_cards() == ["GPU-0", "GPU-2"]
+    assert fake.open == 0
+
+
 def test_compute_instances_with_one_memory_are_left_alone(fake: FakeNvml) -> None:
     fake.mig, fake.instances = [1], {0: [(1, 0), (1, 1), (2, 0)]}
 
