@@ -116,6 +116,8 @@ class Config:
     cdi: str = "auto"
     containers: ContainerPolicy = field(default_factory=ContainerPolicy)
     device_files: DeviceFiles = DeviceFiles.AUTO
+    #: The most host memory that suspended pods may hold together, in bytes; None for any that is available.
+    suspended_memory: int | None = None
     defaults: GpuSettings = field(default_factory=GpuSettings)
     #: By number or UUID.
     gpus: Mapping[int | str, GpuSettings] = field(default_factory=dict)
@@ -130,7 +132,7 @@ class Config:
 def load(path: Path) -> Config:
     """Read a configuration file. Raises ConfigError with file, key and remedy."""
     top = toml_tables.read(path)
-    top.only("plane", "device_files", "socket", "log", "metrics", "containers", "defaults", "gpu")
+    top.only("plane", "device_files", "suspended_memory", "socket", "log", "metrics", "containers", "defaults", "gpu")
     socket, log, metrics, containers = (top.table(key) for key in ("socket", "log", "metrics", "containers"))
     socket.only("mode", "group")
     log.only("level", "format")
@@ -142,6 +144,7 @@ def load(path: Path) -> Config:
     return Config(
         plane=top.text("plane", Plane.AUTO, partial(units.parse_choice, Plane)),
         device_files=top.text("device_files", DeviceFiles.AUTO, partial(units.parse_choice, DeviceFiles)),
+        suspended_memory=top.text("suspended_memory", None, units.parse_memory),
         socket_mode=socket.text("mode", 0o666, _mode),
         socket_gid=socket.text("group", None, _group),
         log_level=log.text("level", LogLevel.INFO, partial(units.parse_choice, LogLevel)),

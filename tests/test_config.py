@@ -28,6 +28,7 @@ def test_an_empty_file_is_the_default_configuration(tmp_path: Path) -> None:
 def test_every_key_is_taken(tmp_path: Path) -> None:
     text = """
         plane = "sim"
+        suspended_memory = "64GiB"
         [socket]
         mode = "0600"
         group = "root"
@@ -51,6 +52,7 @@ def test_every_key_is_taken(tmp_path: Path) -> None:
 
     expected = Config(
         plane=Plane.SIM,
+        suspended_memory=64 << 30,
         socket_mode=0o600,
         socket_gid=0,
         log_level=LogLevel.DEBUG,
@@ -71,7 +73,7 @@ def test_every_key_is_taken(tmp_path: Path) -> None:
         ('[metrics]\nlisten = "unix:/\\u0000"', "metrics.listen: write it without a zero byte"),
         (f"[gpu.{'9' * 5000}]", f"gpu.{'9' * 5000}: a pGPU is named by its number"),
         ("[gpu.00]\n[gpu.0]", "gpu.00: a pGPU is named by its number"),
-        ('planes = "sim"', "planes: no such key; known here: plane, device_files, socket, log, metrics, containers, "),
+        ('planes = "sim"', "planes: no such key; known here: plane, device_files, suspended_memory, "),
         (
             '[gpu.0]\nmemory_overcommit = "0.5"',
             "gpu.0.memory_overcommit: memory overcommit 0.5: a pGPU's memory is granted 1 to 8 times",

@@ -130,6 +130,7 @@ class Service:
             suspension_file or SuspensionFile(None),
             self._longest_period_ns,
             self._moves.arrived,
+            config.suspended_memory,
         )
         self.turns = turns = MemoryTurns(pods, moves, self._loops, self._events)
         pods.yielding, pods.retired, self._moves.room = turns.yielding, turns.retired, turns.room

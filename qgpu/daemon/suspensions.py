@@ -69,13 +69,15 @@ class Suspensions:
         file: SuspensionFile,
         period_ns: Callable[[], int] = lambda: 0,
         arrived: Callable[[str, Mapping[str, str], bool], None] = lambda _pod, _moves, _went: None,
+        most: int | None = None,
     ) -> None:
         """``named`` returns a pod, or raises UnknownNameError; ``period_ns`` is the longest period of any pGPU.
 
-        ``arrived`` is called with a pod that was to move to other cards, its moves, and whether it went there.
+        ``arrived`` is called with a pod that was to move to other cards, its moves, and whether it went there. ``most``
+        is how many bytes of host memory suspended pods may hold together; None: any.
         """
         self._host, self._named, self._file, self._period_ns = host, named, file, period_ns
-        self._arrived = arrived
+        self._arrived, self._most = arrived, most
         self._changed = threading.Condition()
         self._pods = file.load()
         #: Pods with an operation or its checks under way.
@@ -161,7 +163,8 @@ class Suspensions:
             room = driver.host_room()
         with self._changed:
             here = [each for each in self._pods.values() if each.residency is Residency.SUSPENDED]
-        return None if room is None else room + sum(sum(each.memory.values()) for each in here)
+        all_room = None if room is None else room + sum(sum(each.memory.values()) for each in here)
+        return min((each for each in (all_room, self._most) if each is not None), default=None)
 
     def relocate(
         self, name: str, moves: Mapping[str, str], needs: Mapping[int, int], admit: Callable[[], None]
@@ -230,13 +233,22 @@ class Suspensions:
             processes = tuple(driver.processes(pod))
             if not processes:
                 raise RefusedError(f"pod {pod.name}: no process of it uses a card; there is nothing to suspend")
-            driver.check_host_memory(pod, sum(self._on_the_way(Residency.SUSPENDING, pod.name).values()))
+            driver.check_host_memory(pod, sum(self._others(Residency.SUSPENDING, besides=pod.name).values()))
         memory = pod.memory_granted
+        self._check_most(pod.name, sum(memory.values()))
         late_s = _LATE_S + max(lock_s, _LATE_S_PER_GIB * sum(memory.values()) / GIB)
         return Suspension(Residency.SUSPENDING, time.time(), processes, memory, late_s=late_s)
 
+    def _check_most(self, name: str, needed: int) -> None:
+        held = self._others(Residency.SUSPENDED, Residency.SUSPENDING, besides=name).total()
+        if self._most is not None and held + needed > self._most:
+            raise RefusedError(
+                f"pod {name}: it holds {needed / GIB:.1f} GiB on cards, and suspended pods hold {held / GIB:.1f} GiB "
+                f"of the {self._most / GIB:.1f} GiB that they may (suspended_memory); resume one first, or raise that"
+            )
+
     def _check_card_memory(self, name: str, needs: Mapping[int, int]) -> None:
-        coming = self._on_the_way(Residency.RESUMING, name)
+        coming = self._others(Residency.RESUMING, besides=name)
         with closing(self._host.checkpointer()) as driver:
             for index, needed in needs.items():
                 if (free := max(0, driver.free_memory(index) - coming[index])) < needed:
@@ -245,10 +257,10 @@ class Suspensions:
                         "free; suspend or end another pod there first"
                     )
 
-    def _on_the_way(self, where: Residency, besides: str) -> Counter[int]:
-        """Add up, by pGPU, what other pods are bringing off their cards or back; some of it may be there already."""
+    def _others(self, *where: Residency, besides: str) -> Counter[int]:
+        """Add up, by pGPU, the memory of other pods in these places; of one on its way, some may be there already."""
         with self._changed:
-            found = [each for name, each in self._pods.items() if name != besides and each.residency is where]
+            found = [each for name, each in self._pods.items() if name != besides and each.residency in where]
         total: Counter[int] = Counter()
         for each in found:
             total.update(each.memory)

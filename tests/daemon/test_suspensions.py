@@ -31,9 +31,9 @@ PATIENCE_S = 60.0
 class Daemon:
     """What of a daemon knows of suspended pods, on a host that outlives it."""
 
-    def __init__(self, host: SimHost, directory: Path) -> None:
+    def __init__(self, host: SimHost, directory: Path, most: int | None = None) -> None:
         self.host = host
-        self.moves = Suspensions(host, self.named, SuspensionFile(directory))
+        self.moves = Suspensions(host, self.named, SuspensionFile(directory), most=most)
 
     def named(self, name: str) -> PodInfo:
         found = [pod for pod in self.host.pods() if pod.name == name]
@@ -104,6 +104,24 @@ def test_resumed_pod_goes_on_where_it_was(host: SimHost, daemon: Daemon) -> None
     while backend.now_ns < end_ns:
         backend.wait(end_ns - backend.now_ns)
     assert 90 <= host.progress(load).kernels - before <= 110
+
+
+def test_suspended_pods_hold_no_more_than_they_may(host: SimHost, tmp_path: Path) -> None:
+    daemon = Daemon(host, tmp_path, most=GIB + GIB // 2)
+    host.admit("two", {0: Grant()})
+    for name in ("one", "two"):
+        host.start_load(name, 0, FLOOD)
+    daemon.moves.suspend("one")
+    daemon.moves.wait("one", PATIENCE_S)
+    with pytest.raises(RefusedError, match=r"pod two: it holds 1.0 GiB on cards, .* hold 1.0 GiB of the 1.5 GiB"):
+        daemon.moves.suspend("two")
+    assert (daemon.moves.state("two").residency, daemon.moves.host_room()) == (Residency.RUNNING, GIB + GIB // 2)
+    daemon.moves.resume("one")
+    daemon.moves.wait("one", PATIENCE_S)
+    daemon.moves.suspend("two")
+
+    assert daemon.moves.wait("two", PATIENCE_S).residency is Residency.SUSPENDED
+    daemon.moves.close()
 
 
 def test_other_pods_run_while_one_is_suspended(host: SimHost, daemon: Daemon) -> None:
