@@ -270,13 +270,16 @@ class Service:
         }
 
     def _gpus(self, pods: Sequence[PodInfo]) -> list[dict[str, Any]]:
-        held, usages = self.pods.held_outside(pods), self.counters.usages()
+        held, usages, stuck = self.pods.held_outside(pods), self.counters.usages(), self.turns.stuck()
         return [
             views.gpu(self._pgpus[index], loop, pods, usages)
             | {
                 "held_outside": held[index],
                 "memory_yielded": self.turns.yielded_bytes(index, pods),
                 "memory_shortage": self.turns.shortage(index),
+                "memory_stuck": {
+                    pod.name: stuck[pod.name] for pod in pods if index in pod.grants and pod.name in stuck
+                },
             }
             for index, loop in self._loops.items()
         ]

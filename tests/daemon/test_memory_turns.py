@@ -233,6 +233,7 @@ def test_a_pod_that_cannot_be_moved_runs_on_and_is_retried(card: Card, monkeypat
         card.settle()
         card.pass_by(200)
         assert card.states("one") == ["running"]
+        assert "memory is shared" in card.ask("gpu.list")["gpus"][0]["memory_stuck"]["one"]
         gaps = [after - before for before, after in pairwise(tried)]
         assert len(tried) >= 4
         assert gaps == sorted(gaps)
@@ -241,6 +242,7 @@ def test_a_pod_that_cannot_be_moved_runs_on_and_is_retried(card: Card, monkeypat
     card.pass_by(600)
     assert card.states("one") == ["suspended"]
     assert card.ask("pod.waits", name="web") == {"waits": ""}
+    assert card.ask("gpu.list")["gpus"][0]["memory_stuck"] == {}
 
 
 def test_the_next_daemon_brings_back_who_yielded(card: Card) -> None:
