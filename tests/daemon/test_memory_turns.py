@@ -175,8 +175,11 @@ def test_an_online_pod_that_grows_gets_its_room(card: Card) -> None:
     card.fill("one")
     (note,) = card.ask("pod.set", name="web", memory=30 * GIB)["notes"]
     assert note == "has to wait for its memory: 10 GiB of pGPU 0 is being made free"
+    assert card.service.counters.view().gpus[0].memory_shortage == 10 * GIB
     card.settle()
     assert card.states("one") == ["suspended"]
+    card.pass_by()
+    assert card.service.counters.view().gpus[0].memory_shortage == 0
 
 
 def test_without_overcommit_nothing_waits_or_is_granted_twice(plain: Card) -> None:
