@@ -122,7 +122,6 @@ class Service:
             _log.warning("configured, but there is no such pGPU here", pgpu=unknown)
         exchange = GangExchange()
         self._loops = {index: GpuLoop(host, index, self._settings(index), exchange) for index in self._pgpus}
-        self._traces = traces = TraceRecordings(self._loops)
         self._moves = PodMoves(pods)
         self.suspensions = moves = Suspensions(
             host,
@@ -131,6 +130,7 @@ class Service:
             self._longest_period_ns,
             self._moves.arrived,
         )
+        self._traces = traces = TraceRecordings(self._loops, moves.state)
         self.turns = turns = MemoryTurns(pods, moves, self._loops, self._events)
         pods.yielding, pods.retired, self._moves.room = turns.yielding, turns.retired, turns.room
         turns.start()
