@@ -45,6 +45,7 @@ def shares(before: dict[str, Any], now: dict[str, Any]) -> list[dict[str, Any]]:
                     "busy": usage["busy"],
                     "problem": pod["problem"],
                     "state": "waiting" if pod.get("waits_for") else pod.get("state"),
+                    "suspended_memory": pod.get("suspended_memory", {}).get(str(grant["gpu"]), 0),
                     **{key: usage.get(key) for key in _USAGE},
                     # the daemon looks further back than these two readings: a mark beside a full quota confuses
                     "below_quota": usage.get("below_quota") and not has_quota,

@@ -139,7 +139,10 @@ def _facts(gpu: dict[str, Any], pods: list[dict[str, Any]], status: dict[str, An
 @click.option("--suspend", is_flag=True, help="Suspend pods that fit on no other pGPU.")
 @pass_context
 def drain(context: Context, index: int, suspend: bool) -> None:
-    """Move all pods of pGPU N to others of its model. New pods may still come."""
+    """Move all pods of pGPU N to others of its model. New pods may still come.
+
+    Pods that you suspended stay: they hold no memory of the card.
+    """
     here, left = context.gpu(index), []
     there = [pod["name"] for pod in context.ask("pod.list")["pods"] if _is_on(pod, index)]
     for pod in there:
@@ -170,7 +173,14 @@ def _others(context: Context, here: dict[str, Any]) -> list[int]:
 
 
 def _clear(context: Context, name: str, index: int, others: Sequence[int], *, suspend: bool) -> None:
-    """Move a pod to the first of the other pGPUs that takes it, or suspend it. Raises the last reason against."""
+    """Move a pod to the first of the other pGPUs that takes it, or suspend it. Raises the last reason against.
+
+    What was suspended by hand stays so, and a move would resume it.
+    """
+    found = context.pod(name)
+    if found["state"] == "suspended" and not found["yielded"]:
+        click.echo(f"pod {name} stays on pGPU {index}: it was suspended by hand, so its memory is off the card")
+        return
     refused: QgpuError = RefusedError(f"pod {name}: there is no other pGPU of this model")
     for other in others:
         try:

@@ -129,6 +129,15 @@ def waits(row: Mapping[str, Any]) -> bool:
     return bool(row.get("below_quota")) and str(row.get("below_quota_reason")).startswith("waits")
 
 
+def place(row: Mapping[str, Any]) -> str:
+    """Say where a pod is that is not on its card, and how much of its memory; empty for a pod that runs."""
+    state, size = row.get("state") or "running", row.get("suspended_memory", 0)
+    if state == "running":
+        return ""
+    away = "in host memory" if state in ("suspended", "waiting") else "on the way"
+    return f"{state}, {memory(size)} {away}" if size else str(state)
+
+
 def _details(mode: Mode, view: View, rows: Sequence[Mapping[str, Any]]) -> Line:
     """Return the line below the table: a question, a message, or all that is known of the pod under the cursor."""
     if mode.asking:
@@ -140,7 +149,7 @@ def _details(mode: Mode, view: View, rows: Sequence[Mapping[str, Any]]) -> Line:
     if row is None:
         below = sum(waits(each) for each in rows)
         return line(f"{below} below quota; choose one with the arrow keys to see why" if below else "", Style.QUIET)
-    facts = []
+    facts = [place(row)] if place(row) else []
     if row.get("below_quota"):
         facts.append(f"below its quota: {row['below_quota_reason']}")
     if row["problem"]:

@@ -18,6 +18,8 @@ _FULL, _TRACK, _TICK = "█", "·", "│"
 #: Columns grow to these widths where there is room.
 _WIDEST = {"POD": 63, "SHARE BAR": 20, "HISTORY": 30}
 _UNLIMITED = 10_000
+#: What stands for the share of a pod that is not on its card, by its state.
+_OFF = {"waiting": "off", "suspended": "off", "suspending": "leaves", "resuming": "comes"}
 
 _Row = Mapping[str, Any]
 
@@ -95,8 +97,8 @@ def _pod(row: _Row, width: int, _past: Shares) -> tuple[str, Style]:
 
 
 def _share(row: _Row, _width: int, _past: Shares) -> tuple[str, Style]:
-    if row.get("state") in ("waiting", "suspended"):
-        return "off", Style.NOTED
+    if (off := _OFF.get(row.get("state", ""))) is not None:
+        return off, Style.NOTED
     style = Style.PLAIN if row["busy"] else Style.QUIET
     if row.get("below_quota"):
         style = Style.BAD if str(row["below_quota_reason"]).startswith("waits") else Style.NOTED

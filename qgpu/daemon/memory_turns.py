@@ -160,10 +160,14 @@ class MemoryTurns:
             if (missing := self.shortage(index)) and not self.waits(pod)
         ]
 
+    def stuck(self) -> dict[str, str]:
+        """Return the pods that are on their cards because they could not be moved off, and why."""
+        known = list(self._known.items())
+        return {name: each.reason for name, each in known if each.failures and each.place is Place.ON}
+
     def yielding(self) -> Yielding:
         """Return which pods cannot make room, and what host memory holds of those that do."""
-        stuck = [name for name, known in list(self._known.items()) if known.failures and known.place is Place.ON]
-        return Yielding(frozenset(stuck), self._suspensions.host_room())
+        return Yielding(frozenset(self.stuck()), self._suspensions.host_room())
 
     @contextmanager
     def room(self, index: int, name: str) -> Iterator[int | None]:

@@ -128,4 +128,5 @@ class Counters:
             ledger.utilization,
             settings.memory_overcommit,
             self._turns.yielded_bytes(index, [pod for pod, _ in pods]),
+            self._turns.shortage(index),
         )

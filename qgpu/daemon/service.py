@@ -122,7 +122,6 @@ class Service:
             _log.warning("configured, but there is no such pGPU here", pgpu=unknown)
         exchange = GangExchange()
         self._loops = {index: GpuLoop(host, index, self._settings(index), exchange) for index in self._pgpus}
-        self._traces = traces = TraceRecordings(self._loops)
         self._moves = PodMoves(pods)
         self.suspensions = moves = Suspensions(
             host,
@@ -132,6 +131,7 @@ class Service:
             self._moves.arrived,
             config.suspended_memory,
         )
+        self._traces = traces = TraceRecordings(self._loops, moves.state)
         self.turns = turns = MemoryTurns(pods, moves, self._loops, self._events)
         pods.yielding, pods.retired, self._moves.room = turns.yielding, turns.retired, turns.room
         turns.start()
@@ -271,13 +271,16 @@ class Service:
         }
 
     def _gpus(self, pods: Sequence[PodInfo]) -> list[dict[str, Any]]:
-        held, usages = self.pods.held_outside(pods), self.counters.usages()
+        held, usages, stuck = self.pods.held_outside(pods), self.counters.usages(), self.turns.stuck()
         return [
             views.gpu(self._pgpus[index], loop, pods, usages)
             | {
                 "held_outside": held[index],
                 "memory_yielded": self.turns.yielded_bytes(index, pods),
                 "memory_shortage": self.turns.shortage(index),
+                "memory_stuck": {
+                    pod.name: stuck[pod.name] for pod in pods if index in pod.grants and pod.name in stuck
+                },
             }
             for index, loop in self._loops.items()
         ]

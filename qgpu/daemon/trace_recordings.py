@@ -6,7 +6,7 @@ A recording shows when pods run, which reveals what they do. So only clients tha
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from qgpu.daemon.gpu_loop import GpuLoop
 from qgpu.daemon.request_args import Arguments
 from qgpu.errors import InvalidValueError, RefusedError, no_pgpu
 from qgpu.ipc.control_socket import Session
+from qgpu.model.suspension import Residency, Suspension
 from qgpu.trace.recorder import Recorder
 
 #: Each recording keeps up to about ten megabytes until it is fetched.
@@ -26,6 +27,8 @@ class TraceRecordings:
     """The recordings in progress, by session."""
 
     loops: Mapping[int, GpuLoop]
+    #: Where a pod is, by name.
+    state: Callable[[str], Suspension]
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _recorders: dict[Session, list[Recorder]] = field(default_factory=dict)
 
@@ -44,7 +47,7 @@ class TraceRecordings:
                 raise InvalidValueError("trace.start: this connection is recording already")
             if len(self._recorders) >= MAX_TRACES:
                 raise RefusedError(f"trace: {MAX_TRACES} are being recorded already; end one of them first")
-            recorders = [Recorder(index) for index in self.loops if wanted in (None, index)]
+            recorders = [Recorder(index, self._residency) for index in self.loops if wanted in (None, index)]
             self._recorders[session] = recorders
         for recorder in recorders:
             self.loops[recorder.pgpu].watch(recorder.watch, detailed=True)
@@ -63,6 +66,9 @@ class TraceRecordings:
             "ticks": [tick for recorder in recorders for tick in recorder.fetch()],
             "dropped": sum(recorder.dropped for recorder in recorders),
         }
+
+    def _residency(self, pod: str) -> Residency:
+        return self.state(pod).residency
 
     def _stop(self, session: Session) -> None:
         with self._lock:

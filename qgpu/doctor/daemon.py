@@ -1,10 +1,13 @@
-"""Checks of the daemon: its runtime directory, whether it answers, and whether its loops work."""
+"""Checks of the daemon: its runtime directory, whether it answers, whether its loops work, and overcommitted memory."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from qgpu import units
+from qgpu.checkpoint.cuda_checkpoint import FIRST_BRANCH
 from qgpu.doctor.report import Check, Verdict
 from qgpu.errors import QgpuError
 from qgpu.ipc.control_socket import Client
@@ -19,14 +22,14 @@ def check_daemon(runtime_dir: Path, timeout_s: float) -> list[Check]:
     here = Check("runtime directory", Verdict.OK, str(runtime_dir))
     try:
         with Client(runtime_dir, timeout_s) as client:
-            status = client.call("status")
+            status, pods = client.call("status"), client.call("pod.list")["pods"]
     except QgpuError as error:
         return [here, Check("daemon", Verdict.WARN, str(error), _START)]
     problems = [f"pGPU {gpu['index']}: {gpu['problem']}" for gpu in status["gpus"] if gpu["problem"]]
     if problems:
         return [here, Check("daemon", Verdict.FAIL, "; ".join(problems), "see the daemon's log")]
     found = f"qgpu {status['version']} on plane {status['plane']} ({status['why']}), {len(status['gpus'])} pGPUs"
-    return [here, Check("daemon", Verdict.OK, found), *_beside(status)]
+    return [here, Check("daemon", Verdict.OK, found), *_beside(status), *check_memory(status, pods)]
 
 
 def _beside(status: dict[str, Any]) -> list[Check]:
@@ -35,3 +38,54 @@ def _beside(status: dict[str, Any]) -> list[Check]:
     found = ", ".join(f"{each['pid']} ({each['name']}) on pGPU {each['gpu']}" for each in unmanaged_processes)
     remedy = "nothing bounds them; run them in pods, or end them, unless the host gives its cards to others too"
     return [Check("processes outside pods", Verdict.WARN, found, remedy)] if unmanaged_processes else []
+
+
+def check_memory(status: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> Iterator[Check]:
+    """Check the pGPUs whose memory is overcommitted; a daemon of an earlier version does not report all of it."""
+    granted_often = [gpu for gpu in status["gpus"] if gpu.get("memory_overcommit", 1) > 1]
+    if granted_often and (branch := _branch(status["driver"])) is not None and branch < FIRST_BRANCH:
+        cards = ", ".join(str(gpu["index"]) for gpu in granted_often)
+        yield Check(
+            "memory overcommit",
+            Verdict.WARN,
+            f"on for pGPU {cards}, but driver {status['driver']} cannot suspend pods, so none makes room",
+            f"install driver branch {FIRST_BRANCH} or newer, or: qgpuctl gpu policy set N --memory-overcommit 1",
+        )
+    for gpu in status["gpus"]:
+        name, shortage = f"memory of pGPU {gpu['index']}", gpu.get("memory_shortage", 0)
+        if shortage:
+            yield Check(
+                name,
+                Verdict.WARN,
+                f"{_granted(gpu, pods)}; {units.format_memory(shortage)} still to be made free",
+                "until it is, pods wait or cannot allocate up to their limits; if that lasts, move, suspend or end one",
+            )
+        elif gpu in granted_often:
+            yield Check(name, Verdict.OK, _granted(gpu, pods))
+        if stuck := gpu.get("memory_stuck"):
+            yield Check(
+                f"pods that stay on pGPU {gpu['index']}",
+                Verdict.WARN,
+                "; ".join(f"{pod}: {reason}" for pod, reason in stuck.items()),
+                "they make no room for others; the daemon tries again by itself; remove the reason, or end them",
+            )
+
+
+def _granted(gpu: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> str:
+    """Say what of a pGPU's memory is granted to each class, and what of it lies in host memory."""
+    grants = [grant for pod in pods for grant in pod["grants"] if grant["gpu"] == gpu["index"]]
+    limits = {
+        each: units.format_memory(sum(grant["memory"] or 0 for grant in grants if grant["class"] == each))
+        for each in ("online", "offline")
+    }
+    off = sum(pod.get("suspended_memory", {}).get(str(gpu["index"]), 0) for pod in pods if pod["state"] == "suspended")
+    return (
+        f"{units.format_memory(gpu['memory'])}, granted {limits['online']} to online and {limits['offline']} to "
+        f"offline pods; {units.format_memory(off)} in host memory"
+    )
+
+
+def _branch(driver: str | None) -> int | None:
+    """Return the branch of a driver version; None if there is no driver."""
+    major = (driver or "").partition(".")[0]
+    return int(major) if major.isdigit() else None

@@ -57,6 +57,8 @@ _CARD: list[_Row[GpuView]] = [
      lambda gpu: gpu.memory_overcommit),
     ("qgpu_gpu_memory_yielded_bytes", _G, "Memory of pods that yielded it to others, now in host memory.",
      lambda gpu: gpu.memory_yielded),
+    ("qgpu_gpu_memory_shortage_bytes", _G, "Memory still to be made free for the limits of pods on it.",
+     lambda gpu: gpu.memory_shortage),
     ("qgpu_gpu_memory_prepared_bytes", _G, "Memory that Kubernetes claims hold, used by a pod or not.",
      lambda gpu: gpu.memory_prepared),
     ("qgpu_gpu_cores_prepared_ratio", _G, "Quotas that Kubernetes claims hold, used by a pod or not.",

@@ -53,9 +53,11 @@ class GpuView:
     cores_prepared: int = 0
     #: NVML's utilisation, 0 to 1; None: unknown.
     utilization: float | None = None
-    #: How many times its memory may be granted, and the bytes of pods that are off it because of that.
+    #: How many times its memory may be granted, the bytes of pods that are off it because of that, and the bytes that
+    #: are still to be made free for limits of pods that are on it.
     memory_overcommit: float = 1.0
     memory_yielded: int = 0
+    memory_shortage: int = 0
 
     @property
     def engine_active(self) -> float:

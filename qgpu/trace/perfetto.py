@@ -1,8 +1,9 @@
 """A recording as a Perfetto trace: protobuf track events, written without a library.
 
-Each pod has a track with its runs as the hardware switched them, and below it its gate and its share. Each pGPU has a
-track with the plans. Only the few fields in use are known here (perfetto/trace/trace_packet.proto,
-track_event/track_descriptor.proto, track_event/track_event.proto); tests read the result with the real schema.
+Each pod has a track with its runs as the hardware switched them, and below it its gate, its share, and where it was if
+it was suspended. Each pGPU has a track with the plans. Only the few fields in use are known here
+(perfetto/trace/trace_packet.proto, track_event/track_descriptor.proto, track_event/track_event.proto); tests read the
+result with the real schema.
 """
 
 from __future__ import annotations
@@ -52,6 +53,11 @@ def _gpu(writer: _Writer, gpu: GpuTrack) -> None:
             gate = writer.track("gate", track)
             for start_ns, end_ns in pod.closed:
                 writer.slice(gate, start_ns, end_ns, "closed")
+        if pod.suspended:
+            state = writer.track("state", track)
+            for start_ns, end_ns, name in pod.stays:
+                if end_ns > start_ns:
+                    writer.slice(state, start_ns, end_ns, name)
         if pod.pod_class == "online":
             online = writer.track("wake-ups", track)
             for wakeup in wakeups(gpu, pod):

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from qgpu.ipc.codec import plan_to_json
 from qgpu.model import Plan
+from qgpu.model.suspension import Residency
 from qgpu.sched.ledger import Account, Ledger
 
 #: The most spans that wait for the reader: half a minute at 6,000 switches a second, the hardware's worst case.
@@ -24,8 +26,10 @@ _ANSWER_SPANS = 50_000
 class Recorder:
     """The ticks of one pGPU, waiting to be fetched."""
 
-    def __init__(self, pgpu: int) -> None:
+    def __init__(self, pgpu: int, residency: Callable[[str], Residency] = lambda _pod: Residency.RUNNING) -> None:
+        """``residency`` tells where a pod is, by name."""
         self.pgpu = pgpu
+        self._residency = residency
         #: Runs and closed gates dropped because the reader was too slow.
         self.dropped = 0
         self._lock = threading.Lock()
@@ -37,7 +41,7 @@ class Recorder:
     def watch(self, ledger: Ledger, lost: int) -> None:
         """Take a tick."""
         plan, self._plan = self._plan, ledger.plan
-        pods = [_pod_json(name, account) for name, account in ledger.accounts.items()]
+        pods = [_pod_json(name, account, self._residency(name)) for name, account in ledger.accounts.items()]
         tick: dict[str, Any] = {
             "gpu": self.pgpu,
             "now_ns": ledger.now_ns or 0,
@@ -70,12 +74,13 @@ class Recorder:
         return found
 
 
-def _pod_json(name: str, account: Account) -> dict[str, Any]:
+def _pod_json(name: str, account: Account, residency: Residency) -> dict[str, Any]:
     last = account.last
     return {
         "pod": name,
         "class": last.grant.pod_class.value,
         "cores": last.grant.cores,
+        "state": residency.value,
         "used_ns": account.used_ns,
         "debt_ns": account.debt_ns,
         "busy": account.busy,

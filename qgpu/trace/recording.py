@@ -14,6 +14,7 @@ from typing import Any
 from qgpu.errors import TimedOutError
 from qgpu.ipc.control_socket import Client
 from qgpu.model import NS_PER_S, Span
+from qgpu.model.suspension import Residency
 
 #: How often ticks are fetched; the daemon keeps half a minute of them.
 _FETCH_S = 0.25
@@ -34,6 +35,8 @@ class PodTrack:
     cores: int | None
     runs: list[Span] = field(default_factory=list)
     closed: list[Span] = field(default_factory=list)
+    #: (from, until, where it was): running, or off its cards, or on the way; each holds until a tick tells another.
+    stays: list[tuple[int, int, str]] = field(default_factory=list)
     starts: int = 0
     #: (when, the ledger's GPU time so far), one for each tick.
     used: list[tuple[int, int]] = field(default_factory=list)
@@ -51,6 +54,20 @@ class PodTrack:
         self.starts += sum(tsg["starts"] for tsg in pod["tsgs"])
         _extend(self.runs, sorted((start_ns, end_ns) for tsg in pod["tsgs"] for start_ns, end_ns in tsg["runs"]))
         _extend(self.closed, ((start_ns, end_ns) for start_ns, end_ns in pod["closed"]))
+
+    def stay(self, state: str, before_ns: int, now_ns: int) -> None:
+        """Add where this pod is at one tick; the tick before was at ``before_ns``."""
+        if self.stays and self.stays[-1][1] == before_ns:
+            start_ns, _, last = self.stays[-1]
+            self.stays[-1] = (start_ns, now_ns, last)
+            if last == state:
+                return
+        self.stays.append((now_ns, now_ns, state))
+
+    @property
+    def suspended(self) -> bool:
+        """Tell whether it was off its cards, or on the way, at any tick."""
+        return any(state != Residency.RUNNING for _, _, state in self.stays)
 
     @property
     def error(self) -> float:
@@ -117,6 +134,8 @@ class GpuTrack:
             track = self.pods.setdefault(pod["pod"], PodTrack(pod["pod"], pod["class"], pod["cores"]))
             track.pod_class, track.cores = pod["class"], pod["cores"]
             track.used.append((now_ns, pod["used_ns"]))
+            if self._ticks >= _BLIND_TICKS:
+                track.stay(pod.get("state", Residency.RUNNING), before_ns, now_ns)
             if recorded and whole:
                 track.take(pod)
 

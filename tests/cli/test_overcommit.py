@@ -104,3 +104,18 @@ def test_a_pod_without_a_limit_is_refused_under_overcommit(daemon: Daemon) -> No
     assert result.stderr == (
         "qgpuctl: pGPU 0: its memory is overcommitted, and pod free has no limit; give it one (--memory)\n"
     )
+
+
+def test_draining_takes_pods_that_wait_for_their_turn(tmp_path: Path) -> None:
+    with programs.daemon(tmp_path / "run", "--sim-gpus", "3") as cards:
+        assert cards.ctl("gpu", "policy", "set", "0", "--memory-overcommit", "2.0").returncode == 0
+        train = started(cards, "train", 140)
+        web = cards.start("run", "--name", "web", "--memory", "20GiB", "--class", "online", "--", *load(20))
+        until(lambda: shown(cards, "train")["state"] == "suspended")
+        assert shown(cards, "train")["yielded"]
+        drained = cards.ctl("gpu", "drain", "0", "--suspend")
+
+        assert (drained.returncode, drained.stderr) == (0, "")
+        assert "by hand" not in drained.stdout
+        assert not shown(cards, "train")["yielded"]  # it is on another card, or stays suspended
+        end(web, train)

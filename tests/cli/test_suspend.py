@@ -138,3 +138,14 @@ def test_a_pod_that_fits_nowhere_else_stays_or_is_suspended(daemon: Daemon) -> N
     assert daemon.ctl("gpu", "drain", "0", "--suspend").returncode == 0
     assert shown(daemon)["state"] == "suspended"
     end(full)
+
+
+@pytest.mark.parametrize("how", [(), ("--suspend",)])
+def test_draining_leaves_what_was_suspended_by_hand(daemon: Daemon, how: tuple[str, ...]) -> None:
+    assert daemon.ctl("pod", "suspend", "one").returncode == 0
+    drained = daemon.ctl("gpu", "drain", "0", *how)
+
+    assert (drained.returncode, drained.stderr) == (0, "")
+    assert drained.stdout == "pod one stays on pGPU 0: it was suspended by hand, so its memory is off the card\n"
+    assert shown(daemon)["state"] == "suspended"
+    assert [grant["gpu"] for grant in daemon.json("pod", "show", "one")["pod"]["grants"]] == [0]

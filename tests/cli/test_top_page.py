@@ -58,6 +58,31 @@ def test_a_pod_without_its_memory_is_off(state: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("state", "share", "says"),
+    [
+        ("suspending", "leaves", "suspending, 64 GiB on the way"),
+        ("suspended", "off", "suspended, 64 GiB in host memory"),
+        ("resuming", "comes", "resuming, 64 GiB on the way"),
+        ("waiting", "off", "waiting, 64 GiB in host memory"),
+    ],
+)
+def test_a_pod_off_its_card_says_where_its_memory_is(state: str, share: str, says: str) -> None:
+    rows = [row("a", 0.0, 0, 30, state=state, suspended_memory=64 << 30), row("b", 0.5, 1, 20, state="running")]
+    mode, _ = press(["down"], rows)
+    lines, before = text(mode, rows), text(mode, [row("a", 0.0, 0, 30), rows[1]])
+
+    assert f" {share} " in next(line for line in lines if " a " in line)
+    assert lines[-2].startswith(f"a: {says}; ")
+    assert lines[3:5] == [before[3], before[4].replace("  0.0%", share.rjust(6))], "no column is wider for it"
+
+
+def test_a_pod_that_runs_says_nothing_of_its_place() -> None:
+    rows = [row("a", 0.1, 0, 30, state="running", suspended_memory=0)]
+
+    assert text(press(["down"], rows)[0], rows)[-2].startswith("a: 0 B of")
+
+
+@pytest.mark.parametrize(
     ("keys", "shown"),
     [
         ("", "abc"),
@@ -211,6 +236,22 @@ def test_a_pod_with_its_quota_is_not_marked(share_ns: int, marked: bool) -> None
     (found,) = shares(look(0, 0), look(100, share_ns))
 
     assert found["below_quota"] is marked
+
+
+def test_a_row_has_what_of_its_pgpu_lies_in_host_memory() -> None:
+    usage = {"now_ns": 1, "used_ns": 0, "memory": 0, "busy": False}
+    here = {
+        "name": "a",
+        "problem": "",
+        "state": "suspended",
+        "waits_for": "",
+        "suspended_memory": {"1": 64 << 30},
+        "grants": [{"gpu": gpu, "class": "offline", "cores": None} for gpu in (0, 1)],
+        "usage": [usage | {"gpu": gpu} for gpu in (0, 1)],
+    }
+    found = shares({"pods": [here]}, {"pods": [here]})
+
+    assert [(each["state"], each["suspended_memory"]) for each in found] == [("suspended", 0), ("suspended", 64 << 30)]
 
 
 def test_a_lost_daemon_is_said_and_shares_stay() -> None:

@@ -175,8 +175,11 @@ def test_an_online_pod_that_grows_gets_its_room(card: Card) -> None:
     card.fill("one")
     (note,) = card.ask("pod.set", name="web", memory=30 * GIB)["notes"]
     assert note == "has to wait for its memory: 10 GiB of pGPU 0 is being made free"
+    assert card.service.counters.view().gpus[0].memory_shortage == 10 * GIB
     card.settle()
     assert card.states("one") == ["suspended"]
+    card.pass_by()
+    assert card.service.counters.view().gpus[0].memory_shortage == 0
 
 
 def test_without_overcommit_nothing_waits_or_is_granted_twice(plain: Card) -> None:
@@ -233,6 +236,7 @@ def test_a_pod_that_cannot_be_moved_runs_on_and_is_retried(card: Card, monkeypat
         card.settle()
         card.pass_by(200)
         assert card.states("one") == ["running"]
+        assert "memory is shared" in card.ask("gpu.list")["gpus"][0]["memory_stuck"]["one"]
         gaps = [after - before for before, after in pairwise(tried)]
         assert len(tried) >= 4
         assert gaps == sorted(gaps)
@@ -241,6 +245,7 @@ def test_a_pod_that_cannot_be_moved_runs_on_and_is_retried(card: Card, monkeypat
     card.pass_by(600)
     assert card.states("one") == ["suspended"]
     assert card.ask("pod.waits", name="web") == {"waits": ""}
+    assert card.ask("gpu.list")["gpus"][0]["memory_stuck"] == {}
 
 
 def test_the_next_daemon_brings_back_who_yielded(card: Card) -> None:

@@ -11,11 +11,13 @@ from qgpu.model import Grant
 from qgpu.model.container_labels import ContainerLabels
 from qgpu.model.plane_api import Pgpu
 
+CARD = (Pgpu(0, "GPU-0", "card", 1), "burst-share", "best-effort", 10**8)
+
 
 def series(**more: object) -> dict[str, float]:
     """Return what Prometheus would read."""
-    gpus = [GpuView(Pgpu(0, "GPU-0", "card", 1), "burst-share", "best-effort", 10**8, unmanaged=2)]
-    view = View("1", "seccomp", "580", "node", 1.0, gpus, **more)  # type: ignore[arg-type]
+    known = {"gpus": [GpuView(*CARD, unmanaged=2)]} | more
+    view = View("1", "seccomp", "580", "node", 1.0, **known)  # type: ignore[arg-type]
     lines = render(native.families(view)).decode().splitlines()
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
 
@@ -30,6 +32,14 @@ def test_whether_device_files_are_kept_is_a_number(isolated: bool) -> None:
 
 def test_processes_outside_pods_are_counted_by_card() -> None:
     assert series()['qgpu_gpu_unmanaged_processes{gpu="0",UUID="GPU-0"}'] == 2
+
+
+def test_overcommitted_memory_is_told_by_card() -> None:
+    found = series(gpus=[GpuView(*CARD, memory_overcommit=2.0, memory_yielded=3, memory_shortage=4)])
+
+    assert found['qgpu_gpu_memory_overcommit_ratio{gpu="0",UUID="GPU-0"}'] == 2
+    assert found['qgpu_gpu_memory_yielded_bytes{gpu="0",UUID="GPU-0"}'] == 3
+    assert found['qgpu_gpu_memory_shortage_bytes{gpu="0",UUID="GPU-0"}'] == 4
 
 
 def test_a_kubernetes_containers_series_carry_its_names() -> None:

@@ -74,6 +74,32 @@ def test_runs_that_miss_the_ledger_are_an_error() -> None:
     assert gpu.pods["a"].error == 1.0
 
 
+def test_a_pods_state_holds_until_a_tick_tells_another() -> None:
+    told = ["running", "running", "suspending", "suspended", "suspended", "resuming", "running", "running"]
+    ticks = [tick(100 * number) for number in range(len(told))]
+    for each, state in zip(ticks, told, strict=True):
+        each["pods"][0]["state"] = state
+    pod = track(*ticks).pods["a"]
+
+    assert pod.suspended
+    assert [(start // NS_PER_MS, end // NS_PER_MS, state) for start, end, state in pod.stays] == [
+        (100, 200, "running"),
+        (200, 300, "suspending"),
+        (300, 500, "suspended"),
+        (500, 600, "resuming"),
+        (600, 700, "running"),
+    ]
+
+
+def test_where_a_pod_was_while_no_tick_named_it_is_not_known() -> None:
+    ticks = [tick(100 * number) for number in range(6)]
+    ticks[3]["pods"] = []
+    pod = track(*ticks).pods["a"]  # of an earlier daemon, which tells no states
+
+    assert not pod.suspended
+    assert [(start // NS_PER_MS, end // NS_PER_MS) for start, end, _ in pod.stays] == [(100, 200), (400, 500)]
+
+
 def test_unfetched_ticks_are_dropped_oldest_first_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder_module, "MAX_SPANS", 40)
     host = SimHost()

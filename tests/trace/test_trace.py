@@ -16,6 +16,8 @@ import pytest
 from qgpu.daemon.trace_recordings import MAX_TRACES
 from qgpu.errors import ExitCode, RefusedError
 from qgpu.ipc.control_socket import Client
+from qgpu.trace.perfetto import encode
+from qgpu.trace.recording import GpuTrack, Recording
 from tests.browser import chromium
 from tests.cli import programs
 from tests.cli.programs import LOAD, TIMEOUT_S, Daemon
@@ -105,6 +107,42 @@ def test_perfettos_processor_reads_a_real_cards_trace(tmp_path: Path) -> None:
         "one": (188, 1_637_773_664),
         "chat": (508, 83_123_136),
     }
+
+
+def test_a_trace_shows_when_a_pod_was_suspended(tmp_path: Path) -> None:
+    track = GpuTrack(0, "Simulated H200")
+
+    def until(state: str) -> None:
+        """Record until three ticks in a row have told a state of the pod."""
+        told = 0
+        while told < 3:
+            for tick in client.call("trace.read")["ticks"]:
+                track.add(tick)
+                told = told + 1 if [pod["state"] for pod in tick["pods"]] == [state] else 0
+
+    with (
+        programs.daemon(tmp_path / "run") as daemon,
+        programs.pods(daemon, {"one": ("--", *LOAD, "--memory", "64MiB")}),
+        Client(daemon.runtime_dir) as client,
+    ):
+        client.call("trace.start", gpu=0)
+        until("running")
+        assert daemon.ctl("pod", "suspend", "one").returncode == 0
+        until("suspended")
+        assert daemon.ctl("pod", "resume", "one").returncode == 0
+        until("running")
+    states, errors = processor.ask(
+        encode(Recording({0: track})),
+        [
+            "select s.name from slice s join track t on s.track_id = t.id where t.name = 'state' order by s.ts",
+            "select name, value from stats where value > 0 and severity != 'info'",
+        ],
+        tmp_path,
+    )
+    named = [row["name"] for row in states]
+
+    assert errors == []
+    assert [name for name in named if name not in ("suspending", "resuming")] == ["running", "suspended", "running"]
 
 
 def test_a_report_is_one_page_that_says_what_pods_got(busy: Daemon, tmp_path: Path) -> None:

@@ -106,6 +106,22 @@ def test_memory_near_its_limit_stands_out_and_fits(tmp_path: Path, browser: Any)
     assert heights[0] == heights[1], "the figures take one line beside the memory"
 
 
+@pytest.mark.parametrize("width", [375, 1280])
+def test_a_suspended_pod_says_so_and_fits(tmp_path: Path, browser: Any, width: int) -> None:
+    with programs.daemon(tmp_path / "run") as daemon, page(daemon) as url, Client(daemon.runtime_dir) as client:
+        client.call("pod.create", name="train", grants={"0": {"memory": 100 << 30}})
+        client.call("sim.start", pod="train", gpu=0, workload=Workload(batch=0, memory=64 << 30).to_dict())
+        show(browser, url, width, 1)
+        assert browser.find_element("css selector", ".note").text == ""
+        assert daemon.ctl("pod", "suspend", "train").returncode == 0
+        while "suspended" not in (said := browser.find_element("css selector", ".note").text):
+            pass
+        wider = overflow_px(browser)
+
+    assert said.replace("\u202f", " ") == "suspended, 64 GiB in host memory"
+    assert wider == 0
+
+
 def test_a_pod_that_has_its_quota_again_is_not_marked(tmp_path: Path, browser: Any) -> None:
     flood, most = Workload(batch=0).to_dict(), Workload(kernel_us=8000.0, period_us=10_000.0).to_dict()
     with programs.daemon(tmp_path / "run") as daemon, page(daemon) as url, Client(daemon.runtime_dir) as client:

@@ -118,8 +118,16 @@ function showPod(row, pod, colour) {
   cell('.wait').classList.toggle('unknown', cell('.wait').textContent === '–');
   put(cell('.memory'), bytes(pod.held) + (pod.memory === null ? '' : ` of ${bytes(pod.memory)}`));
   cell('.memory').classList.toggle('full', pod.memory !== null && pod.held > FULL * pod.memory);
-  tell(cell('.note'), [pod.below_now ? `below its quota: ${pod.below_quota_reason}` : '', pod.problem]
+  tell(cell('.note'), [place(pod), pod.below_now ? `below its quota: ${pod.below_quota_reason}` : '', pod.problem]
     .filter(Boolean).join('; '));
+}
+
+// Where a pod is that is not on its card, and how much of its memory.
+function place(pod) {
+  const state = pod.state ?? 'running';
+  if (state === 'running') return '';
+  const away = ['suspended', 'waiting'].includes(state) ? 'in host memory' : 'on the way';
+  return pod.suspended_memory ? `${state}, ${bytes(pod.suspended_memory)} ${away}` : state;
 }
 
 function wait(pod) {
