@@ -19,6 +19,7 @@ from qgpu.daemon.pods import Pods
 from qgpu.daemon.suspensions import Suspensions
 from qgpu.errors import NotSupportedError, QgpuError, RefusedError, no_pgpu
 from qgpu.linux import cgroup
+from qgpu.model import Grant
 from qgpu.model.plane_api import PodInfo
 from qgpu.model.plane_names import Plane
 
@@ -41,7 +42,7 @@ class PodMoves:
             pod = self._pods.named(name)
             source = self._source(pod, target, source)
             size = pod.memory.get(source, 0) or suspensions.state(name).memory.get(source, 0)
-            self._pods.check_amended(name, {**pod.grants, target: pod.grants[source]})
+            self._pods.check_amended(name, _after(pod, target, source))
         moves, admit = {cards[source].uuid: cards[target].uuid}, partial(self._admit, name, target, source, size)
         suspensions.relocate(name, moves, {target: size}, admit)
 
@@ -58,7 +59,8 @@ class PodMoves:
                         f"of pods that are on it, which leave {units.format_memory(max(0, room))}; move it later, or "
                         "suspend another there first"
                     )
-                self._pods.amend(name, {**pod.grants, target: pod.grants[source]})
+                self._pods.check_amended(name, _after(pod, target, source))
+                self._pods.host.amend(name, {**pod.grants, target: pod.grants[source]})
 
     def arrived(self, name: str, moves: Mapping[str, str], went: bool) -> None:
         """Take away the grant on the card that a pod has left, or on the one that it did not reach."""
@@ -104,3 +106,8 @@ class PodMoves:
                 "pods move between cards of one model only"
             )
         return leaves
+
+
+def _after(pod: PodInfo, target: int, source: int) -> dict[int, Grant]:
+    """Return a pod's grants once it has moved: what it has on both cards meanwhile is not to be granted twice."""
+    return {index: grant for index, grant in pod.grants.items() if index != source} | {target: pod.grants[source]}
