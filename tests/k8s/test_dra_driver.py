@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.k8s.container import Container
+from tests.k8s.rivals import PLACES, listener
 from tests.k8s.wire import MESSAGES
 from tests.k8s.world import GI, NODE, World, card, device, parameters, result
 
@@ -369,20 +368,11 @@ def test_second_driver_on_a_node_is_refused(world: World) -> None:
     assert "another qgpu-k8s serves this node" in world.log[log:]
 
 
-def listener(path: Path) -> socket.socket:
-    """A socket at which somebody listens."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    made = socket.socket(socket.AF_UNIX)
-    made.bind(str(path))
-    made.listen()
-    return made
-
-
 @pytest.mark.parametrize(
     "place",
     [
-        "plugins_registry/gpu.nvidia.com-reg.sock",
         "plugins/gpu.nvidia.com/dra.sock",
+        "plugins_registry/hami-core-gpu.project-hami.io-reg.sock",
         "device-plugins/nvidia-gpu.sock",
     ],
 )
@@ -394,7 +384,7 @@ def test_rival_driver_is_refused_in_one_line(world: World, place: str) -> None:
         world.start_driver()
         assert world.driver is not None
         assert world.driver.wait(60) == 21
-    assert "another driver sells this node's cards too" in world.log[log:]
+    assert f"{path}: {PLACES[place]} sells this node's cards too; remove it" in world.log[log:]
     assert world.log[log:].strip().count("\n") == 0
     world.registered_driver()  # the socket is there still, but nobody listens
     path.unlink()
