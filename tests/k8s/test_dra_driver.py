@@ -14,6 +14,7 @@ from tests.k8s.wire import MESSAGES
 from tests.k8s.world import GI, NODE, World, card, device, parameters, result
 
 HEALTHY, UNHEALTHY = 1, 2
+RIVAL = "device-plugins/vcore.sock"
 
 
 @pytest.fixture(scope="module")
@@ -397,6 +398,27 @@ def test_rival_that_comes_later_stops_new_pods(world: World) -> None:
         assert world.devices()[0]["taints"][0]["key"] == "qgpu.io/conflict"
     world.eventually(lambda: not any(each.get("taints") for each in world.devices()))
     path.unlink()
+
+
+def test_new_claims_wait_until_the_rival_has_gone(world: World) -> None:
+    before, new = world.claim(result(0), pods=("p",)), world.claim(result(1), pods=("q",))
+    assert world.kubelet.prepare(before, "p") == ""
+    known = world.kubelet.checkpoint[before["metadata"]["uid"]]
+    first, known.devices = known.devices, None
+    path = world.kubelet.root / RIVAL
+    with listener(path):
+        world.eventually(lambda: all(each.get("taints") for each in world.devices()))
+
+        refusal = world.kubelet.prepare(new, "q")  # as of a claim that tolerates the taint
+        assert refusal.startswith(f"claim team/{new['metadata']['name']}: not prepared; {path}: {PLACES[RIVAL]} sells")
+        assert "remove it from this node" in refusal
+        assert "\n" not in refusal
+        assert world.grants().keys() == {before["metadata"]["uid"]}
+        assert world.kubelet.prepare(before, "p") == ""  # as after the kubelet lost its record
+        assert known.devices == first
+    path.unlink()
+
+    world.eventually(lambda: not world.kubelet.prepare(new, "q"))
 
 
 def test_ended_driver_removes_its_sockets(world: World) -> None:
