@@ -101,9 +101,12 @@ class DraPlugin:
     def _prepare(self, asked: Any, context: grpc.ServicerContext) -> list[tuple[PreparedDevice, str]]:
         """Prepare one claim; return its devices with their CDI names. Raises QgpuError."""
         with self._locks.of(asked.uid):
-            self._check_conflict(asked)
+            if (conflict := self._conflict()) and self._is_new(asked.uid):  # a toleration passes the devices' taint
+                raise RefusedError(f"claim {asked.namespace}/{asked.name}: not prepared; {conflict}")
             claim = self._cluster.claim(asked.namespace, asked.name)
             grant = claims.read(claim, asked.uid, self._cluster.node_name)
+            if (policies := claims.policies(claim, self._cluster.node_name)) and self._is_new(asked.uid):
+                claims.check_policies(claims.label(claim), policies, self._qgpud.node().cards)
             if not context.is_active():  # the kubelet has given up, and may have given up the claim since
                 raise QgpuError(f"{claims.label(claim)}: the kubelet did not wait for the API server")
             named = self._qgpud.prepare(grant)
@@ -119,11 +122,9 @@ class DraPlugin:
         )
         return [(device, named[device.request, device.gpu, device.share]) for device in grant.devices]
 
-    def _check_conflict(self, asked: Any) -> None:
-        """Refuse a new claim while another driver sells the cards: a toleration passes the devices' taint."""
-        conflict = self._conflict()
-        if conflict and all(grant["uid"] != asked.uid for grant in self._qgpud.grants()):
-            raise RefusedError(f"claim {asked.namespace}/{asked.name}: not prepared; {conflict}")
+    def _is_new(self, uid: str) -> bool:
+        """Tell whether a claim was not prepared before. Raises QgpuError."""
+        return all(grant["uid"] != uid for grant in self._qgpud.grants())
 
 
 def _device_messages(messages: Any, devices: Iterable[tuple[PreparedDevice, str]], pool: str) -> Iterable[Any]:

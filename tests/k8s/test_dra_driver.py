@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 from collections.abc import Iterator
 
@@ -132,6 +133,24 @@ def test_class_online_comes_from_the_device_class(world: World) -> None:
     assert world.grants()[online["metadata"]["uid"]]["devices"][0]["class"] == "online"
     assert "DeviceClass" in world.kubelet.prepare(forged, "q")
     assert forged["metadata"]["uid"] not in world.grants()
+
+
+def test_claim_with_a_policy_waits_until_its_card_has_it(world: World) -> None:
+    asked = parameters("FromClaim", policy="fixed-share")
+    claim = world.claim(result(1, cores="10"), pods=("p",), configurations=(asked,))
+    uid = claim["metadata"]["uid"]
+
+    refusal = world.kubelet.prepare(claim, "p")
+    assert "pGPU 1 has policy burst-share, and the claim asks for fixed-share" in refusal
+    assert uid not in world.grants()
+    assert world.daemon is not None
+    assert world.daemon.ctl(*shlex.split(refusal.partition(": qgpuctl ")[2])).returncode == 0
+    try:
+        assert world.kubelet.prepare(claim, "p") == ""
+    finally:
+        world.daemon.ctl("gpu", "policy", "set", "1", "burst-share")
+    world.kubelet.checkpoint[uid].devices = None
+    assert world.kubelet.prepare(claim, "p") == ""  # it was prepared before
 
 
 def test_claim_that_was_replaced_is_not_prepared(world: World) -> None:
