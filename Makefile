@@ -52,7 +52,7 @@ gputest-kmod: $(VENV)/installed
 vmtest: $(VENV)/installed
 	$(MAKE) -C tests/vm vmtest VM_PYTHON=$(abspath $(BIN))/python
 
-# Nothing is installed but runc and busybox: containerd is unpacked into the cache.
+# Nothing is installed but runc and busybox: containerd is unpacked into the cache. Where one cannot be had, this fails.
 nodetest: $(VENV)/installed | node-system
 	$(BIN)/pytest -p no:cacheprovider -m node tests/k8s/containerd
 

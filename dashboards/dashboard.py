@@ -29,7 +29,9 @@ def _rate(counter: str) -> str:
 
 
 _SHARE = _rate(f"qgpu_pod_gpu_seconds_total{POD}")
-_OF = "on (instance, gpu, pod)"
+#: A pod on a pGPU. Where pod is Kubernetes' name, two containers may have it, and qgpu_pod tells them apart; elsewhere
+#: there is no qgpu_pod (docs/metrics.md).
+_OF = "on (instance, gpu, pod, qgpu_pod)"
 _GOT = f"{_SHARE} / {_OF} group_left qgpu_pod_cores_quota_ratio{POD}"
 #: The daemon says so of its last seconds; the share is of a minute. Both must agree.
 _WAITS = f'({_GOT}) < 1 and {_OF} qgpu_pod_below_quota{POD[:-1]}, reason="waits"}}'
@@ -39,7 +41,9 @@ BAD_FROM_1 = ((None, "green"), (1, "red"))
 FULL = ((None, "green"), (0.9, "orange"), (0.98, "red"))
 PLAIN = ((None, "blue"),)
 
-_POD_NAME = "{{pod}} on {{gpu}}"
+#: Pods outside Kubernetes have no container, which Grafana leaves out.
+_NAME = "{{pod}} {{container}}"
+_POD_NAME = f"{_NAME} on {{{{gpu}}}}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +166,7 @@ CARDS = (
         "timeseries",
         (24, 11),
         (
-            Query(_SHARE, "{{pod}}"),
+            Query(_SHARE, _NAME),
             Query(f"qgpu_gpu_utilization_ratio{GPU}", "utilisation of {{gpu}}", limit=True, colour="text"),
         ),
         "percentunit",
@@ -174,7 +178,7 @@ CARDS = (
         "Above its quota a pod uses what others leave. Below it, it waits or asks for less: see the bars.",
         "timeseries",
         (24, 8),
-        (Query(_SHARE, "{{pod}}"), Query(f"qgpu_pod_cores_quota_ratio{POD}", "{{pod}}", limit=True)),
+        (Query(_SHARE, _NAME), Query(f"qgpu_pod_cores_quota_ratio{POD}", _NAME, limit=True)),
         "percentunit",
         each_gpu=True,
     ),
@@ -219,8 +223,8 @@ CAUSES = (
     _graph(
         "Refused",
         "Allocations over the memory limit; driver calls that would have changed the share.",
-        Query(f"increase(qgpu_pod_memory_denied_total{REFUSED}[$__rate_interval])", "{{pod}}: memory"),
-        Query(f"increase(qgpu_pod_calls_denied_total{REFUSED}[$__rate_interval])", "{{pod}}: calls"),
+        Query(f"increase(qgpu_pod_memory_denied_total{REFUSED}[$__rate_interval])", f"{_NAME}: memory"),
+        Query(f"increase(qgpu_pod_calls_denied_total{REFUSED}[$__rate_interval])", f"{_NAME}: calls"),
         nothing="Nothing was refused",
     ),
     _graph(

@@ -6,6 +6,7 @@ A manifest is a template whose default is its text: a line that ends in ``# char
 ``.Values.NAME``, a line ``# chart: more NAME`` is for the items of that list, and the words in WORDS come from Helm,
 except in a line ``# chart: fixed``.
 ``values.yaml`` gets the manifests' own values, so the chart renders what kustomize builds unless somebody sets others.
+Values in REQUIRED are nobody's but the user's: Helm refuses to render without them.
 The Prometheus rules are written here too, for both.
 """
 
@@ -40,7 +41,7 @@ TEMPLATES = {
 WORDS = {"qgpu-system": ".Release.Namespace", "/var/lib/kubelet": ".Values.kubeletDir"}
 #: What values.yaml says about each value: those of marked lines, then those that only the chart has.
 VALUES = {
-    "image": "the driver's image; build it with: podman build --file deploy/Containerfile --tag NAME .",
+    "image": "required: the driver's image, which you build: docs/kubernetes.md",
     "imagePullPolicy": "",
     "imagePullSecrets": "names of secrets for the image's registry: [{name: ...}]",
     "mode": "dra, or device-plugin for clusters without resource.k8s.io/v1",
@@ -53,6 +54,11 @@ CHART_ONLY = {
     "kubeletDir": ("/var/lib/kubelet", "the kubelet's folder on the nodes"),
     "seccomp": ("false", "nodes on plane seccomp: give pods its profile; Kubernetes 1.36 or newer"),
     "monitoring": ("false", "ServiceMonitor, rules and dashboard; needs the Prometheus operator"),
+}
+#: What Helm says where a value is missing.
+REQUIRED = {
+    "image": "image: name the driver's image with --set image=NAME; the project publishes none, so build it (podman "
+    "build --file deploy/Containerfile --tag NAME .), then push it or import it on each node: docs/kubernetes.md"
 }
 _MARK = re.compile(r"^(\s*(?:- )?(?:\w+: )?)(\S.*) # chart: (?!fixed)(\w+)$", re.MULTILINE)
 _FIXED = re.compile(r" # chart: fixed$")
@@ -84,12 +90,17 @@ def rules() -> str:
 def template(name: str, text: str, condition: str) -> str:
     """Return a manifest as a template of the chart."""
     body = re.sub(r"\{\{|\}\}", lambda braces: f'{{{{ "{braces.group()}" }}}}', text)
-    body = _MARK.sub(r"\1{{ toJson .Values.\3 }}", body)
+    body = _MARK.sub(lambda mark: f"{mark[1]}{{{{ toJson {_value(mark[3])} }}}}", body)
     body = _MORE.sub(r"\1{{- range .Values.\2 }}\n\1- {{ toJson . }}\n\1{{- end }}", body)
     body = "".join(_words(line) for line in body.splitlines(keepends=True))
     if condition:
         body = f"{{{{- if {condition} }}}}\n{body}{{{{- end }}}}\n"
     return _HEADER.format(f"deploy/kubernetes/{name}") + body
+
+
+def _value(name: str) -> str:
+    """Return a value as a template writes it."""
+    return f'(required "{REQUIRED[name]}" .Values.{name})' if name in REQUIRED else f".Values.{name}"
 
 
 def _words(line: str) -> str:
@@ -115,7 +126,7 @@ def values() -> str:
     marked = {name: value for path in TEMPLATES for _, value, name in _MARK.findall(_source(path))}
     if marked.keys() != VALUES.keys():
         raise SystemExit(f"VALUES and the marks of the manifests differ: {sorted(marked.keys() ^ VALUES.keys())}")
-    lines = [_line(name, marked[name], about) for name, about in VALUES.items()]
+    lines = [_line(name, '""' if name in REQUIRED else marked[name], about) for name, about in VALUES.items()]
     lines += [_line(name, value, about) for name, (value, about) in CHART_ONLY.items()]
     return _HEADER.format("deploy/kubernetes") + "".join(lines)
 

@@ -6,7 +6,8 @@ the scheduler rounds up and counts the former.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from lightkube.models.resource_v1 import DeviceRequestAllocationResult
@@ -15,7 +16,8 @@ from lightkube.resources.resource_v1 import ResourceClaim
 from qgpu.errors import InvalidValueError, RefusedError
 from qgpu.k8s import parameters, quantities
 from qgpu.k8s.names import DRIVER, card_uuid
-from qgpu.model import Grant
+from qgpu.k8s.qgpud import Card
+from qgpu.model import Grant, PodClass
 from qgpu.model.member_part import MemberPart
 from qgpu.model.prepared_grant import PreparedDevice, PreparedGrant
 
@@ -42,6 +44,43 @@ def read(claim: ResourceClaim, uid: str, node: str) -> PreparedGrant:
     part = next((part for _, part in found if part is not None), None)
     namespace, name = claim.metadata.namespace or "", claim.metadata.name or ""
     return PreparedGrant(uid, namespace, name, consumers(claim), devices, part)
+
+
+@dataclass(frozen=True, slots=True)
+class AskedPolicy:
+    """A policy that one device of a claim asks for."""
+
+    request: str
+    gpu: str
+    pod_class: PodClass
+    policy: str
+
+
+def policies(claim: ResourceClaim, node: str) -> list[AskedPolicy]:
+    """Return the policies that a claim which could be read asks for on this node. Raises InvalidValueError."""
+    found = []
+    for result in results_here(claim, node):
+        asked = parameters.merge(_configurations(claim, result.request))
+        if asked.policy is not None:
+            found.append(AskedPolicy(result.request, card_uuid(result.device) or "", asked.pod_class, asked.policy))
+    return found
+
+
+def check_policies(about: str, asked: Iterable[AskedPolicy], cards: Iterable[Card]) -> None:
+    """Raise RefusedError, which begins with ``about``, if a card has another policy for pods of the class."""
+    known = {card.uuid: card for card in cards}
+    for each in asked:
+        if (card := known.get(each.gpu)) is None:
+            continue  # qgpud refuses it
+        online = each.pod_class is PodClass.ONLINE
+        has = card.online_policy if online else card.policy
+        if has != each.policy:
+            attribute, option = ("onlinePolicy", "--online-policy ") if online else ("policy", "")
+            raise RefusedError(
+                f"{about}: request {each.request}: pGPU {card.index} has {attribute} {has}, and the claim asks for "
+                f"{each.policy}; select cards by attribute {attribute}, or change this one's: "
+                f"qgpuctl gpu policy set {card.index} {option}{each.policy}"
+            )
 
 
 def label(claim: ResourceClaim) -> str:

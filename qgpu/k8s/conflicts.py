@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
@@ -15,17 +16,41 @@ _log = structlog.get_logger("k8s")
 _CONNECT_S = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """What sells cards too, by patterns of the names that it has in the kubelet's folders."""
+
+    name: str
+    #: Of a DRA driver, which its registration socket and its folder begin with.
+    driver: str = ""
+    #: Of a device plugin's sockets.
+    sockets: tuple[str, ...] = ()
+
+
+_PRODUCTS = (
+    _Product("NVIDIA's DRA driver", driver="*nvidia.com*"),
+    _Product("HAMi's DRA driver", driver="*project-hami.io*"),  # hami-core-gpu.project-hami.io
+    # HAMi's began as NVIDIA's and kept its names.
+    _Product("NVIDIA's device plugin, or HAMi's,", sockets=("nvidia*.sock",)),
+    # tkestack/gpu-manager pkg/server/vcore.go and vmemory.go
+    _Product("Tencent's GPU manager", sockets=("vcore.sock", "vmemory.sock")),
+    # AliyunContainerService/gpushare-device-plugin pkg/gpu/nvidia/const.go
+    _Product("Alibaba's GPU sharing", sockets=("aliyungpushare.sock",)),
+)
+
+
 def find(kubelet: KubeletDirectory) -> str:
-    """Return one line about a plugin of NVIDIA's or HAMi's that listens on this node; "" if there is none.
+    """Return one line about a product that listens on this node; "" if there is none.
 
     A socket that nobody listens at was left by a plugin that is gone.
     """
-    for path in _sockets(kubelet):
-        if _listens(path):
-            return (
-                f"{path}: another driver sells this node's cards too; remove it from this node, "
-                "or keep qgpu off the node by its label"
-            )
+    for product in _PRODUCTS:
+        for path in _sockets(kubelet, product):
+            if _listens(path):
+                return (
+                    f"{path}: {product.name} sells this node's cards too; remove it from this node, "
+                    "or keep qgpu off the node by its label"
+                )
     return ""
 
 
@@ -36,12 +61,11 @@ def check(kubelet: KubeletDirectory, known: str) -> str:
     return conflict
 
 
-def _sockets(kubelet: KubeletDirectory) -> Iterator[Path]:
-    for directory, pattern in (
-        (kubelet.registry, "*nvidia.com*"),
-        (kubelet.plugins, "*nvidia.com*/*.sock"),
-        (kubelet.device_plugins, "nvidia*.sock"),
-    ):
+def _sockets(kubelet: KubeletDirectory, product: _Product) -> Iterator[Path]:
+    places = [(kubelet.device_plugins, pattern) for pattern in product.sockets]
+    if product.driver:
+        places += [(kubelet.registry, product.driver), (kubelet.plugins, f"{product.driver}/*.sock")]
+    for directory, pattern in places:
         try:
             yield from sorted(path for path in directory.glob(pattern) if path.is_socket())
         except OSError:  # the directory has just gone

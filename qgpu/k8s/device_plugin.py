@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import structlog
 
-from qgpu.errors import QgpuError
+from qgpu.errors import QgpuError, RefusedError
 from qgpu.k8s.device_units import unit_name
 from qgpu.k8s.grpc_server import Handler
 from qgpu.k8s.kubelet_api import DEVICE_PLUGIN, Service
@@ -90,6 +90,9 @@ class DevicePlugin:
         response = _MESSAGES.AllocateResponse()
         for each in request.container_requests:
             try:
+                # Units of a pod that has just ended still count as healthy: they would pass to a new one.
+                if conflict := self._units.conflict:
+                    raise RefusedError(conflict)
                 name = self._allocator.allocate(self._resource, each.devices_ids)
             except QgpuError as error:
                 _log.warning("units not allocated", resource=self._resource.name, error=str(error))

@@ -53,7 +53,7 @@ def _serve(config: NodeConfig, cluster: Cluster, sharing: SharingOptions, resync
     cards = CardWatch(qgpud)
     publisher = Publisher(cluster, cards, sharing)
     resync = Resync(cluster, qgpud, locks, config.kubelet.pod_resources)
-    plugin = DraPlugin(cluster, qgpud, locks, resync.follow)
+    plugin = DraPlugin(cluster, qgpud, locks, resync.follow, lambda: publisher.conflict)
     health = DRA_HEALTH.services["DRAResourceHealth"], {"NodeWatchResources": HealthStream(cards, config.node).watch}
     registration = Registration(config.kubelet.dra_socket, VERSIONS, publisher.check_again)
     # The kubelet calls the plugin's socket as soon as it has found the other one.

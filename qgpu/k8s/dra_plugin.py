@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import structlog
 
-from qgpu.errors import QgpuError
+from qgpu.errors import QgpuError, RefusedError
 from qgpu.k8s import claims
 from qgpu.k8s.cluster import Cluster
 from qgpu.k8s.grpc_server import Handler
@@ -44,12 +44,23 @@ class ClaimLocks:
 class DraPlugin:
     """The services of the DRA driver, for both versions of the kubelet's interface."""
 
-    def __init__(self, cluster: Cluster, qgpud: Qgpud, locks: ClaimLocks, shared: Callable[[str], None]) -> None:
-        """Tell ``shared`` the UID of each claim that further pods may come to use."""
+    def __init__(
+        self,
+        cluster: Cluster,
+        qgpud: Qgpud,
+        locks: ClaimLocks,
+        shared: Callable[[str], None],
+        conflict: Callable[[], str],
+    ) -> None:
+        """Tell ``shared`` the UID of each claim that further pods may come to use.
+
+        ``conflict`` says which driver sells the same cards (``conflicts``); "" if there is none.
+        """
         self._cluster = cluster
         self._qgpud = qgpud
         self._locks = locks
         self._shared = shared
+        self._conflict = conflict
 
     def services(self) -> list[tuple[Service, dict[str, Handler]]]:
         """Return the services with what handles their calls."""
@@ -90,8 +101,12 @@ class DraPlugin:
     def _prepare(self, asked: Any, context: grpc.ServicerContext) -> list[tuple[PreparedDevice, str]]:
         """Prepare one claim; return its devices with their CDI names. Raises QgpuError."""
         with self._locks.of(asked.uid):
+            if (conflict := self._conflict()) and self._is_new(asked.uid):  # a toleration passes the devices' taint
+                raise RefusedError(f"claim {asked.namespace}/{asked.name}: not prepared; {conflict}")
             claim = self._cluster.claim(asked.namespace, asked.name)
             grant = claims.read(claim, asked.uid, self._cluster.node_name)
+            if (policies := claims.policies(claim, self._cluster.node_name)) and self._is_new(asked.uid):
+                claims.check_policies(claims.label(claim), policies, self._qgpud.node().cards)
             if not context.is_active():  # the kubelet has given up, and may have given up the claim since
                 raise QgpuError(f"{claims.label(claim)}: the kubelet did not wait for the API server")
             named = self._qgpud.prepare(grant)
@@ -106,6 +121,10 @@ class DraPlugin:
             cores=cores,
         )
         return [(device, named[device.request, device.gpu, device.share]) for device in grant.devices]
+
+    def _is_new(self, uid: str) -> bool:
+        """Tell whether a claim was not prepared before. Raises QgpuError."""
+        return all(grant["uid"] != uid for grant in self._qgpud.grants())
 
 
 def _device_messages(messages: Any, devices: Iterable[tuple[PreparedDevice, str]], pool: str) -> Iterable[Any]:

@@ -1,15 +1,17 @@
-"""The opaque parameters of DeviceClasses and ResourceClaims: class, latency target, and sharing.
+"""The opaque parameters of DeviceClasses and ResourceClaims: class, latency target, policy, and sharing.
 
     apiVersion: qgpu.io/v1
     kind: GrantParameters
     class: online            # or offline; online only in a DeviceClass
     latencyTarget: 2ms       # class online only
+    policy: fixed-share      # prepared only on a card that has this policy for pods of its class
     sharing: MPS             # containers of the claim run side by side; default: TimeSlicing
     defaultActiveThreadPercentage: 50       # of each, with MPS only; may be left out
     defaultPinnedDeviceMemoryLimit: 4Gi
 
 A claim may lower the class that its DeviceClass gives, never raise it: quotas on DeviceClasses bound who gets class
-online. Limits are no parameters: the scheduler allocates them as capacity.
+online. Nor may it name another policy than its DeviceClass does. Limits are no parameters: the scheduler allocates
+them as capacity.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from qgpu.k8s import quantities
 from qgpu.k8s.names import PARAMETERS_API, PARAMETERS_KIND
 from qgpu.model import PodClass
 from qgpu.model.member_part import MemberPart
+from qgpu.policies.registry import POLICIES
 
 #: What a container of a claim with MPS gets, as NVIDIA's DRA driver calls it.
 _SM, _MEMORY = "defaultActiveThreadPercentage", "defaultPinnedDeviceMemoryLimit"
@@ -51,6 +54,8 @@ class Parameters:
 
     pod_class: PodClass = PodClass.OFFLINE
     latency_target_ns: int | None = None
+    #: The policy that the card must have for pods of this class; None: any.
+    policy: str | None = None
     #: What each container gets of the claim's share group; None: they take turns.
     part: MemberPart | None = None
 
@@ -58,6 +63,7 @@ class Parameters:
 def merge(configurations: Iterable[tuple[str, Mapping[str, Any]]]) -> Parameters:
     """Merge the parameters of a request by their sources, in the order of the allocation. Raises InvalidValueError."""
     pod_class, latency_target_ns, target_of = PodClass.OFFLINE, None, Source.CLASS
+    policy: str | None = None
     sharing: dict[str, Any] = {}
     both = list(configurations)
     for source in Source:  # whatever their order, a class's come first
@@ -72,12 +78,16 @@ def merge(configurations: Iterable[tuple[str, Mapping[str, Any]]]) -> Parameters
                 pod_class = found_class
             if found_target is not None:
                 latency_target_ns, target_of = found_target, source
+            if (found_policy := values.get("policy")) is not None:
+                if policy not in (None, found_policy):
+                    raise InvalidValueError(f"policy {found_policy}: other parameters of this request say {policy}")
+                policy = found_policy
             sharing |= {key: value for key, value in values.items() if key in ("sharing", _SM, _MEMORY)}
     if pod_class is not PodClass.ONLINE:
         if latency_target_ns is not None and target_of is Source.CLAIM:
             raise InvalidValueError("latencyTarget: only class online has one; drop it, or name another DeviceClass")
         latency_target_ns = None
-    return Parameters(pod_class, latency_target_ns, _part(sharing))
+    return Parameters(pod_class, latency_target_ns, policy, _part(sharing))
 
 
 def _part(sharing: Mapping[str, Any]) -> MemberPart | None:
@@ -88,10 +98,17 @@ def _part(sharing: Mapping[str, Any]) -> MemberPart | None:
     return None
 
 
+def _policy(text: str) -> str:
+    if text not in POLICIES:
+        raise InvalidValueError(f"{text!r}: choose one of {', '.join(POLICIES)}")
+    return text
+
+
 #: Every parameter and how to read it.
 _READERS: Mapping[str, Callable[[str], Any]] = {
     "class": partial(units.parse_choice, PodClass),
     "latencyTarget": units.parse_duration,
+    "policy": _policy,
     "sharing": partial(units.parse_choice, Sharing),
     _SM: quantities.whole,
     _MEMORY: quantities.whole,

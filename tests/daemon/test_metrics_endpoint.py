@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+import yaml
 
 from qgpu.errors import ExitCode
 from qgpu.ipc.http_server import Address
@@ -31,6 +32,7 @@ from tests.cli import programs
 from tests.cli.programs import LOAD, TIMEOUT_S, Daemon
 
 DASHBOARDS = Path(__file__).parent.parent.parent / "dashboards"
+SERVICE_MONITOR = DASHBOARDS.parent / "deploy/kubernetes/components/monitoring/service.yaml"
 HAMI = {
     "hami_container_device_utilization_ratio",
     "hami_gpu_core_allocated_ratio",
@@ -90,27 +92,46 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         yield port
 
 
-LABELS = ContainerLabels("shop", "web-1", "model", "claim-a")
+#: What the containers of Kubernetes are.
+NAMED = 'qgpu_pod_busy{namespace=~".+"}'
+#: Two containers of one Kubernetes pod, by their pods' names in qgpud.
+LABELS = {
+    "short": ContainerLabels("shop", "web-1", "model", "claim-a"),
+    "rests": ContainerLabels("shop", "web-1", "sidecar", "claim-b"),
+}
 
 
 def all_that_happens() -> View:
     """A host where every series has a value that changes: refusals, a pod below its quota, other policies."""
     count = int(time.monotonic())
     counted = PodTally(count, count, preempted=count, preempting=count)
-    pod = PodOnGpuView(
-        "short", Grant(cores=50, memory=1 << 30), count, counted, below_quota="waits: for others", labels=LABELS
-    )
+    grant = Grant(cores=50, memory=1 << 30)
+    busy = PodOnGpuView("short", grant, count, counted, below_quota="waits: for others", labels=LABELS["short"])
+    rests = PodOnGpuView("rests", grant, 0, counted, labels=LABELS["rests"])
     policy = ("burst-share", "best-effort")[count % 2]
-    gpu = GpuView(Pgpu(7, "GPU-7", "card", 1 << 37), policy, "best-effort", 10**8, pods=[pod], unmanaged=1)
-    pods = {"short": PodView("short", refused_memory=count, refused_calls=count, labels=LABELS)}
+    gpu = GpuView(Pgpu(7, "GPU-7", "card", 1 << 37), policy, "best-effort", 10**8, pods=[busy, rests], unmanaged=1)
+    pods = {name: PodView(name, refused_memory=count, refused_calls=count, labels=LABELS[name]) for name in LABELS}
     return View(
         "1", "seccomp", "580", "node", float(count), [gpu], pods, isolated=True, isolation_refused={"mmap": count}
     )
 
 
-@pytest.fixture(scope="module")
-def prometheus(scraped: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """Prometheus looking every half second at it, and at a host where more happens; with our rules."""
+def relabelings() -> list[dict[str, Any]]:
+    """What the ServiceMonitor does to labels, as Prometheus' operator writes it into a configuration."""
+    (monitor,) = (each for each in yaml.safe_load_all(SERVICE_MONITOR.read_text()) if each["kind"] == "ServiceMonitor")
+    (endpoint,) = monitor["spec"]["endpoints"]
+    return [
+        {re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", key): value for key, value in each.items()}
+        for each in endpoint["metricRelabelings"]
+    ]
+
+
+@pytest.fixture(scope="module", params=["host", "cluster"])
+def prometheus(request: Any, scraped: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """Prometheus looking every half second at it, and at a host where more happens; with our rules.
+
+    In a cluster, the ServiceMonitor has it change labels.
+    """
     busy_port = free_port()
     busy = exporter.serve(Address("127.0.0.1", busy_port), all_that_happens, with_hami=False)
     program, directory, port = tool("prometheus"), tmp_path_factory.mktemp("prometheus"), free_port()
@@ -120,6 +141,7 @@ def prometheus(scraped: int, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         "scrape_configs": [
             {
                 "job_name": "qgpu",
+                "metric_relabel_configs": relabelings() if request.param == "cluster" else [],
                 "static_configs": [{"targets": [f"127.0.0.1:{each}" for each in (scraped, busy_port)]}],
             }
         ],
@@ -161,6 +183,22 @@ def test_prometheus_sees_the_shares_that_were_asked_for(prometheus: int) -> None
     assert query(prometheus, 'qgpu_pod_memory_limit_bytes{gpu="0"}') == {"two": 2 << 30, "one": 1 << 30}
     assert query(prometheus, "sum(hami_host_gpu_utilization_ratio)")[""] > 90
     assert query(prometheus, "up") == {"": 1.0}
+
+
+def test_a_cluster_has_kubernetes_names_and_qgpuds_beside(prometheus: int, request: pytest.FixtureRequest) -> None:
+    series: list[dict[str, str]] = []
+    while len(series) < 2:
+        status, text = get(prometheus, f"/api/v1/query?query={quote(NAMED)}")
+        series = [row["metric"] for row in json.loads(text)["data"]["result"]] if status == 200 else []
+    kept = ("namespace", "pod", "container", "qgpu_pod", "kubernetes_pod")
+    found = {tuple(each.get(label, "") for label in kept) for each in series}
+
+    if "cluster" in request.node.callspec.id:
+        assert found == {("shop", "web-1", "model", "short", ""), ("shop", "web-1", "sidecar", "rests", "")}
+        assert query(prometheus, 'count by (pod) (qgpu_pod_busy{qgpu_pod="two", namespace=""})') == {"two": 1.0}
+        assert query(prometheus, 'count by (pod) (hami_vgpu_memory_used_bytes{qgpu_pod!=""})') == {}
+    else:
+        assert found == {("shop", "short", "model", "", "web-1"), ("shop", "rests", "sidecar", "", "web-1")}
 
 
 def test_promtool_complains_of_nothing_but_dcgms_spelling(scraped: int) -> None:
@@ -221,7 +259,7 @@ def test_every_series_in_dashboard_and_alerts_is_served(scraped: int) -> None:
         )
     )
 
-    assert asked - served <= ABSENT
+    assert asked - served - {"qgpu_pod"} <= ABSENT  # a label, in clusters
     assert served >= HAMI
 
 
@@ -235,7 +273,7 @@ def test_prometheus_answers_every_question_of_the_dashboard(prometheus: int, exp
         assert status == 200, text
         rows = json.loads(text)["data"]["result"]
 
-    labels = re.findall(r"{{(\w+)}}", name)
+    labels = set(re.findall(r"{{(\w+)}}", name)) - {"container"}  # which pods outside Kubernetes do not have
     assert any(all(row["metric"].get(label) for label in labels) for row in rows), rows
     assert all(row["value"][1] not in ("NaN", "+Inf", "-Inf") for row in rows)
 

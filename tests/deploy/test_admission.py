@@ -69,6 +69,7 @@ def claim(asked: dict[str, Any], **data: Any) -> list[str]:
         devices(),
         devices(**PARAMETERS),
         devices(**PARAMETERS, latencyTarget="2ms"),
+        devices(**PARAMETERS, policy="fixed-share"),
         devices(**PARAMETERS, **{"class": "offline"}),
         devices(**PARAMETERS, sharing="TimeSlicing"),
         {"requests": [{"name": "a", "firstAvailable": [{"name": "b", "deviceClassName": "qgpu"}]}]},
@@ -85,7 +86,8 @@ def test_a_claim_within_its_class_is_let_through(asked: dict[str, Any]) -> None:
     [
         (devices(**PARAMETERS, **{"class": "online"}), "may not ask for class online"),
         (devices(**PARAMETERS, **{"class": "ONLINE"}), "may not ask for class online"),
-        (devices(**PARAMETERS, cores=50), "only apiVersion, kind, class, latencyTarget, sharing, default"),
+        (devices(**PARAMETERS, cores=50), "only apiVersion, kind, class, latencyTarget, policy, sharing, default"),
+        (devices(**PARAMETERS, policy="1"), "choose one of best-effort, burst-share, fixed-share"),
         (devices(**PARAMETERS, sharing="MPS"), "label qgpu.io/mps=allowed"),
         (devices(**PARAMETERS, sharing="other"), "label qgpu.io/mps=allowed"),
         (devices(**{"class": "offline"}), "write apiVersion: qgpu.io/v1"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.deploy.tools import CHART, MANIFESTS, ROOT, helm, kustomize, rendered
+from tests.deploy.tools import CHART, IMAGE, MANIFESTS, ROOT, helm, kustomize, rendered
 
 sys.path.insert(0, str(ROOT / "deploy"))
 
@@ -65,7 +65,7 @@ def test_chart_follows_the_namespace_and_the_kubelets_folder() -> None:
         release_name="other",
         chart=str(CHART),
         namespace="gpus",
-        values={"kubeletDir": "/data/kubelet", "seccomp": True, "monitoring": True},
+        values=IMAGE | {"kubeletDir": "/data/kubelet", "seccomp": True, "monitoring": True},
     )
 
     assert "system:serviceaccount:gpus:qgpu-k8s" in text
@@ -74,6 +74,12 @@ def test_chart_follows_the_namespace_and_the_kubelets_folder() -> None:
     assert re.findall(r"\S*/var/lib/kubelet\S*", text) == ["/var/lib/kubelet/device-plugins"] * 2, (
         "the kubelet's constant"
     )
+
+
+@pytest.mark.parametrize("values", [{}, {"image": ""}])
+def test_chart_without_an_image_says_how_to_get_one(values: dict[str, object]) -> None:
+    with pytest.raises(AssertionError, match=r"image: name the driver's image.*build it .*push it or import it"):
+        helm("helm_template", release_name="qgpu", chart=str(CHART), namespace="qgpu-system", values=values)
 
 
 def test_chart_passes_options_on() -> None:

@@ -18,18 +18,23 @@ validate = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-v
 VERSIONS, OLDER = ("1.34", "1.35", "1.36", "1.37"), ("1.30", "1.33")
 #: API groups that are not Kubernetes' own, so it has no schema of them.
 FOREIGN = {"monitoring.coreos.com", "kueue.x-k8s.io", "batch.volcano.sh"}
-#: Files for later versions.
-SINCE = {"profile": "1.36", "extended-resource": "1.36", "gang": "1.37"}
+#: Files for other versions than all.
+FOR = {
+    "profile": ("1.36", "1.37"),
+    "extended-resource": ("1.36", "1.37"),
+    "gang-1.36": ("1.36",),
+    "gang": ("1.37",),
+}
 EXAMPLES = sorted((MANIFESTS / "examples").glob("*.yaml"))
 
 
 def objects(folder: Path = MANIFESTS) -> Iterator[Any]:
-    """Yield every object of every file, with the first version that it is for."""
+    """Yield every object of every file, with the versions that it is for."""
     for path in sorted(folder.rglob("*.yaml")):
         for each in parse(path.read_text()):
             if each.get("kind") not in ("Kustomization", "Component"):
                 place = f"{path.stem}-{each['kind']}-{each['metadata']['name']}"
-                yield pytest.param(each, SINCE.get(path.stem, VERSIONS[0]), id=place)
+                yield pytest.param(each, FOR.get(path.stem, VERSIONS), id=place)
 
 
 def group(each: dict[str, Any]) -> str:
@@ -37,9 +42,9 @@ def group(each: dict[str, Any]) -> str:
     return str(each["apiVersion"]).rpartition("/")[0]
 
 
-@pytest.mark.parametrize(("each", "since"), [each for each in objects() if group(each.values[0]) not in FOREIGN])
-def test_an_object_fits_the_schema_of_its_api(each: dict[str, Any], since: str) -> None:
-    for version in VERSIONS[VERSIONS.index(since) :]:
+@pytest.mark.parametrize(("each", "versions"), [each for each in objects() if group(each.values[0]) not in FOREIGN])
+def test_an_object_fits_the_schema_of_its_api(each: dict[str, Any], versions: tuple[str, ...]) -> None:
+    for version in versions:
         validate(each, version, strict=True)
 
 
@@ -49,10 +54,11 @@ def test_the_device_plugin_needs_no_new_api(version: str) -> None:
         validate(each, version, strict=True)
 
 
-@pytest.mark.parametrize(("each", "_since"), [each for each in objects() if list(pod_specs(each.values[0]))])
-def test_each_pod_fits_the_schema_wherever_it_stands(each: dict[str, Any], _since: str) -> None:
+@pytest.mark.parametrize(("each", "versions"), [each for each in objects() if list(pod_specs(each.values[0]))])
+def test_each_pod_fits_the_schema_wherever_it_stands(each: dict[str, Any], versions: tuple[str, ...]) -> None:
     for spec in pod_specs(each):
-        validate({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": spec}, "1.37", strict=True)
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": spec}
+        validate(pod, versions[-1], strict=True)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

@@ -98,9 +98,12 @@ def _request(number: int, method: str, parameters: Mapping[str, Any]) -> dict[st
     return {"jsonrpc": "2.0", "id": number, "method": method, "params": parameters}
 
 
+#: The image that the manifests name.
+IMAGE = {"image": "qgpu-k8s"}
+
+
 def rendered(values: Mapping[str, Any] | None = None) -> Objects:
-    """Return what ``helm install qgpu deploy/helm/qgpu --namespace qgpu-system`` would create."""
-    said = helm(
-        "helm_template", release_name="qgpu", chart=str(CHART), namespace="qgpu-system", values=dict(values or {})
-    )
+    """Return what ``helm install qgpu deploy/helm/qgpu --namespace qgpu-system`` with the image would create."""
+    given = IMAGE | dict(values or {})
+    said = helm("helm_template", release_name="qgpu", chart=str(CHART), namespace="qgpu-system", values=given)
     return by_name(parse(said))

@@ -10,6 +10,7 @@ from lightkube.resources.resource_v1 import ResourceClaim
 from qgpu.errors import InvalidValueError, QgpuError, RefusedError
 from qgpu.ipc import codec
 from qgpu.k8s import claims
+from qgpu.k8s.qgpud import Card
 from qgpu.model.member_part import MemberPart
 from qgpu.model.prepared_grant import PreparedGrant
 from tests.k8s.world import GI, NODE, card, parameters, result
@@ -144,6 +145,7 @@ def test_parameters_of_other_drivers_are_left_out() -> None:
         (parameters("FromClaim", **{"class": 3}), "class 3: write text"),
         (parameters("FromClaim", latencyTarget="2ms"), "only class online has one"),
         (parameters("FromClass", latencyTarget="soon"), "not a time such as"),
+        (parameters("FromClaim", policy="fair"), "choose one of best-effort, fixed-share, burst-share"),
         (parameters("FromClaim", kind="GpuConfig"), "write qgpu.io/v1 and GrantParameters"),
         (parameters("FromClaim", apiVersion="qgpu.io/v2"), "write qgpu.io/v1 and GrantParameters"),
     ],
@@ -154,6 +156,53 @@ def test_bad_parameters_are_refused_in_one_line(configuration: dict[str, Any], s
 
     assert str(refusal.value).startswith("claim team/model: request gpu: ")
     assert "\n" not in str(refusal.value)
+
+
+def test_claim_may_not_name_another_policy_than_its_class() -> None:
+    both = parameters("FromClass", policy="fixed-share"), parameters("FromClaim", policy="burst-share")
+
+    with pytest.raises(InvalidValueError, match="policy burst-share: other parameters of this request say fixed-share"):
+        read(result(0), configurations=both)
+    assert claims.policies(claim(result(0), configurations=both[:1]), NODE)[0].policy == "fixed-share"
+
+
+CARD = Card(0, card(0), "card", GI, "fixed-share", "best-effort", "", 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"policy": "fixed-share"}, ""),
+        ({"policy": "burst-share"}, "has policy fixed-share, and the claim asks for burst-share; select cards by"),
+        ({"class": "online", "policy": "best-effort"}, ""),
+        ({"class": "online", "policy": "fixed-share"}, "onlinePolicy best-effort, and the claim asks for fixed-share"),
+        ({}, ""),
+    ],
+)
+def test_card_must_have_the_policy_for_the_claims_class(values: dict[str, str], why: str) -> None:
+    asked = claims.policies(claim(result(0), configurations=(parameters("FromClass", **values),)), NODE)
+    try:
+        claims.check_policies("claim team/model", asked, [CARD])
+        said = ""
+    except RefusedError as error:
+        said = str(error)
+
+    assert why in said
+    assert bool(why) == bool(said)
+    assert "\n" not in said
+
+
+def test_policy_is_asked_of_the_cards_of_its_request() -> None:
+    asked = claims.policies(
+        claim(
+            result(0, request="fixed/a"),
+            result(1, request="any"),
+            configurations=(parameters("FromClaim", "fixed", policy="fixed-share"),),
+        ),
+        NODE,
+    )
+
+    assert [(each.request, each.gpu) for each in asked] == [("fixed/a", card(0))]
 
 
 def without(key: str) -> dict[str, Any]:

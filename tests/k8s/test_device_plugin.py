@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import signal
-import socket
 from collections.abc import Iterator
 
 import grpc
 import pytest
 
 from tests.k8s.container import Container
+from tests.k8s.rivals import listener
 from tests.k8s.world import GI, World, card, result
 
 CORES, ONLINE = "qgpu.io/cores", "qgpu.io/online-cores"
@@ -227,10 +227,23 @@ def test_units_of_both_halves_are_known_after_a_restart(world: World) -> None:
 
 def test_rival_plugin_takes_every_unit_off_sale(world: World) -> None:
     path = world.kubelet.directory.device_plugins / "nvidia-gpu.sock"
-    with socket.socket(socket.AF_UNIX) as rival:
-        rival.bind(str(path))
-        rival.listen()
+    with listener(path):
         world.eventually(lambda: world.kubelet.healthy(CORES) == 0)
+    path.unlink()
+
+
+def test_no_units_are_allocated_beside_a_rival(world: World) -> None:
+    units = [f"{card(0)}::{number}" for number in range(30)]
+    world.kubelet.allocate(CORES, 30, "p", units=units)
+    before = world.grants()
+    path = world.kubelet.directory.device_plugins / "vmemory.sock"
+    with listener(path):
+        world.eventually(lambda: world.kubelet.healthy(CORES) == 30)
+
+        for asked in (units, [f"{card(1)}::0"]):
+            with pytest.raises(grpc.RpcError, match="GPU manager sells this node's cards too; remove it"):
+                world.kubelet.allocate(CORES, len(asked), "q", units=asked)
+        assert world.grants() == before
     path.unlink()
 
 

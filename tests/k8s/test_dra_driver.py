@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
-import socket
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.k8s.container import Container
+from tests.k8s.rivals import PLACES, listener
 from tests.k8s.wire import MESSAGES
 from tests.k8s.world import GI, NODE, World, card, device, parameters, result
 
 HEALTHY, UNHEALTHY = 1, 2
+RIVAL = "device-plugins/vcore.sock"
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +133,24 @@ def test_class_online_comes_from_the_device_class(world: World) -> None:
     assert world.grants()[online["metadata"]["uid"]]["devices"][0]["class"] == "online"
     assert "DeviceClass" in world.kubelet.prepare(forged, "q")
     assert forged["metadata"]["uid"] not in world.grants()
+
+
+def test_claim_with_a_policy_waits_until_its_card_has_it(world: World) -> None:
+    asked = parameters("FromClaim", policy="fixed-share")
+    claim = world.claim(result(1, cores="10"), pods=("p",), configurations=(asked,))
+    uid = claim["metadata"]["uid"]
+
+    refusal = world.kubelet.prepare(claim, "p")
+    assert "pGPU 1 has policy burst-share, and the claim asks for fixed-share" in refusal
+    assert uid not in world.grants()
+    assert world.daemon is not None
+    assert world.daemon.ctl(*shlex.split(refusal.partition(": qgpuctl ")[2])).returncode == 0
+    try:
+        assert world.kubelet.prepare(claim, "p") == ""
+    finally:
+        world.daemon.ctl("gpu", "policy", "set", "1", "burst-share")
+    world.kubelet.checkpoint[uid].devices = None
+    assert world.kubelet.prepare(claim, "p") == ""  # it was prepared before
 
 
 def test_claim_that_was_replaced_is_not_prepared(world: World) -> None:
@@ -369,20 +388,11 @@ def test_second_driver_on_a_node_is_refused(world: World) -> None:
     assert "another qgpu-k8s serves this node" in world.log[log:]
 
 
-def listener(path: Path) -> socket.socket:
-    """A socket at which somebody listens."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    made = socket.socket(socket.AF_UNIX)
-    made.bind(str(path))
-    made.listen()
-    return made
-
-
 @pytest.mark.parametrize(
     "place",
     [
-        "plugins_registry/gpu.nvidia.com-reg.sock",
         "plugins/gpu.nvidia.com/dra.sock",
+        "plugins_registry/hami-core-gpu.project-hami.io-reg.sock",
         "device-plugins/nvidia-gpu.sock",
     ],
 )
@@ -394,7 +404,7 @@ def test_rival_driver_is_refused_in_one_line(world: World, place: str) -> None:
         world.start_driver()
         assert world.driver is not None
         assert world.driver.wait(60) == 21
-    assert "another driver sells this node's cards too" in world.log[log:]
+    assert f"{path}: {PLACES[place]} sells this node's cards too; remove it" in world.log[log:]
     assert world.log[log:].strip().count("\n") == 0
     world.registered_driver()  # the socket is there still, but nobody listens
     path.unlink()
@@ -407,6 +417,27 @@ def test_rival_that_comes_later_stops_new_pods(world: World) -> None:
         assert world.devices()[0]["taints"][0]["key"] == "qgpu.io/conflict"
     world.eventually(lambda: not any(each.get("taints") for each in world.devices()))
     path.unlink()
+
+
+def test_new_claims_wait_until_the_rival_has_gone(world: World) -> None:
+    before, new = world.claim(result(0), pods=("p",)), world.claim(result(1), pods=("q",))
+    assert world.kubelet.prepare(before, "p") == ""
+    known = world.kubelet.checkpoint[before["metadata"]["uid"]]
+    first, known.devices = known.devices, None
+    path = world.kubelet.root / RIVAL
+    with listener(path):
+        world.eventually(lambda: all(each.get("taints") for each in world.devices()))
+
+        refusal = world.kubelet.prepare(new, "q")  # as of a claim that tolerates the taint
+        assert refusal.startswith(f"claim team/{new['metadata']['name']}: not prepared; {path}: {PLACES[RIVAL]} sells")
+        assert "remove it from this node" in refusal
+        assert "\n" not in refusal
+        assert world.grants().keys() == {before["metadata"]["uid"]}
+        assert world.kubelet.prepare(before, "p") == ""  # as after the kubelet lost its record
+        assert known.devices == first
+    path.unlink()
+
+    world.eventually(lambda: not world.kubelet.prepare(new, "q"))
 
 
 def test_ended_driver_removes_its_sockets(world: World) -> None:

@@ -119,7 +119,7 @@ def test_red_bars_of_quotas_are_pods_that_wait() -> None:
     (waits,) = [each["expr"] for each in panel["targets"] if each["refId"] in red]
     (others,) = [each["expr"] for each in panel["targets"] if each["refId"] not in red]
     assert re.search(r"< 1 and on .*qgpu_pod_below_quota{.*reason=\"waits\"}$", waits)
-    assert others.endswith(f"unless on (instance, gpu, pod) ({waits})")
+    assert others.endswith(f"unless on (instance, gpu, pod, qgpu_pod) ({waits})")
 
 
 def test_each_pgpu_of_each_host_has_a_panel_of_its_shares() -> None:

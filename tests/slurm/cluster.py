@@ -155,6 +155,10 @@ class Cluster:
         shown = self.run("scontrol", "show", "job", "-o", job).stdout
         return next((word[9:] for word in shown.split() if word.startswith("JobState=")), "")
 
+    def reason(self, job: str) -> str:
+        """Return why a job waits, as the scheduler found when it last looked."""
+        return self.run("squeue", "-h", "-j", job, "-o", "%r").stdout.strip()
+
     def wait(self, until: Callable[[], bool], what: str) -> None:
         """Wait for an event. Raises AssertionError with the logs if it does not come."""
         deadline = time.monotonic() + PATIENCE_S

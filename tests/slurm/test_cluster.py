@@ -150,6 +150,21 @@ def test_jobs_beyond_a_card_wait_in_slurm_not_in_qgpu(cluster: Cluster) -> None:
     assert cluster.state(jobs[2]) == "PENDING"
 
 
+def test_a_job_on_two_nodes_starts_on_both_or_on_none(cluster: Cluster) -> None:
+    first, _ = (cluster.batch("exec sleep infinity", "--gres=shard:60", "-w", "n1") for _ in range(2))
+    cluster.wait(lambda: len(cluster.pods()) == 2, "a job on each card of the first node")
+    before = set(cluster.pods())
+
+    job = cluster.batch("srun sleep infinity", "-N", "2", "--gres=shard:60")
+    cluster.wait(lambda: cluster.reason(job) == "Resources", "Slurm has found no room for it")
+
+    assert cluster.state(job) == "PENDING"
+    assert [set(cluster.pods(node)) for node in NODES] == [before, set()]
+    cluster.run("scancel", first)
+    cluster.wait(lambda: all(f"slurm-{job}" in cluster.pods(node) for node in NODES), "its pods")
+    assert [limits(cluster.pods(node)[f"slurm-{job}"]) for node in NODES] == [{0: part(60)}] * 2
+
+
 def test_a_cancelled_job_leaves_no_pod(cluster: Cluster) -> None:
     job = cluster.batch("sleep infinity", "--gres=shard:30")
     pod = the_pod(cluster)

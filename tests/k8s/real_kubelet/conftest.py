@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 
 import pytest
 
-from tests.k8s.containerd import engine
+from tests.k8s.containerd import cri, engine, needs
 from tests.k8s.containerd import node as nodes
 from tests.k8s.real_kubelet import build
 from tests.k8s.real_kubelet.node import KubeletNode
@@ -19,14 +18,8 @@ _RELEASE = "1.7"
 
 @pytest.fixture(scope="session")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeletNode]:
-    """A node; skipped where its packages cannot be had."""
-    if why := engine.missing():
-        pytest.skip(why)
-    try:
-        engine.programs(_RELEASE)
-        build.kubelet()
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"no packages of containerd and Kubernetes: {error}")
+    """A node, for all tests."""
+    needs.check(containerd=lambda: engine.programs(_RELEASE), cri=cri.description, kubelet=build.kubelet)
     home = tmp_path_factory.mktemp("k")
     with engine.running(_RELEASE, home, home / "cdi") as containerd, nodes.running(containerd, home) as beside:
         running = KubeletNode(beside, Kubelet(home, containerd))
