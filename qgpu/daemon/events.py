@@ -16,6 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,22 @@ _log = structlog.get_logger("events")
 FULL = 1000
 #: The records: of settings, and of pods and claims, which come and go so often that they would displace the others.
 _SETTINGS, _PODS = "events", "events-of-pods"
+
+#: What becomes of pods that stay where they are: a container or task joins one.
+_STAYS = {"container bound", "job bound"}
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What is recorded of a pod's beginning; None for what is not."""
+
+    at: str | None = None
+    by: Mapping[str, Any] | None = None
+    #: When it began, in seconds since the epoch, if it was not told to move since, and did not do so by itself.
+    untouched_since_s: float | None = None
+
+
+UNKNOWN = Origin()
 
 
 class Events:
@@ -80,6 +97,19 @@ class Events:
         """Record what the daemon itself did with a pod."""
         self._pods.note({"what": what, **on, "by": {"uid": os.getuid(), "pid": os.getpid(), "program": "qgpud"}})
 
+    def origins(self) -> dict[str, Origin]:
+        """Return how the pods began of which that is still recorded, by name: the last one of each name."""
+        found: dict[str, Origin] = {}
+        for event in self._pods.latest():
+            name = event.get("name")
+            if not isinstance(name, str) or "uid" in event:  # a claim's
+                continue
+            if event.get("made") is True:
+                found[name] = _origin(event)
+            elif name in found and event["what"] not in _STAYS:
+                found[name] = replace(found[name], untouched_since_s=None)
+        return found
+
     def listed(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
         """Return the last events, the latest last: ``count`` of them at most, or only those of ``settings``."""
         count = arguments.get("count", int) or FULL
@@ -104,6 +134,14 @@ def _number(event: Mapping[str, Any]) -> int:
     """Return an event's place in the order of all; 0 if a version without numbers recorded it."""
     found = event.get("number")
     return found if isinstance(found, int) else 0
+
+
+def _origin(event: Mapping[str, Any]) -> Origin:
+    try:
+        at = str(event.get("at"))
+        return Origin(at, event["by"], datetime.fromisoformat(at).timestamp())
+    except ValueError:
+        return UNKNOWN
 
 
 class _Record:

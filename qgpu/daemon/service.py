@@ -23,7 +23,7 @@ from qgpu.daemon.claim_requests import ClaimRequests
 from qgpu.daemon.container_requests import ContainerRequests, check_reach
 from qgpu.daemon.container_runtimes import cdi_directory
 from qgpu.daemon.device_isolation import DeviceIsolation
-from qgpu.daemon.events import Events
+from qgpu.daemon.events import UNKNOWN, Events
 from qgpu.daemon.gang_exchange import GangExchange
 from qgpu.daemon.gpu_loop import GpuLoop
 from qgpu.daemon.memory_turns import MemoryTurns
@@ -78,6 +78,9 @@ _RECORDED = {
     "grant.prepare": "claim prepared",
     "grant.drop": "claim dropped",
 }
+
+#: Those that may make a pod.
+_MAKING = {"pod.create", "container.bind", "slurm.bind"}
 
 _Request = Callable[[Session, Arguments, list[int]], dict[str, Any]]
 
@@ -192,6 +195,8 @@ class Service:
         if what := _RECORDED.get(op):
             told = {**message, **answer}
             on = {key: told[key] for key in ("name", "uid", "grants", "gpu") if told.get(key) not in (None, "", {})}
+            if op in _MAKING and self.pods.is_new(on.get("name")):
+                on["made"] = True
             self._events.happened(session, what, on)
         return answer
 
@@ -314,10 +319,11 @@ class Service:
 
     def _pod_list(self, pods: Sequence[PodInfo]) -> dict[str, Any]:
         ledgers, usages = {index: loop.ledger for index, loop in self._loops.items()}, self.counters.usages()
+        origins = self._events.origins()
         return {
             "pods": [
                 views.pod(pod, self.pods.labels_of(pod), ledgers, usages)
-                | views.place(self.suspensions.state(pod.name), self.turns.waits(pod))
+                | views.place(self.suspensions.state(pod.name), self.turns.waits(pod), origins.get(pod.name, UNKNOWN))
                 for pod in pods
             ]
         }

@@ -146,3 +146,35 @@ def test_a_change_that_is_not_recorded_says_what_to_do(
         pass
 
     assert names(record, me) == []
+
+
+def test_a_pods_origin_is_that_of_the_last_of_its_name(tmp_path: Path, me: Session) -> None:
+    record = Events(tmp_path)
+    record.happened(me, "pod created", {"name": "one", "made": True})
+    record.happened(me, "pod removed", {"name": "one"})
+    record.happened(me, "pod created", {"name": "one", "made": True})
+    record.happened(me, "container bound", {"name": "one"})
+    record.happened(me, "claim dropped", {"name": "one", "uid": "7"})
+    _, _, made, *_ = record.listed(me, Arguments({}), [])["events"]
+    origin = Events(tmp_path).origins()["one"]
+
+    assert (origin.at, origin.by) == (made["at"], made["by"])
+    assert origin.untouched_since_s == datetime.fromisoformat(made["at"]).timestamp()
+
+
+@pytest.mark.parametrize("what", ["pod told to move", "pod yields its memory"])
+def test_since_when_a_moved_pod_runs_is_not_known(me: Session, what: str) -> None:
+    record = Events(None)
+    record.happened(me, "pod created", {"name": "one", "made": True})
+    record.happened(me, what, {"name": "one"})
+    origin = record.origins()["one"]
+
+    assert origin.at is not None
+    assert origin.untouched_since_s is None
+
+
+def test_a_pod_that_was_joined_only_has_no_known_origin(me: Session) -> None:
+    record = Events(None)
+    record.happened(me, "container bound", {"name": "one"})
+
+    assert record.origins() == {}
