@@ -68,9 +68,13 @@ class Events:
     ) -> Iterator[dict[str, Any]]:
         """Record a change of settings before the block makes it; if the block fails, record that, too.
 
-        Yields who makes it. Raises QgpuError, before the block, if the change cannot be recorded.
+        Yields who makes it. Raises QgpuError, before the block, if the change cannot be recorded. What changes nothing
+        is no event.
         """
         who = caller.of(session)
+        if old == new:
+            yield who
+            return
         event = {"what": what, **on, "by": who, "old": dict(old), "new": dict(new)}
         try:
             self._settings.append(event)

@@ -67,6 +67,21 @@ def test_a_refused_change_is_not_recorded(running: Daemon) -> None:
     assert running.json("events")["events"] == []
 
 
+def test_a_set_that_changes_nothing_is_no_event(running: Daemon) -> None:
+    pod = running.start("run", "--name", "one", "--cores", "30", "--", "sleep", "60")
+    while not running.json("pod", "list")["pods"]:
+        pass
+    same = [
+        running.ctl("gpu", "policy", "set", "0", "burst-share").stdout,
+        running.ctl("pod", "set", "one", "--cores", "30").stdout,
+    ]
+    pod.terminate()
+    pod.communicate(timeout=programs.TIMEOUT_S)
+
+    assert [line.partition(";")[0] for line in same] == ["pGPU 0: no change", "pod one: no change"]
+    assert running.json("events", "--settings")["events"] == []
+
+
 @pytest.mark.parametrize("full", ["events.jsonl", "state.json"])
 def test_a_change_that_cannot_be_kept_is_not_made(running: Daemon, state: Path, full: str) -> None:
     (state / full).symlink_to("/dev/full")

@@ -81,7 +81,7 @@ def test_pods_that_come_and_go_displace_no_settings(
 ) -> None:
     monkeypatch.setattr(events, "FULL", 10)
     record = Events(tmp_path)
-    with record.changing(me, "policy set", {"name": "kept"}, {}, {}):
+    with record.changing(me, "policy set", {"name": "kept"}, {"cores": 1}, {"cores": 2}):
         pass
     for number in range(50):
         record.happened(me, "pod created", {"name": str(number)})
@@ -122,7 +122,7 @@ def test_a_clock_that_is_set_back_hides_no_event(tmp_path: Path, me: Session, mo
     record.happened(me, "pod created", {"name": "before"})
     now = datetime.now(UTC)
     monkeypatch.setattr(events, "datetime", SimpleNamespace(now=lambda _: now - timedelta(hours=1)))
-    with record.changing(me, "policy set", {"name": "after"}, {}, {}):
+    with record.changing(me, "policy set", {"name": "after"}, {"cores": 1}, {"cores": 2}):
         pass
 
     assert names(record, me, 1) == ["after"]
@@ -142,7 +142,7 @@ def test_a_change_that_is_not_recorded_says_what_to_do(
 
     record = Events(tmp_path)
     monkeypatch.setattr(events, "_write", refuse)
-    with pytest.raises(QgpuError, match=remedy), record.changing(me, "pod set", {}, {}, {}):
+    with pytest.raises(QgpuError, match=remedy), record.changing(me, "pod set", {}, {"cores": 1}, {"cores": 2}):
         pass
 
     assert names(record, me) == []
