@@ -17,6 +17,8 @@ _WRITTEN: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "cores": ("quota", cores),
     "memory": ("limit", memory),
     "latency_target_ns": ("latency target", duration),
+    "member_sm_percent": ("later members' SMs", per_cent),
+    "member_memory_bytes": ("later members' limit", memory),
     "profiling": ("profiling", lambda allowed: "allowed" if allowed else "refused"),
 }
 

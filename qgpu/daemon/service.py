@@ -158,6 +158,7 @@ class Service:
         self._changing: dict[str, _Request] = {
             "gpu.set": self._gpu_set,
             "module.switched": self._module_switched,
+            "group.changed": self._group_changed,
             "gpu.set_temporarily": temporary.begin,
             "grant.drop": claims.drop,
             "grant.prepare": claims.prepare,
@@ -317,6 +318,14 @@ class Service:
         self._events.switched(session, f"module switched {'on' if arguments.need('on', bool) else 'off'}")
         return {}
 
+    def _group_changed(self, session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
+        """Record what a group's later members get. The files are its owner's, who has changed them."""
+        name = arguments.need("name", str)
+        self._groups(name).need_keeper()
+        old, new = _changed(*(_part(Arguments(arguments.need(each, dict))) for each in ("old", "new")))
+        with self._events.changing(session, "group set", {"name": name}, old, new) as who:
+            return {"old": old, "new": new, "by": who}
+
     def _pod_list(self, pods: Sequence[PodInfo]) -> dict[str, Any]:
         ledgers, usages = {index: loop.ledger for index, loop in self._loops.items()}, self.counters.usages()
         origins = self._events.origins()
@@ -429,6 +438,10 @@ class Service:
                 "remove it, and make it anew on the other card or later"
             )
         return name
+
+
+def _part(raw: Arguments) -> dict[str, Any]:
+    return {"member_sm_percent": raw.get("sm", int), "member_memory_bytes": raw.get("memory", int)}
 
 
 def _changed(old: dict[str, Any], new: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
