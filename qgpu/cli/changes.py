@@ -13,6 +13,8 @@ _WRITTEN: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "period_ns": ("period", duration),
     "offline_floor": ("offline floor", per_cent),
     "online_policy": ("online policy", str),
+    "temporary_policy": ("temporary policy", str),
+    "gpu": ("pGPU", str),
     "memory_overcommit": ("memory overcommit", factor),
     "cores": ("quota", cores),
     "memory": ("limit", memory),

@@ -195,7 +195,7 @@ class Service:
         answer = request(session, arguments, fds)
         if what := _RECORDED.get(op):
             told = {**message, **answer}
-            on = {key: told[key] for key in ("name", "uid", "grants", "gpu") if told.get(key) not in (None, "", {})}
+            on = {key: told[key] for key in ("name", "uid", "grants", "gpu", "old", "new") if told.get(key) not in (None, "", {})}
             if op in _MAKING and self.pods.is_new(on.get("name")):
                 on["made"] = True
             self._events.happened(session, what, on)
@@ -427,8 +427,8 @@ class Service:
     def _pod_move(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
         """Begin to move a pod to another card."""
         target, source = arguments.need("gpu", int), arguments.get("from", int)
-        self._moves.begin(self.suspensions, self._no_group(arguments.need("name", str)), target, source)
-        return {}
+        left = self._moves.begin(self.suspensions, self._no_group(arguments.need("name", str)), target, source)
+        return {"old": {"gpu": left}, "new": {"gpu": target}}
 
     def _no_group(self, name: str) -> str:
         """Return a pod's name. Raises RefusedError for a group: its members' contexts are in the MPS server."""

@@ -159,7 +159,7 @@ def test_show_tells_since_when_and_where_a_pod_is_suspended(tmp_path: Path) -> N
     assert answer["state_since_s"] > datetime.fromisoformat(answer["created_at"]).timestamp()
 
 
-def test_a_move_is_shown_with_pod_and_target(tmp_path: Path) -> None:
+def test_a_move_is_shown_with_pod_source_and_target(tmp_path: Path) -> None:
     with (
         programs.daemon(tmp_path / "run", "--sim-gpus", "2") as daemon,
         programs.pods(daemon, {"one": ("--", *programs.LOAD)}),
@@ -168,7 +168,7 @@ def test_a_move_is_shown_with_pod_and_target(tmp_path: Path) -> None:
         rows = [line.split()[2:] for line in daemon.ctl("events").stdout.splitlines()]
 
     assert moved.returncode == ExitCode.OK, moved.stderr
-    assert [row[-7:] for row in rows if "move" in row] == [["pod", "told", "to", "move", "one", "pGPU", "1"]]
+    assert [" ".join(row[-9:]) for row in rows if "move" in row] == ["pod told to move one pGPU 0 -> 1"]
 
 
 def test_two_daemons_do_not_share_a_state_directory(tmp_path: Path, running: Daemon, state: Path) -> None:
