@@ -62,7 +62,8 @@ def who(by: Mapping[str, Any]) -> str:
     login = by.get("login_uid", by["uid"])
     parts = [name if login == by["uid"] else f"{user(login)} as {name}"]
     if "program" in by:
-        parts.append(f"{by['program']}[{by['pid']}]")
+        module = f" -m {by['module']}" if "module" in by else ""
+        parts.append(f"{by['program']}{module}[{by['pid']}]")
     if "container" in by:
         parts.append(f"container {by['container']}")
     return ", ".join(parts)

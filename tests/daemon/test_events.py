@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 from structlog.testing import capture_logs
 
-from qgpu.daemon import events
+from qgpu.cli.changes import who
+from qgpu.daemon import caller, events
 from qgpu.daemon.events import Events
 from qgpu.daemon.request_args import Arguments
 from qgpu.errors import QgpuError
@@ -74,6 +75,32 @@ def test_a_process_that_has_ended_is_named_by_user_and_pid_only(me: Session) -> 
     assert events.caller.of(session) == {"uid": 7, "pid": child}
     os.waitpid(child, 0)
     assert events.caller.of(me)["program"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "module"),
+    [
+        ("python3", ("python3", "-m", "qgpu.groups.keeper", "--token", "secret"), "qgpu.groups.keeper"),
+        ("python3", ("/usr/bin/python3.11", "-IBu", "-m", "qgpu.cli.main"), "qgpu.cli.main"),
+        ("python3", ("python3", "-c", "pass", "-m", "qgpu.cli.main"), ""),
+        ("python3", ("python3", "train.py", "-m", "qgpu.cli.main"), ""),
+        ("python3", ("python3", "-m"), ""),
+        ("python3", ("python3", "-m", "a\x1b[2Jb"), ""),
+        ("python3", ("python3", "-m", "a" * 81), ""),
+        ("python3", ("sh", "-m", "qgpu.cli.main"), ""),
+        ("python3", (), ""),
+        ("train", ("python3", "-m", "qgpu.cli.main"), ""),
+    ],
+)
+def test_a_pythons_module_is_named_where_it_is_plain(
+    me: Session, monkeypatch: pytest.MonkeyPatch, name: str, words: tuple[str, ...], module: str
+) -> None:
+    monkeypatch.setattr(caller.proc, "name", lambda pid: name)
+    monkeypatch.setattr(caller.proc, "cmdline", lambda pid: [word.encode() for word in words])
+    found = caller.of(me)
+
+    assert (found["program"], found.get("module", "")) == (name, module)
+    assert who(found).endswith(f"{name}{module and f' -m {module}'}[{os.getpid()}]")
 
 
 def test_pods_that_come_and_go_displace_no_settings(
