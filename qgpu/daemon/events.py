@@ -93,6 +93,13 @@ class Events:
         """Record a change of settings that was made elsewhere."""
         self._settings.note({"what": what, "by": caller.of(session)})
 
+    def noted(
+        self, what: str, on: Mapping[str, Any], by: Mapping[str, Any], old: Mapping[str, Any], new: Mapping[str, Any]
+    ) -> None:
+        """Record what was in force for a while, and is no setting; on a full disk, as soon as there is room."""
+        if old != new:
+            self._settings.note({"what": what, **on, "by": dict(by), "old": dict(old), "new": dict(new)})
+
     def happened(self, session: Session, what: str, on: Mapping[str, Any]) -> None:
         """Record what became of a pod or claim; on a full disk, as soon as there is room: pods must run anyway."""
         self._pods.note({"what": what, **on, "by": caller.of(session)})

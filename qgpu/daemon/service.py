@@ -142,7 +142,7 @@ class Service:
         if chosen.plane is not Plane.SIM:
             self._unmanaged.start()
         self.counters = Counters(pods, chosen, self._loops, traces, self._isolation, self._unmanaged, moves, turns)
-        temporary = TemporaryPolicies(pods, self._gpu)
+        temporary = TemporaryPolicies(pods, self._gpu, self._events)
         self._looking: dict[str, Callable[[Sequence[PodInfo]], dict[str, Any]]] = {
             "status": self._status,
             "gpu.list": lambda pods: {"gpus": self._gpus(pods)},
@@ -195,7 +195,11 @@ class Service:
         answer = request(session, arguments, fds)
         if what := _RECORDED.get(op):
             told = {**message, **answer}
-            on = {key: told[key] for key in ("name", "uid", "grants", "gpu", "old", "new") if told.get(key) not in (None, "", {})}
+            on = {
+                key: told[key]
+                for key in ("name", "uid", "grants", "gpu", "old", "new")
+                if told.get(key) not in (None, "", {})
+            }
             if op in _MAKING and self.pods.is_new(on.get("name")):
                 on["made"] = True
             self._events.happened(session, what, on)
