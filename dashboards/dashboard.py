@@ -109,7 +109,7 @@ PANELS = (
         most=1,
     ),
     _stat(
-        "Utilisation",
+        "Utilization",
         "NVML's: the time in which any kernel ran.",
         f"avg(qgpu_gpu_utilization_ratio{GPU})",
         "percentunit",
@@ -161,13 +161,18 @@ PANELS = (
 CARDS = (
     Panel(
         "pGPU $gpu: who uses it",
-        "True GPU time of each pod, from the hardware's context switches. Dashed: NVML's utilisation, the time in "
+        "True GPU time of each pod, from the hardware's context switches. Dashed: NVML's utilization, the time in "
         "which a kernel ran. Where it is lower, pods hold the GPU while they wait for their own host code.",
         "timeseries",
         (24, 11),
         (
+<<<<<<< HEAD
             Query(_SHARE, _NAME),
             Query(f"qgpu_gpu_utilization_ratio{GPU}", "utilisation of {{gpu}}", limit=True, colour="text"),
+=======
+            Query(_SHARE, "{{pod}}"),
+            Query(f"qgpu_gpu_utilization_ratio{GPU}", "utilization of {{gpu}}", limit=True, colour="text"),
+>>>>>>> operator-show
         ),
         "percentunit",
         stacked=True,

@@ -23,6 +23,27 @@ PROGRAMS = {
     "qgpu-load": ("qgpu.load.main", 1),
 }
 
+#: What an exit code means, and for example; docs/exit-codes.md says the same.
+EXIT_CODES = {
+    ExitCode.OK: "done",
+    ExitCode.FAILED: "failed: a defect, or a full disk (then nothing was changed); the line or the log says which",
+    ExitCode.USAGE: "usage: unknown option, quota 0 or 101, a wrong configuration file",
+    ExitCode.NOT_SUPPORTED: "not supported: unknown driver branch; doctor found something missing",
+    ExitCode.NO_PERMISSION: "no permission: changing things as a user who may only look; sharing real GPUs without "
+    "being root",
+    ExitCode.NOT_FOUND: "not found: no pod, GPU or policy has that name",
+    ExitCode.NOT_LOADED: "not loaded: the driver or module of the requested plane is not loaded",
+    ExitCode.TIMEOUT: "timeout: the daemon did not answer within --timeout",
+    ExitCode.GPU_LOST: "GPU lost: the data plane stopped answering",
+    ExitCode.DAEMON_UNREACHABLE: "daemon unreachable: qgpud is not running, and did not start within --timeout",
+    ExitCode.REFUSED: "refused: a grant does not fit or cannot be enforced; nothing was changed",
+    ExitCode.DRIFT: "drift: doctor --self-test: shares differ from the quotas",
+    ExitCode.ALREADY_RUNNING: "already running: another qgpud holds this runtime directory",
+    ExitCode.INTERRUPTED: "interrupted: Ctrl-C; top, trace, report, web and qgpud exit with 0 on it",
+    ExitCode.BROKEN_PIPE: "broken pipe: the reader closed the output before its end, as head -1 does; nothing more was "
+    "done",
+}
+
 
 def every(version: str) -> Iterator[tuple[str, str]]:
     """Yield file name and text of every page."""
@@ -67,11 +88,12 @@ def page(
     synopsis = " ".join(command.collect_usage_pieces(context))
     lines += [".SH SYNOPSIS", f".B {escape(context.command_path)}", escape(synopsis), ".SH DESCRIPTION"]
     lines += [".PP" if not line.strip() else escape(line.strip()) for line in text.strip().splitlines()]
-    options = [record for each in command.get_params(context) if (record := each.get_help_record(context))]
-    if options:
-        lines.append(".SH OPTIONS")
-        for option, meaning in options:
-            lines += [".TP", f".B {escape(option)}", escape(" ".join(meaning.split()))]
+    for heading, arguments in (("ARGUMENTS", True), ("OPTIONS", False)):
+        params = [each for each in command.get_params(context) if isinstance(each, click.Argument) is arguments]
+        records = [record for each in params if (record := each.get_help_record(context))]
+        lines += [f".SH {heading}"] if records else []
+        for param, meaning in records:
+            lines += [".TP", f".B {escape(param)}", escape(" ".join(meaning.split()))]
     if below:
         lines.append(".SH COMMANDS")
         for word, found in below:
@@ -81,10 +103,13 @@ def page(
     if context.parent is None:
         lines += [".SH EXIT STATUS"]
         for code in ExitCode:
-            lines += [".TP", f".B {int(code)}", code.name.lower().replace("_", " ")]
+            lines += [".TP", f".B {int(code)}", escape(EXIT_CODES[code])]
         lines += [".SH FILES", "/etc/qgpu/qgpud.toml, /run/qgpu, /var/lib/qgpu", ".SH SEE ALSO"]
         others = [f"{other} ({number})" for other, (_, number) in PROGRAMS.items() if other != name]
         lines += [*(f".BR {escape(other)}," for other in others), "/usr/share/doc/qgpu"]
+    else:
+        above, root = context.parent.command_path.replace(" ", "-"), context.find_root().info_name
+        lines += [".SH SEE ALSO", *(f".BR {escape(each)} ({section})" for each in sorted({above, str(root)}))]
     return "\n".join(lines) + "\n"
 
 

@@ -104,3 +104,17 @@ def test_files_named_in_passing_are_there() -> None:
     ]
     assert len(named) > 100
     assert [(place, path) for place, path in named if not (ROOT / path).exists()] == []
+
+
+def test_utilization_is_spelled_as_the_glossary_spells_it() -> None:
+    """Figures say what their benchmark said when it ran, and the changes say what was renamed."""
+    spoken = {path for path in documents.files(ROOT) if path.name not in ("CHANGELOG.md", "measurements.md")}
+    spoken -= set((ROOT / "docs/results").glob("*"))
+    wrong = [
+        str(path.relative_to(ROOT))
+        for path in (*sorted(spoken), *sorted((ROOT / "dashboards").iterdir()))
+        if "utilisation" in path.read_text().lower()
+    ]
+
+    assert "**utilization**" in (ROOT / "docs/glossary.md").read_text()
+    assert wrong == []

@@ -101,4 +101,4 @@ def _bytes_of(name: str) -> bytes:
     try:
         return uuid.UUID(name.removeprefix("GPU-")).bytes
     except ValueError as error:
-        raise CheckpointError(f"{name}: it is no UUID of a whole card, and the driver moves between those") from error
+        raise CheckpointError(f"{name}: it is no UUID of a whole card; the driver moves between those only") from error

@@ -13,10 +13,14 @@ _WRITTEN: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "period_ns": ("period", duration),
     "offline_floor": ("offline floor", per_cent),
     "online_policy": ("online policy", str),
+    "temporary_policy": ("temporary policy", str),
+    "gpu": ("pGPU", str),
     "memory_overcommit": ("memory overcommit", factor),
     "cores": ("quota", cores),
     "memory": ("limit", memory),
     "latency_target_ns": ("latency target", duration),
+    "member_sm_percent": ("later members' SMs", per_cent),
+    "member_memory_bytes": ("later members' limit", memory),
     "profiling": ("profiling", lambda allowed: "allowed" if allowed else "refused"),
 }
 
@@ -58,7 +62,8 @@ def who(by: Mapping[str, Any]) -> str:
     login = by.get("login_uid", by["uid"])
     parts = [name if login == by["uid"] else f"{user(login)} as {name}"]
     if "program" in by:
-        parts.append(f"{by['program']}[{by['pid']}]")
+        module = f" -m {by['module']}" if "module" in by else ""
+        parts.append(f"{by['program']}{module}[{by['pid']}]")
     if "container" in by:
         parts.append(f"container {by['container']}")
     return ", ".join(parts)

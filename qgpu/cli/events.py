@@ -34,7 +34,7 @@ def _row(event: dict[str, Any]) -> tuple[str, ...]:
     gpu = f"pGPU {event['gpu']}" if "gpu" in event else ""
     on = str(event.get("name") or event.get("uid") or gpu or "-")
     change = changed(event["old"], event["new"]) if "new" in event else granted(event.get("grants", {}))
-    if gpu and gpu != on and "grants" not in event:  # where a pod is told to move, or yields memory
+    if gpu and gpu != on and "grants" not in event and "new" not in event:  # where a pod yields memory
         change = gpu
     failed = f"; failed: {event['failed']}" if "failed" in event else ""
     return event["at"], who(event["by"]), event["what"], on, change + failed

@@ -1,6 +1,43 @@
-"""Examples of every command of ``qgpuctl``, for its help and its manual page. Tests check that all of them parse."""
+"""Examples of every command of ``qgpuctl``, and what its arguments mean, for its help and its manual page.
+
+Tests check that all examples parse.
+"""
 
 from __future__ import annotations
+
+#: The examples of qgpuctl itself.
+FIRST_STEPS = (
+    "qgpuctl doctor",
+    "qgpuctl run --cores 60 --memory 16GiB --name train -- python train.py",
+    "qgpuctl top",
+    "qgpuctl pod set train --cores 30",
+    "qgpuctl gpu policy set 0 fixed-share",
+    "qgpuctl man pod set",
+)
+
+#: The commands whose first example is one of their group.
+GROUPS: dict[str, tuple[str, ...]] = {
+    "cdi": ("cdi show", "cdi generate"),
+    "gpu": ("gpu show", "gpu policy set"),
+    "gpu policy": ("gpu policy set",),
+    "grant": ("grant list", "grant drop"),
+    "group": ("group create", "group show"),
+    "module": ("module show", "module off"),
+    "pod": ("pod list", "pod set"),
+}
+
+#: What an argument means, by its name and the first word of the command.
+ARGUMENTS = {
+    ("completion", "shell"): "The shell that is to complete.",
+    ("gpu", "index"): "The pGPU: its number or its UUID.",
+    ("gpu", "policy_name"): "The policy: its name or its number.  [default: as it is]",
+    ("grant", "uid"): "UID of the claim, as 'qgpuctl grant list' shows it.",
+    ("group", "name"): "Name of the group.",
+    ("man", "words"): "The command, such as pod set.  [default: qgpuctl itself]",
+    ("pod", "name"): "Name of the pod, as 'qgpuctl pod list' shows it.",
+    ("run", "command"): "The command that runs in the pod, and its arguments.",
+    ("simulate", "scenario"): "File of the scenario (TOML).",
+}
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "cdi show": ("qgpuctl cdi show",),

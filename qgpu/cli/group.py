@@ -11,11 +11,12 @@ from typing import Any
 import click
 
 from qgpu.cli import completion
+from qgpu.cli.changes import changed, who
 from qgpu.cli.context import Context, pass_context
 from qgpu.cli.grant_options import change, class_option, given, grant_options, or_none
 from qgpu.cli.output import cores, duration, memory, output_option, print_as, print_facts, print_json, print_table
 from qgpu.cli.params import DURATION, MEMORY, PGPU, OrNone
-from qgpu.errors import InvalidValueError, PermissionDeniedError, TimedOutError
+from qgpu.errors import InvalidValueError, PermissionDeniedError, QgpuError, TimedOutError
 from qgpu.groups import group_cdi, keeper_process
 from qgpu.groups.group_files import GroupFiles, check_not_claims, names
 from qgpu.groups.keeper import Keeper, members_left
@@ -148,11 +149,23 @@ def set_(context: Context, /, name: str, sm: Any, member_memory: Any, **options:
     files.server.environment(part.sm, part.memory)  # a part that is none is refused before anything changes
     if changes:
         change(context, "group", name, None, changes)
-    if part != before:
-        files.part = part
-        with context.connect() as client:
+    if sm is not None or member_memory is not None:
+        _set_part(context, files, before, part)
+
+
+def _set_part(context: Context, files: GroupFiles, before: MemberPart, part: MemberPart) -> None:
+    """Change what later members get, and say what has changed; nothing is if it cannot be recorded."""
+    with context.connect() as client:
+        if part != before:
+            files.part = part
+        try:
+            answer = client.call("group.changed", name=files.name, old=asdict(before), new=asdict(part))
+        except QgpuError:
+            files.part = before
+            raise
+        if part != before:
             group_cdi.offer(client, files)
-        click.echo(f"group {name}: later members get SMs {cores(part.sm)}, memory {memory(part.memory)}")
+    click.echo(f"group {files.name}: {changed(answer['old'], answer['new'])}; by {who(answer['by'])}")
 
 
 @group.command()

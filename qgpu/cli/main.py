@@ -12,6 +12,7 @@ from click.shell_completion import CompletionItem
 
 import qgpu
 from qgpu import entry_point
+from qgpu.cli import examples
 from qgpu.cli.context import Context
 from qgpu.cli.params import Seconds
 from qgpu.paths import default_runtime_dir
@@ -52,7 +53,7 @@ class _Lazy(click.Group):
             return None
         if cmd_name not in self.commands:
             self.add_command(getattr(importlib.import_module(_COMMANDS[cmd_name][0]), cmd_name), cmd_name)
-            _show_examples(self.commands[cmd_name], cmd_name)
+            _document(self.commands[cmd_name], cmd_name)
         return self.commands[cmd_name]
 
     def resolve_command(
@@ -74,14 +75,16 @@ class _Lazy(click.Group):
         return click.Command.shell_complete(self, ctx, incomplete)
 
 
-def _show_examples(command: click.Command, path: str) -> None:
-    from qgpu.cli.examples import EXAMPLES
-
-    if lines := EXAMPLES.get(path):
+def _document(command: click.Command, path: str) -> None:
+    """Give a command and those below it their examples, and their arguments what these mean."""
+    if lines := examples.EXAMPLES.get(path) or [examples.EXAMPLES[each][0] for each in examples.GROUPS.get(path, ())]:
         entry_point.show_examples(command, lines)
+    for param in command.params:
+        if isinstance(param, click.Argument):
+            param.help = examples.ARGUMENTS.get((path.partition(" ")[0], str(param.name)))
     if isinstance(command, click.Group):
         for name, below in command.commands.items():
-            _show_examples(below, f"{path} {name}")
+            _document(below, f"{path} {name}")
 
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -98,6 +101,9 @@ def _show_examples(command: click.Command, path: str) -> None:
 def command(ctx: click.Context, runtime_dir: Path | None, timeout: float) -> None:
     """Share GPUs among pods: show and change what each pod gets."""
     ctx.obj = Context(runtime_dir or default_runtime_dir(), timeout)
+
+
+entry_point.show_examples(command, examples.FIRST_STEPS)
 
 
 def main() -> None:

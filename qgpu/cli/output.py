@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -128,6 +129,13 @@ def memory(size: int | None) -> str:
 def duration(duration_ns: int | None) -> str:
     """Format a time, or none."""
     return "-" if duration_ns is None else units.format_duration(duration_ns)
+
+
+def moment(seconds: float | None) -> str:
+    """Format a time since the epoch as events have it, or an unknown one."""
+    if not seconds:
+        return "-"
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def per_cent(value: int) -> str:

@@ -10,9 +10,10 @@ import click
 
 from qgpu import units
 from qgpu.cli import completion
+from qgpu.cli.changes import who
 from qgpu.cli.context import Context, pass_context
 from qgpu.cli.grant_options import change, given, grant_options
-from qgpu.cli.output import cores, duration, memory, output_option, part, print_as, print_facts, print_json
+from qgpu.cli.output import cores, duration, memory, moment, output_option, part, print_as, print_facts, print_json
 from qgpu.cli.params import DURATION, PGPU
 from qgpu.errors import InvalidValueError, RefusedError
 from qgpu.ipc.control_socket import SCHEMA
@@ -161,6 +162,9 @@ def _facts(pod: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield what is known about a pod as a whole."""
     yield "pod", pod["name"]
     yield "state", "; ".join(filter(None, [_state(pod), pod["state_error"]]))
+    yield "in that state since", moment(pod["state_since_s"])
+    yield "in host memory", memory(sum(pod["suspended_memory"].values()) if pod["suspended_memory"] else None)
+    yield "started", f"{pod['created_at']}, by {who(pod['created_by'])}" if pod["created_at"] else "-"
     yield "pids", ", ".join(map(str, pod["pids"])) or "-"
     yield "cgroup", pod["cgroup"] or "-"
     for key, name in (("namespace", "namespace"), ("pod", "Kubernetes pod"), ("container", "container")):
@@ -186,6 +190,8 @@ def _on_gpu(grant: dict[str, Any], usage: dict[str, Any]) -> Iterator[tuple[str,
     yield "share, last seconds", part(usage["share"])
     yield "below its quota", usage["below_quota_reason"] or "no"
     yield "latency target", duration(grant["latency_target_ns"])
+    wait_ns = usage["expected_wait_p99_ns"]
+    yield "expected p99", "-" if wait_ns is None else f"+ {duration(wait_ns)}"
     yield "limit", memory(grant["memory"])
     yield "profiling", "allowed" if grant.get("profiling") else "refused"
     yield "held", memory(usage["memory"])

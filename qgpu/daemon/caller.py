@@ -14,6 +14,10 @@ from qgpu.linux import cgroup, proc
 #: The id of a container in its cgroup's name, and how many of its digits are shown.
 _CONTAINER = re.compile(r"[0-9a-f]{64}")
 _SHORT = 12
+#: A Python's name; its options without a value; what a module is called, and how long its name may be.
+_PYTHON = re.compile(r"python[0-9.]*")
+_FLAGS = re.compile(rb"-[bBdEiIOPqRsSuvx]+")
+_MODULE, _LONGEST = re.compile(rb"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"), 80
 #: In place of a login user: the process belongs to no login (audit(7), AUDIT_UID_UNSET).
 _NO_LOGIN = str(2**32 - 1)
 
@@ -22,14 +26,38 @@ def of(session: Session) -> dict[str, Any]:
     """Return user and process of a client: ``uid``, ``pid``, and, if known, ``program``, ``login_uid``, ``container``.
 
     ``login_uid`` is the user who logged in, also behind sudo. Of a process that has ended, only the first two are
-    known. Its command line is left out: everybody may read the record, and command lines hold secrets.
+    known. ``module`` is what a Python says that it runs. The rest of its command line is left out: everybody may read
+    the record, and command lines hold secrets.
     """
     pid = session.peer.pid
     caller: dict[str, Any] = {"uid": session.peer.uid, "pid": pid}
-    found = {"program": proc.name(pid), "login_uid": _login(pid), "container": _container(pid)}
+    program = proc.name(pid)
+    found = {
+        "program": program,
+        "module": _module(pid, program),
+        "login_uid": _login(pid),
+        "container": _container(pid),
+    }
     if session.process is None or has_ended(session.process):  # checked last: another may have got its pid meanwhile
         return caller
     return caller | {key: value for key, value in found.items() if value not in (None, "")}
+
+
+def _module(pid: int, program: str) -> str:
+    """Return the module that a Python was started with (``python -m MODULE``); empty if that is not plainly so.
+
+    A process writes its own command line, so this is only its claim, as its name is.
+    """
+    if not _PYTHON.fullmatch(program):
+        return ""
+    with suppress(OSError):
+        first, *words = proc.cmdline(pid) or [b""]
+        while words and _FLAGS.fullmatch(words[0]):
+            del words[0]
+        plain = _PYTHON.fullmatch(proc.printable(first).rpartition("/")[2]) and words[:1] == [b"-m"]
+        if plain and len(words) > 1 and len(words[1]) <= _LONGEST and _MODULE.fullmatch(words[1]):
+            return words[1].decode("ascii")
+    return ""
 
 
 def _login(pid: int) -> int | None:

@@ -16,6 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,22 @@ FULL = 1000
 #: The records: of settings, and of pods and claims, which come and go so often that they would displace the others.
 _SETTINGS, _PODS = "events", "events-of-pods"
 
+#: What becomes of pods that stay where they are: a container or task joins one.
+_STAYS = {"container bound", "job bound"}
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What is recorded of a pod's beginning; None for what is not."""
+
+    at: str | None = None
+    by: Mapping[str, Any] | None = None
+    #: When it began, in seconds since the epoch, if it was not told to move since, and did not do so by itself.
+    untouched_since_s: float | None = None
+
+
+UNKNOWN = Origin()
+
 
 class Events:
     """The record of one state directory; without a directory it ends with the daemon."""
@@ -51,9 +68,13 @@ class Events:
     ) -> Iterator[dict[str, Any]]:
         """Record a change of settings before the block makes it; if the block fails, record that, too.
 
-        Yields who makes it. Raises QgpuError, before the block, if the change cannot be recorded.
+        Yields who makes it. Raises QgpuError, before the block, if the change cannot be recorded. What changes nothing
+        is no event.
         """
         who = caller.of(session)
+        if old == new:
+            yield who
+            return
         event = {"what": what, **on, "by": who, "old": dict(old), "new": dict(new)}
         try:
             self._settings.append(event)
@@ -72,6 +93,13 @@ class Events:
         """Record a change of settings that was made elsewhere."""
         self._settings.note({"what": what, "by": caller.of(session)})
 
+    def noted(
+        self, what: str, on: Mapping[str, Any], by: Mapping[str, Any], old: Mapping[str, Any], new: Mapping[str, Any]
+    ) -> None:
+        """Record what was in force for a while, and is no setting; on a full disk, as soon as there is room."""
+        if old != new:
+            self._settings.note({"what": what, **on, "by": dict(by), "old": dict(old), "new": dict(new)})
+
     def happened(self, session: Session, what: str, on: Mapping[str, Any]) -> None:
         """Record what became of a pod or claim; on a full disk, as soon as there is room: pods must run anyway."""
         self._pods.note({"what": what, **on, "by": caller.of(session)})
@@ -79,6 +107,19 @@ class Events:
     def decided(self, what: str, on: Mapping[str, Any]) -> None:
         """Record what the daemon itself did with a pod."""
         self._pods.note({"what": what, **on, "by": {"uid": os.getuid(), "pid": os.getpid(), "program": "qgpud"}})
+
+    def origins(self) -> dict[str, Origin]:
+        """Return how the pods began of which that is still recorded, by name: the last one of each name."""
+        found: dict[str, Origin] = {}
+        for event in self._pods.latest():
+            name = event.get("name")
+            if not isinstance(name, str) or "uid" in event:  # a claim's
+                continue
+            if event.get("made") is True:
+                found[name] = _origin(event)
+            elif name in found and event["what"] not in _STAYS:
+                found[name] = replace(found[name], untouched_since_s=None)
+        return found
 
     def listed(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
         """Return the last events, the latest last: ``count`` of them at most, or only those of ``settings``."""
@@ -104,6 +145,14 @@ def _number(event: Mapping[str, Any]) -> int:
     """Return an event's place in the order of all; 0 if a version without numbers recorded it."""
     found = event.get("number")
     return found if isinstance(found, int) else 0
+
+
+def _origin(event: Mapping[str, Any]) -> Origin:
+    try:
+        at = str(event.get("at"))
+        return Origin(at, event["by"], datetime.fromisoformat(at).timestamp())
+    except ValueError:
+        return UNKNOWN
 
 
 class _Record:

@@ -35,8 +35,11 @@ class PodMoves:
         #: where memory is granted once.
         self.room: Callable[[int, str], AbstractContextManager[int | None]] = lambda _index, _name: nullcontext()
 
-    def begin(self, suspensions: Suspensions, name: str, target: int, source: int | None) -> None:
-        """Begin to move a pod to pGPU ``target``, from ``source`` or its only one. Raises a QgpuError."""
+    def begin(self, suspensions: Suspensions, name: str, target: int, source: int | None) -> int:
+        """Begin to move a pod to pGPU ``target``, from ``source`` or its only one, and return that.
+
+        Raises a QgpuError.
+        """
         cards = self._pods.cards
         with self._pods.lock:
             pod = self._pods.named(name)
@@ -45,6 +48,7 @@ class PodMoves:
             self._pods.check_amended(name, _after(pod, target, source))
         moves, admit = {cards[source].uuid: cards[target].uuid}, partial(self._admit, name, target, source, size)
         suspensions.relocate(name, moves, {target: size}, admit)
+        return source
 
     def _admit(self, name: str, target: int, source: int, size: int) -> None:
         """Give a pod its grant on the other card, too. Raises a QgpuError."""

@@ -62,6 +62,8 @@ class Pods:
         self.retired: Callable[[str], None] = lambda _name: None
         #: Pods that begin without asking whether there is room.
         self.begun: set[str] = set()
+        #: Pods made by requests that are not recorded yet.
+        self._new: set[str] = set()
         #: Pods by cgroup. A cgroup is in it before its pod's first process, and until its pod is known to be gone.
         self.by_cgroup = pods_by_cgroup(host.pods())
         #: Pods whose launcher is still connected, with the launcher's session.
@@ -198,15 +200,24 @@ class Pods:
         """Make a pod that has passed admission. Raises a QgpuError."""
         self._note_waits(at, name not in self.begun and self.is_overcommitted(grants))
         self.host.admit(name, grants, at)
+        self._new.add(name)
         now = self.host.pods()
         self.by_cgroup = pods_by_cgroup(now)
         self._isolation.set_pods(now)
+
+    def is_new(self, name: object) -> bool:
+        """Tell once of each pod that it was made; a container or task may also join one that there is."""
+        with self.lock:
+            new = name in self._new
+            self._new.discard(str(name))
+        return new
 
     def retire(self, pod: PodInfo) -> None:
         """Remove a pod, and the cgroup if qgpu made it. Raises a QgpuError."""
         self.host.retire(pod.name)
         self._launchers.pop(pod.name, None)
         self.begun.discard(pod.name)
+        self._new.discard(pod.name)
         self.retired(pod.name)
         if cgroup.is_made_for(pod.name, pod.cgroup):
             cgroup.remove(pod.name, pod.cgroup)

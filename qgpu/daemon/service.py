@@ -23,7 +23,7 @@ from qgpu.daemon.claim_requests import ClaimRequests
 from qgpu.daemon.container_requests import ContainerRequests, check_reach
 from qgpu.daemon.container_runtimes import cdi_directory
 from qgpu.daemon.device_isolation import DeviceIsolation
-from qgpu.daemon.events import Events
+from qgpu.daemon.events import UNKNOWN, Events
 from qgpu.daemon.gang_exchange import GangExchange
 from qgpu.daemon.gpu_loop import GpuLoop
 from qgpu.daemon.memory_turns import MemoryTurns
@@ -78,6 +78,9 @@ _RECORDED = {
     "grant.prepare": "claim prepared",
     "grant.drop": "claim dropped",
 }
+
+#: Those that may make a pod.
+_MAKING = {"pod.create", "container.bind", "slurm.bind"}
 
 _Request = Callable[[Session, Arguments, list[int]], dict[str, Any]]
 
@@ -139,7 +142,7 @@ class Service:
         if chosen.plane is not Plane.SIM:
             self._unmanaged.start()
         self.counters = Counters(pods, chosen, self._loops, traces, self._isolation, self._unmanaged, moves, turns)
-        temporary = TemporaryPolicies(pods, self._gpu)
+        temporary = TemporaryPolicies(pods, self._gpu, self._events)
         self._looking: dict[str, Callable[[Sequence[PodInfo]], dict[str, Any]]] = {
             "status": self._status,
             "gpu.list": lambda pods: {"gpus": self._gpus(pods)},
@@ -155,6 +158,7 @@ class Service:
         self._changing: dict[str, _Request] = {
             "gpu.set": self._gpu_set,
             "module.switched": self._module_switched,
+            "group.changed": self._group_changed,
             "gpu.set_temporarily": temporary.begin,
             "grant.drop": claims.drop,
             "grant.prepare": claims.prepare,
@@ -191,7 +195,13 @@ class Service:
         answer = request(session, arguments, fds)
         if what := _RECORDED.get(op):
             told = {**message, **answer}
-            on = {key: told[key] for key in ("name", "uid", "grants", "gpu") if told.get(key) not in (None, "", {})}
+            on = {
+                key: told[key]
+                for key in ("name", "uid", "grants", "gpu", "old", "new")
+                if told.get(key) not in (None, "", {})
+            }
+            if op in _MAKING and self.pods.is_new(on.get("name")):
+                on["made"] = True
             self._events.happened(session, what, on)
         return answer
 
@@ -315,12 +325,21 @@ class Service:
         self._events.switched(session, f"module switched {'on' if arguments.need('on', bool) else 'off'}")
         return {}
 
+    def _group_changed(self, session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
+        """Record what a group's later members get. The files are its owner's, who has changed them."""
+        name = arguments.need("name", str)
+        self._groups(name).need_keeper()
+        old, new = _changed(*(_part(Arguments(arguments.need(each, dict))) for each in ("old", "new")))
+        with self._events.changing(session, "group set", {"name": name}, old, new) as who:
+            return {"old": old, "new": new, "by": who}
+
     def _pod_list(self, pods: Sequence[PodInfo]) -> dict[str, Any]:
         ledgers, usages = {index: loop.ledger for index, loop in self._loops.items()}, self.counters.usages()
+        origins = self._events.origins()
         return {
             "pods": [
                 views.pod(pod, self.pods.labels_of(pod), ledgers, usages)
-                | views.place(self.suspensions.state(pod.name), self.turns.waits(pod))
+                | views.place(self.suspensions.state(pod.name), self.turns.waits(pod), origins.get(pod.name, UNKNOWN))
                 for pod in pods
             ]
         }
@@ -415,8 +434,8 @@ class Service:
     def _pod_move(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
         """Begin to move a pod to another card."""
         target, source = arguments.need("gpu", int), arguments.get("from", int)
-        self._moves.begin(self.suspensions, self._no_group(arguments.need("name", str)), target, source)
-        return {}
+        left = self._moves.begin(self.suspensions, self._no_group(arguments.need("name", str)), target, source)
+        return {"old": {"gpu": left}, "new": {"gpu": target}}
 
     def _no_group(self, name: str) -> str:
         """Return a pod's name. Raises RefusedError for a group: its members' contexts are in the MPS server."""
@@ -426,6 +445,10 @@ class Service:
                 "remove it, and make it anew on the other card or later"
             )
         return name
+
+
+def _part(raw: Arguments) -> dict[str, Any]:
+    return {"member_sm_percent": raw.get("sm", int), "member_memory_bytes": raw.get("memory", int)}
 
 
 def _changed(old: dict[str, Any], new: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -5,12 +5,12 @@ The self-test measures policies this way. What an operator set stays set, on dis
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import structlog
-
+from qgpu.daemon import caller
+from qgpu.daemon.events import Events
 from qgpu.daemon.gpu_loop import GpuLoop, TemporaryPolicy
 from qgpu.daemon.pods import Pods
 from qgpu.daemon.request_args import Arguments
@@ -18,19 +18,18 @@ from qgpu.errors import RefusedError
 from qgpu.ipc.control_socket import Session
 from qgpu.policies import registry
 
-_log = structlog.get_logger("temporary-policies")
-
 
 class TemporaryPolicies:
     """At most one on each pGPU."""
 
-    def __init__(self, pods: Pods, loop: Callable[[int], GpuLoop]) -> None:
-        self._pods, self._loop = pods, loop
+    def __init__(self, pods: Pods, loop: Callable[[int], GpuLoop], events: Events) -> None:
+        self._pods, self._loop, self._events = pods, loop, events
         self._owners: dict[int, Session] = {}
 
     def begin(self, session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
         """Put ``policy`` in force among the named ``pods`` of a pGPU; another call replaces it. Raises a QgpuError."""
         index, policy = arguments.need("gpu", int), registry.find(arguments.need("policy", str))
+        who = caller.of(session)
         names = frozenset(map(str, arguments.need("pods", list)))
         with self._pods.lock:
             loop = self._loop(index)
@@ -41,13 +40,25 @@ class TemporaryPolicies:
                 raise RefusedError(f"pGPU {index}: process {owner.peer.pid} measures policies there; try again later")
             if index not in self._owners:
                 self._owners[index] = session
-                session.at_end.append(partial(self._end, index))
-            loop.temporary = TemporaryPolicy(policy, names)
-        _log.info("temporary policy begins", pgpu=index, policy=policy, pid=session.peer.pid, uid=session.peer.uid)
+                session.at_end.append(partial(self._end, index, who))
+            before, loop.temporary = loop.temporary, TemporaryPolicy(policy, names)
+        self._note("temporary policy begins", index, who, before, loop.temporary)
         return {}
 
-    def _end(self, index: int) -> None:
+    def _end(self, index: int, who: Mapping[str, Any]) -> None:
         with self._pods.lock:
-            self._loop(index).temporary = None
+            loop = self._loop(index)
+            before, loop.temporary = loop.temporary, None
             del self._owners[index]
-        _log.info("temporary policy ends", pgpu=index)
+        self._note("temporary policy ends", index, who, before, None)
+
+    def _note(
+        self,
+        what: str,
+        index: int,
+        who: Mapping[str, Any],
+        before: TemporaryPolicy | None,
+        after: TemporaryPolicy | None,
+    ) -> None:
+        old, new = ({"temporary_policy": each and each.policy} for each in (before, after))
+        self._events.noted(what, {"gpu": index}, who, old, new)

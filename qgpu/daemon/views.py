@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from qgpu.daemon.events import Origin
 from qgpu.daemon.expected_wait import expected_wait_p99_ns
 from qgpu.daemon.gpu_loop import GpuLoop
 from qgpu.daemon.over_limit import over_limits
@@ -60,11 +61,16 @@ def pod(info: PodInfo, labels: ContainerLabels, ledgers: Mapping[int, Ledger], u
     }
 
 
-def place(found: Suspension, waits: str) -> dict[str, Any]:
-    """Return where a pod is: on its cards, off them, or on the way, what it waits for, and what went wrong last."""
+def place(found: Suspension, waits: str, origin: Origin) -> dict[str, Any]:
+    """Return where a pod is: on its cards, off them, or on the way, what it waits for, and what went wrong last.
+
+    And who made it, when. None stands for what is not known, as of a pod that an earlier daemon has moved.
+    """
     return {
+        "created_at": origin.at,
+        "created_by": origin.by,
         "state": found.residency.value,
-        "state_since_s": found.since_s,
+        "state_since_s": found.since_s or origin.untouched_since_s,
         "state_error": found.error,
         "moving": bool(found.moves),
         "yielded": found.yielded,

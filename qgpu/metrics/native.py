@@ -68,7 +68,7 @@ _CARD: list[_Row[GpuView]] = [
     ("qgpu_gpu_plan_gated", _G, "1 while the plan in force moves gates.", lambda gpu: int(gpu.gated)),
     ("qgpu_gpu_problem", _G, "1 while the plane fails on this pGPU; its pods then run ungated.",
      lambda gpu: int(bool(gpu.problem))),
-    ("qgpu_gpu_utilization_ratio", _G, "NVML's utilisation: any kernel ran; absent if not known.",
+    ("qgpu_gpu_utilization_ratio", _G, "NVML's utilization: any kernel ran; absent if not known.",
      lambda gpu: gpu.utilization),
     ("qgpu_gpu_engine_active_ratio", _G, "GPU time of all pods over the last seconds.", lambda gpu: gpu.engine_active),
     ("qgpu_gpu_unmanaged_processes", _G, "Processes on the card in no pod; absent if not known.",

@@ -51,7 +51,7 @@ class GpuView:
     #: What prepared grants hold of it, used or not: memory in bytes, quotas in per cent.
     memory_prepared: int = 0
     cores_prepared: int = 0
-    #: NVML's utilisation, 0 to 1; None: unknown.
+    #: NVML's utilization, 0 to 1; None: unknown.
     utilization: float | None = None
     #: How many times its memory may be granted, the bytes of pods that are off it because of that, and the bytes that
     #: are still to be made free for limits of pods that are on it.

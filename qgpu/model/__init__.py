@@ -164,7 +164,7 @@ class Sample:
     pgpu: int
     now_ns: int
     pods: tuple[PodSample, ...] = ()
-    #: NVML's utilisation: the part, 0 to 1, of about the last fifth of a second in which any kernel ran. None: unknown.
+    #: NVML's utilization: the part, 0 to 1, of about the last fifth of a second in which any kernel ran. None: unknown.
     utilization: float | None = None
 
 

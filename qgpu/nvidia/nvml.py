@@ -1,4 +1,4 @@
-"""What NVML reports about this machine's cards: MIG mode, names, sizes, utilisation."""
+"""What NVML reports about this machine's cards: MIG mode, names, sizes, utilization."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ class Ledger:
     used_at_ns: int = 0
     #: The card's name as NVML tells it.
     card: str = ""
-    #: NVML's utilisation as of the last sample, 0 to 1; None: unknown.
+    #: NVML's utilization as of the last sample, 0 to 1; None: unknown.
     utilization: float | None = None
 
     def advance(self, sample: Sample) -> Ledger:

@@ -21,7 +21,7 @@ WATCH_NS = 300 * NS_PER_MS
 MAX_TRIAL_NS = 300 * NS_PER_MS
 LONG_ROUND_NS = 30 * NS_PER_MS
 
-#: For STALE_NS after gates begin to move, NVML's utilisation still covers the time before.
+#: For STALE_NS after gates begin to move, NVML's utilization still covers the time before.
 STALE_NS = 300 * NS_PER_MS
 GATE_TRIAL_NS = 500 * NS_PER_MS
 

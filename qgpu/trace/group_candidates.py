@@ -53,7 +53,7 @@ class Candidates:
 def candidates(held: Mapping[str, float], used: float | None) -> Candidates | None:
     """Return the pods that would gain, longest without a kernel first; None if nobody would, or that is unknown.
 
-    ``held`` is each pod's part of the time on the engine, ``used`` NVML's utilisation; 0 to 1 of the same time.
+    ``held`` is each pod's part of the time on the engine, ``used`` NVML's utilization; 0 to 1 of the same time.
     """
     total = sum(held.values())
     sharing = [pod for pod, part in held.items() if part >= LEAST_HELD]

@@ -20,7 +20,7 @@ from qgpu.model.suspension import Residency
 _FETCH_S = 0.25
 #: The first ticks to skip: the first was in progress when details were requested, the second began without them.
 _BLIND_TICKS = 2
-#: The mean utilisation counts if it is known of more than this part of the recorded time.
+#: The mean utilization counts if it is known of more than this part of the recorded time.
 _KNOWN_PART = 0.9
 #: How much longer than requested a recording may take before it fails.
 _PATIENCE_S = 15.0
@@ -92,7 +92,7 @@ class GpuTrack:
     #: Context switches that did not fit into the hardware's log, and ticks without their runs.
     lost: int = 0
     gaps: int = 0
-    #: The time over which utilisation is known, and that time weighted with it, in ns.
+    #: The time over which utilization is known, and that time weighted with it, in ns.
     _known_ns: int = 0
     _utilized_ns: float = 0.0
     _ticks: int = 0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -65,6 +67,21 @@ def test_a_refused_change_is_not_recorded(running: Daemon) -> None:
     assert running.json("events")["events"] == []
 
 
+def test_a_set_that_changes_nothing_is_no_event(running: Daemon) -> None:
+    pod = running.start("run", "--name", "one", "--cores", "30", "--", "sleep", "60")
+    while not running.json("pod", "list")["pods"]:
+        pass
+    same = [
+        running.ctl("gpu", "policy", "set", "0", "burst-share").stdout,
+        running.ctl("pod", "set", "one", "--cores", "30").stdout,
+    ]
+    pod.terminate()
+    pod.communicate(timeout=programs.TIMEOUT_S)
+
+    assert [line.partition(";")[0] for line in same] == ["pGPU 0: no change", "pod one: no change"]
+    assert running.json("events", "--settings")["events"] == []
+
+
 @pytest.mark.parametrize("full", ["events.jsonl", "state.json"])
 def test_a_change_that_cannot_be_kept_is_not_made(running: Daemon, state: Path, full: str) -> None:
     (state / full).symlink_to("/dev/full")
@@ -86,7 +103,7 @@ def test_pods_start_although_nothing_can_be_recorded(running: Daemon, state: Pat
 
 def test_show_tells_all_about_a_pod_and_a_gpu(running: Daemon) -> None:
     pod = running.start("run", "--name", "one", "--cores", "30", "--memory", "2GiB", "--", "sleep", "60")
-    while not running.json("pod", "list")["pods"]:
+    while not any(each["created_at"] for each in running.json("pod", "list")["pods"]):
         pass
     shown = running.ctl("pod", "show", "one").stdout
     gpu = running.ctl("gpu", "show", "0").stdout
@@ -97,6 +114,14 @@ def test_show_tells_all_about_a_pod_and_a_gpu(running: Daemon) -> None:
 
     for fact in ("quota", "share, last seconds", "below its quota", "gate closed", "switched in", "debt", "refused"):
         assert fact in shown
+    facts = {name: value for line in shown.splitlines() for name, _, value in [line.strip().partition("  ")]}
+    assert {"expected p99", "in host memory"} <= facts.keys()
+    made, *_ = running.json("events")["events"]
+    assert (answer["created_at"], answer["created_by"]) == (made["at"], made["by"])
+    assert answer["state_since_s"] == datetime.fromisoformat(made["at"]).timestamp()
+    assert facts["in that state since"].strip() == made["at"]
+    assert facts["started"].strip().startswith(f"{made['at']}, by ")
+    assert f"[{made['by']['pid']}]" in facts["started"]
     for fact in ("utilization", "engine active", "limits granted", "2 GiB", "quotas granted", "30 %", "one"):
         assert fact in gpu
     (header,) = (line for line in status if line[:1] == ["GPU"])
@@ -108,7 +133,33 @@ def test_show_tells_all_about_a_pod_and_a_gpu(running: Daemon) -> None:
     assert answer["usage"][0]["memory_bytes"] == 0
 
 
-def test_a_move_is_shown_with_pod_and_target(tmp_path: Path) -> None:
+def test_show_tells_the_expected_p99_of_an_online_pod(tmp_path: Path) -> None:
+    online = ("--class", "online", "--", *programs.LOAD)
+    with (
+        programs.daemon(tmp_path / "run") as daemon,
+        programs.pods(daemon, {"chat": online, "train": ("--", *programs.LOAD)}),
+    ):
+        while daemon.json("pod", "show", "chat")["pod"]["usage"][0]["expected_wait_p99_ns"] is None:
+            pass
+        shown = daemon.ctl("pod", "show", "chat").stdout
+
+    assert re.search(r"^ +expected p99 +\+ [0-9.]+ (ms|us)$", shown, re.M)
+
+
+def test_show_tells_since_when_and_where_a_pod_is_suspended(tmp_path: Path) -> None:
+    load = (*programs.LOAD, "--memory", "64MiB")
+    with programs.daemon(tmp_path / "run") as daemon, programs.pods(daemon, {"one": ("--", *load)}):
+        assert daemon.ctl("pod", "suspend", "one").returncode == 0
+        shown = daemon.ctl("pod", "show", "one").stdout
+        answer = daemon.json("pod", "show", "one")["pod"]
+        daemon.ctl("pod", "resume", "one")
+
+    assert re.search(r"^state +suspended$", shown, re.M)
+    assert re.search(r"^in host memory +64 MiB$", shown, re.M)
+    assert answer["state_since_s"] > datetime.fromisoformat(answer["created_at"]).timestamp()
+
+
+def test_a_move_is_shown_with_pod_source_and_target(tmp_path: Path) -> None:
     with (
         programs.daemon(tmp_path / "run", "--sim-gpus", "2") as daemon,
         programs.pods(daemon, {"one": ("--", *programs.LOAD)}),
@@ -117,7 +168,7 @@ def test_a_move_is_shown_with_pod_and_target(tmp_path: Path) -> None:
         rows = [line.split()[2:] for line in daemon.ctl("events").stdout.splitlines()]
 
     assert moved.returncode == ExitCode.OK, moved.stderr
-    assert [row[-7:] for row in rows if "move" in row] == [["pod", "told", "to", "move", "one", "pGPU", "1"]]
+    assert [" ".join(row[-9:]) for row in rows if "move" in row] == ["pod told to move one pGPU 0 -> 1"]
 
 
 def test_two_daemons_do_not_share_a_state_directory(tmp_path: Path, running: Daemon, state: Path) -> None:

@@ -11,13 +11,15 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from qgpu.cli.examples import EXAMPLES
+from qgpu import manual
+from qgpu.cli.examples import EXAMPLES, FIRST_STEPS
 from qgpu.cli.main import command as qgpuctl
 from qgpu.daemon.main import command as qgpud
+from qgpu.errors import ExitCode
 from qgpu.load.main import command as qgpu_load
 from tests.cli import programs
 from tests.cli.programs import Daemon
-from tests.test_docs import PROGRAMS, take
+from tests.test_docs import PROGRAMS, ROOT, take
 
 
 def leaves(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
@@ -47,7 +49,48 @@ def test_every_command_has_an_example() -> None:
     assert EXAMPLES.keys() == dict(leaves(qgpuctl)).keys()
 
 
-@pytest.mark.parametrize("line", [line for lines in EXAMPLES.values() for line in lines])
+PAGES = dict(manual.every("1.2"))
+
+
+def sections(page: str) -> dict[str, str]:
+    """Return the sections of a manual page by heading, as read."""
+    parts = page.replace("\\-", "-").replace("\\e", "\\").replace("\\&", "").split("\n.SH ")
+    return {heading: text for part in parts[1:] for heading, _, text in [part.partition("\n")]}
+
+
+@pytest.mark.parametrize("file", PAGES)
+def test_every_manual_page_has_examples_of_its_command(file: str) -> None:
+    words = file.rpartition(".")[0].replace("qgpu-load", "qgpu_load").replace("-", " ").replace("_", "-")
+    lines = sections(PAGES[file])["EXAMPLES"].splitlines()[1:-1]
+
+    assert any(words in line for line in lines)
+
+
+@pytest.mark.parametrize("file", PAGES)
+def test_every_manual_page_says_what_each_parameter_means(file: str) -> None:
+    for heading in ("ARGUMENTS", "OPTIONS", "COMMANDS", "EXIT STATUS"):
+        for entry in sections(PAGES[file]).get(heading, "").split(".TP\n")[1:]:
+            name, _, meaning = entry.partition("\n")
+            assert len(meaning.split()) > 1 or heading == "EXIT STATUS", name
+            assert meaning.strip(), name
+
+
+def test_every_argument_has_a_manual_page_that_tells_it() -> None:
+    asked = {path for path, each in leaves(qgpuctl) if any(isinstance(param, click.Argument) for param in each.params)}
+    told = {file for file, page in PAGES.items() if "ARGUMENTS" in sections(page)}
+
+    assert told == {f"qgpuctl-{path.replace(' ', '-')}.1" for path in asked}
+
+
+def test_exit_codes_mean_the_same_in_the_manual_and_documents() -> None:
+    rows = re.findall(r"^\| (\d+) \| (.*?) \| (.*?) ?\|$", (ROOT / "docs/exit-codes.md").read_text(), re.MULTILINE)
+    written = {int(code): ": ".join(filter(None, (means, more))).replace("`", "") for code, means, more in rows}
+
+    assert written == {int(code): text for code, text in manual.EXIT_CODES.items()}
+    assert written.keys() == {int(code) for code in ExitCode}
+
+
+@pytest.mark.parametrize("line", [*FIRST_STEPS, *(line for lines in EXAMPLES.values() for line in lines)])
 def test_an_example_is_a_command_that_there_is(line: str) -> None:
     bare = line.partition(" > ")[0].removeprefix('eval "$(').removesuffix(')"')
     program, *words = shlex.split(bare)
@@ -165,7 +208,7 @@ def test_man_prints_a_page_with_examples(shared: Daemon, words: tuple[str, ...],
     page = shared.ctl(*words).stdout
 
     assert page.startswith(f".TH {title}")
-    assert ".SH EXAMPLES" in page or words == ("man",)
+    assert ".SH EXAMPLES" in page
 
 
 def test_man_of_no_command_says_so(shared: Daemon) -> None:

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 from structlog.testing import capture_logs
 
-from qgpu.daemon import events
+from qgpu.cli.changes import who
+from qgpu.daemon import caller, events
 from qgpu.daemon.events import Events
 from qgpu.daemon.request_args import Arguments
 from qgpu.errors import QgpuError
@@ -76,12 +77,38 @@ def test_a_process_that_has_ended_is_named_by_user_and_pid_only(me: Session) -> 
     assert events.caller.of(me)["program"]
 
 
+@pytest.mark.parametrize(
+    ("name", "words", "module"),
+    [
+        ("python3", ("python3", "-m", "qgpu.groups.keeper", "--token", "secret"), "qgpu.groups.keeper"),
+        ("python3", ("/usr/bin/python3.11", "-IBu", "-m", "qgpu.cli.main"), "qgpu.cli.main"),
+        ("python3", ("python3", "-c", "pass", "-m", "qgpu.cli.main"), ""),
+        ("python3", ("python3", "train.py", "-m", "qgpu.cli.main"), ""),
+        ("python3", ("python3", "-m"), ""),
+        ("python3", ("python3", "-m", "a\x1b[2Jb"), ""),
+        ("python3", ("python3", "-m", "a" * 81), ""),
+        ("python3", ("sh", "-m", "qgpu.cli.main"), ""),
+        ("python3", (), ""),
+        ("train", ("python3", "-m", "qgpu.cli.main"), ""),
+    ],
+)
+def test_a_pythons_module_is_named_where_it_is_plain(
+    me: Session, monkeypatch: pytest.MonkeyPatch, name: str, words: tuple[str, ...], module: str
+) -> None:
+    monkeypatch.setattr(caller.proc, "name", lambda pid: name)
+    monkeypatch.setattr(caller.proc, "cmdline", lambda pid: [word.encode() for word in words])
+    found = caller.of(me)
+
+    assert (found["program"], found.get("module", "")) == (name, module)
+    assert who(found).endswith(f"{name}{module and f' -m {module}'}[{os.getpid()}]")
+
+
 def test_pods_that_come_and_go_displace_no_settings(
     tmp_path: Path, me: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "FULL", 10)
     record = Events(tmp_path)
-    with record.changing(me, "policy set", {"name": "kept"}, {}, {}):
+    with record.changing(me, "policy set", {"name": "kept"}, {"cores": 1}, {"cores": 2}):
         pass
     for number in range(50):
         record.happened(me, "pod created", {"name": str(number)})
@@ -122,7 +149,7 @@ def test_a_clock_that_is_set_back_hides_no_event(tmp_path: Path, me: Session, mo
     record.happened(me, "pod created", {"name": "before"})
     now = datetime.now(UTC)
     monkeypatch.setattr(events, "datetime", SimpleNamespace(now=lambda _: now - timedelta(hours=1)))
-    with record.changing(me, "policy set", {"name": "after"}, {}, {}):
+    with record.changing(me, "policy set", {"name": "after"}, {"cores": 1}, {"cores": 2}):
         pass
 
     assert names(record, me, 1) == ["after"]
@@ -142,7 +169,39 @@ def test_a_change_that_is_not_recorded_says_what_to_do(
 
     record = Events(tmp_path)
     monkeypatch.setattr(events, "_write", refuse)
-    with pytest.raises(QgpuError, match=remedy), record.changing(me, "pod set", {}, {}, {}):
+    with pytest.raises(QgpuError, match=remedy), record.changing(me, "pod set", {}, {"cores": 1}, {"cores": 2}):
         pass
 
     assert names(record, me) == []
+
+
+def test_a_pods_origin_is_that_of_the_last_of_its_name(tmp_path: Path, me: Session) -> None:
+    record = Events(tmp_path)
+    record.happened(me, "pod created", {"name": "one", "made": True})
+    record.happened(me, "pod removed", {"name": "one"})
+    record.happened(me, "pod created", {"name": "one", "made": True})
+    record.happened(me, "container bound", {"name": "one"})
+    record.happened(me, "claim dropped", {"name": "one", "uid": "7"})
+    _, _, made, *_ = record.listed(me, Arguments({}), [])["events"]
+    origin = Events(tmp_path).origins()["one"]
+
+    assert (origin.at, origin.by) == (made["at"], made["by"])
+    assert origin.untouched_since_s == datetime.fromisoformat(made["at"]).timestamp()
+
+
+@pytest.mark.parametrize("what", ["pod told to move", "pod yields its memory"])
+def test_since_when_a_moved_pod_runs_is_not_known(me: Session, what: str) -> None:
+    record = Events(None)
+    record.happened(me, "pod created", {"name": "one", "made": True})
+    record.happened(me, what, {"name": "one"})
+    origin = record.origins()["one"]
+
+    assert origin.at is not None
+    assert origin.untouched_since_s is None
+
+
+def test_a_pod_that_was_joined_only_has_no_known_origin(me: Session) -> None:
+    record = Events(None)
+    record.happened(me, "container bound", {"name": "one"})
+
+    assert record.origins() == {}

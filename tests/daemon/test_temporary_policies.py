@@ -15,6 +15,7 @@ from qgpu.daemon.state import State
 from qgpu.errors import RefusedError
 from qgpu.ipc import wire
 from qgpu.ipc.control_socket import Session
+from qgpu.linux import proc
 from qgpu.model import Grant
 from qgpu.model.plane_names import Plane
 from qgpu.planes.sim.host import Clock, SimHost
@@ -65,6 +66,23 @@ def test_it_ends_with_its_client_and_is_no_setting(service: Service) -> None:
 
     assert (gpu["policy"], gpu["temporary_policy"]) == ("best-effort", "fixed-share")
     assert service.handle(client(), {"op": "gpu.list"}, [])["gpus"][0]["temporary_policy"] is None
+
+
+def test_its_begin_and_end_are_events_with_who_and_old_and_new(service: Service) -> None:
+    session = client()
+    begin(service, session, "a", "b")
+    begin(service, session, "a", "b")  # the same again is no change
+    for call in session.at_end:
+        call()
+    events = service.handle(client(), {"op": "events", "settings": True}, [])["events"]
+
+    assert [(event["what"], event["gpu"], event["old"], event["new"]) for event in events] == [
+        ("temporary policy begins", 0, {"temporary_policy": None}, {"temporary_policy": "fixed-share"}),
+        ("temporary policy ends", 0, {"temporary_policy": "fixed-share"}, {"temporary_policy": None}),
+    ]
+    assert [(event["by"]["pid"], event["by"]["program"]) for event in events] == [
+        (os.getpid(), proc.name(os.getpid()))
+    ] * 2
 
 
 def test_it_rests_while_another_pod_is_on_the_pgpu(host: SimHost, service: Service) -> None:

@@ -149,6 +149,32 @@ def test_group_set_changes_the_grant_and_what_later_members_get(host):
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=75\n" in own
 
 
+def test_what_later_members_get_is_told_and_recorded(host):
+    host.ctl("group", "create", "llm", "--sm", "50")
+    said = host.ctl("group", "set", "llm", "--sm", "25", "--member-memory", "4GiB").stdout
+    same = host.ctl("group", "set", "llm", "--sm", "25").stdout
+    table = host.ctl("events", "--settings").stdout
+    (event,) = host.json("events", "--settings")["events"]
+
+    change = "later members' SMs 50 % -> 25 %, later members' limit none -> 4 GiB"
+    assert said.startswith(f"group llm: {change}; by ")
+    assert same.startswith("group llm: no change; by ")
+    assert (event["what"], event["name"], event["by"]["uid"]) == ("group set", "llm", os.getuid())
+    assert change in table
+
+
+def test_change_of_a_group_that_cannot_be_recorded_is_not_made(tmp_path):
+    with daemon(tmp_path / "run", "--state-dir", str(tmp_path / "state")) as host:
+        host.ctl("group", "create", "llm", "--sm", "50")
+        (tmp_path / "state" / "events.jsonl").symlink_to("/dev/full")
+        refused = host.ctl("group", "set", "llm", "--sm", "25")
+        left = GroupFiles(host.runtime_dir, "llm").part
+        host.ctl("group", "remove", "llm", "--force")
+
+    assert (refused.returncode, "nothing was changed" in refused.stderr) == (ExitCode.FAILED, True)
+    assert left == MemberPart(50, None)
+
+
 def test_refused_grant_leaves_the_members_part_as_it_was(host):
     host.ctl("group", "create", "llm", "--sm", "50")
     refused = host.ctl("group", "set", "llm", "--memory", "9000GiB", "--sm", "25")

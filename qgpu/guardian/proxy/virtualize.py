@@ -24,7 +24,7 @@ _PIDS_COUNT_AT, _PIDS_AT = 8, 12
 _PID_INFOS_AT, _PID_INFO_BYTES = 8, 72
 _PID_INFO_FIGURES = slice(16, 64)
 
-#: Samples of engine utilisation (NV2080_CTRL_PERF_GPUMON_PERFMON_UTIL_SAMPLE): a time, then for each of six engines its
+#: Samples of engine utilization (NV2080_CTRL_PERF_GPUMON_PERFMON_UTIL_SAMPLE): a time, then for each of six engines its
 #: share, scale, process, process in a virtual machine with its name, and a kernel pointer.
 _SAMPLES_AT, _SAMPLE_BYTES, _ENGINES_AT, _ENGINES = 16, 776, 8, 6
 _ENGINE, _NO_PROCESS = struct.Struct("<IIII100s4xQ"), 0xFFFFFFFF
@@ -76,7 +76,7 @@ def hide_others(params: bytearray, own: Collection[int]) -> None:
 
 
 def show_samples(params: bytearray, own: Collection[int], inside: Callable[[int], int]) -> None:
-    """Keep only a pod's own processes in utilisation samples, by their pids in its namespace (``inside``)."""
+    """Keep only a pod's own processes in utilization samples, by their pids in its namespace (``inside``)."""
     for sample in range(_SAMPLES_AT, len(params) - _SAMPLE_BYTES + 1, _SAMPLE_BYTES):
         for engine in range(_ENGINES):
             at = sample + _ENGINES_AT + engine * _ENGINE.size

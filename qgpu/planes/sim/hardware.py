@@ -36,7 +36,7 @@ class Hardware:
     contended_close_ns: int = 800 * NS_PER_US
     contended_open_ns: int = 400 * NS_PER_US
 
-    #: The shortest time over which NVML reports utilisation.
+    #: The shortest time over which NVML reports utilization.
     utilization_ns: int = 200 * NS_PER_MS
 
     #: How long a plan holds without renewal.

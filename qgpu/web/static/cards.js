@@ -41,7 +41,7 @@ export class Card {
     const used = Math.min(1, sum(pods, pod => pod.share));
     const held = sum(pods, pod => pod.held);
     const below = pods.filter(short).length;
-    const [busy, memory] = [utilisation(gpu), `${bytes(held)} of ${bytes(gpu.memory)}`];
+    const [busy, memory] = [utilization(gpu), `${bytes(held)} of ${bytes(gpu.memory)}`];
     put(this.section.querySelector('h2'), `pGPU ${gpu.index} · ${gpu.name}`);
     put(this.section.querySelector('.facts'), [
       `${percent(used, 0)} of its time used`, busy, memory, `period ${duration(gpu.period_ns)}`,
@@ -99,7 +99,7 @@ export class Card {
   }
 }
 
-const utilisation = gpu => (gpu.utilization ?? null) === null ? '' : `${percent(gpu.utilization, 0)} utilisation`;
+const utilization = gpu => (gpu.utilization ?? null) === null ? '' : `${percent(gpu.utilization, 0)} utilization`;
 
 function showPod(row, pod, colour) {
   const cell = name => row.querySelector(name);
