@@ -166,13 +166,8 @@ CARDS = (
         "timeseries",
         (24, 11),
         (
-<<<<<<< HEAD
             Query(_SHARE, _NAME),
-            Query(f"qgpu_gpu_utilization_ratio{GPU}", "utilisation of {{gpu}}", limit=True, colour="text"),
-=======
-            Query(_SHARE, "{{pod}}"),
             Query(f"qgpu_gpu_utilization_ratio{GPU}", "utilization of {{gpu}}", limit=True, colour="text"),
->>>>>>> operator-show
         ),
         "percentunit",
         stacked=True,
