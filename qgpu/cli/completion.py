@@ -37,11 +37,12 @@ def pods(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[C
 
 
 def gpus(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the number of a pGPU."""
+    """Complete the number of a pGPU, or its UUID once that is begun."""
+    key = "uuid" if incomplete[:1].isalpha() else "index"
     return [
-        CompletionItem(str(gpu["index"]), help=gpu["name"])
+        CompletionItem(str(gpu[key]), help=gpu["name"])
         for gpu in _ask(ctx, "gpu.list").get("gpus", ())
-        if str(gpu["index"]).startswith(incomplete)
+        if str(gpu[key]).upper().startswith(incomplete.upper())
     ]
 
 
