@@ -70,6 +70,11 @@ class Context:
         raise no_pgpu(index, (gpu["index"] for gpu in gpus))
 
 
+def first_gpu(client: Client) -> int:
+    """Return the pGPU of a command that names none: 0, else the first, as where all are MIG instances."""
+    return min((gpu["index"] for gpu in client.call("gpu.list")["gpus"]), default=0)
+
+
 class _Answer(dict[str, Any]):
     """A daemon's answer. What an older daemon does not tell is no defect of ours."""
 

@@ -64,6 +64,8 @@ class Pgpu(click.ParamType[int]):
 
 #: A pGPU.
 PGPU = Pgpu()
+#: What help says of an option that names none; see ``context.first_gpu``.
+FIRST_PGPU = "0, else the first"
 
 
 class OrNone(click.ParamType[Any]):

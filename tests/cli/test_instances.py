@@ -34,6 +34,14 @@ def test_pod_runs_on_the_instance_that_it_is_given(shared: Daemon) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_a_command_that_names_no_pgpu_takes_the_first(shared: Daemon) -> None:
+    done = shared.ctl("run", "--", "sh", "-c", "echo $QGPU_GPU")
+    tested = shared.ctl("doctor", "--self-test")
+
+    assert done.stdout == "101\n", done.stderr
+    assert "run on pGPU 101 for some seconds" in tested.stderr
+
+
 def test_an_instance_is_named_by_its_uuid_too(shared: Daemon) -> None:
     uuid = "MIG-51300000-0000-0000-0000-000000000102"
 
