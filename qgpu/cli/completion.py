@@ -9,6 +9,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
+from qgpu.cli.context import in_order
 from qgpu.errors import QgpuError
 from qgpu.paths import default_runtime_dir
 
@@ -31,7 +32,7 @@ def pods(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[C
     """Complete the name of a pod."""
     return [
         CompletionItem(pod["name"], help=", ".join(f"pGPU {grant['gpu']}" for grant in pod["grants"]))
-        for pod in _ask(ctx, "pod.list").get("pods", ())
+        for pod in in_order(_ask(ctx, "pod.list").get("pods", ()))
         if pod["name"].startswith(incomplete)
     ]
 
