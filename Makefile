@@ -160,11 +160,17 @@ slurm-system:
 		mmdebstrap iproute2 util-linux make gcc libc6-dev; \
 	}
 
-# Tools that build Debian packages (Debian 12 or newer).
+# Installs packages, or says in one line why it cannot.
+install = [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null || { echo "please install: $(1)" >&2; exit 1; }; \
+	apt-get update -qq || exit 1; \
+	for package in $(1); do apt-cache show $$package >/dev/null 2>&1 || { \
+		echo "apt has no $$package here: please build on Debian 12, Ubuntu 24.04 or newer" >&2; exit 1; }; done; \
+	apt-get install -qq -y --no-install-recommends $(1)
+
+# Tools that build Debian packages.
 packages-system: bpf-system
 	@if ! command -v dh_dkms >/dev/null || ! command -v dpkg-buildpackage >/dev/null; then \
-		[ "$$(id -u)" = 0 ] || { echo "please install: debhelper dh-dkms dpkg-dev" >&2; exit 1; }; \
-		apt-get update -qq && apt-get install -qq -y --no-install-recommends debhelper dh-dkms dpkg-dev; \
+		$(call install,debhelper dh-dkms dpkg-dev); \
 	fi
 
 # The BPF program of a source tree; a wheel contains its own.
@@ -176,8 +182,7 @@ bpf/device_files.bpf.o: bpf/device_files.bpf.c bpf/kernel.h bpf/build.py | bpf-s
 # The compiler of the BPF program, and the library that loads it.
 bpf-system:
 	@if ! command -v clang >/dev/null || ! [ -e /usr/include/bpf/bpf_helpers.h ]; then \
-		[ "$$(id -u)" = 0 ] || { echo "please install: clang libbpf-dev libbpf1" >&2; exit 1; }; \
-		apt-get update -qq && apt-get install -qq -y --no-install-recommends clang libbpf-dev libbpf1; \
+		$(call install,clang libbpf-dev libbpf1); \
 	fi
 
 clean:

@@ -192,7 +192,7 @@ def _may_ask(table: Table, base: RequestBounds) -> RequestBounds:
     return RequestBounds(
         table.text("classes", base.classes, _classes),
         table.text("max_cores", base.cores, _quota),
-        table.text("max_memory", base.memory, units.parse_memory),
+        table.text("max_memory", base.memory, units.parse_memory_limit),
         table.text("names", base.name, _yes_or_no),
     )
 

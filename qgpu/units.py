@@ -17,7 +17,7 @@ _BYTES = {"": 1, "B": 1} | {
 _NS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 
 GIB = 1 << 30
-#: The least memory limit, in bytes. A compute TSG alone is charged half of it.
+#: The least memory limit, in bytes; less than any CUDA context takes. A compute TSG alone is charged half of it.
 LEAST_LIMIT = 32 << 20
 
 
@@ -30,12 +30,18 @@ def parse_memory(text: str) -> int:
 
 
 def parse_memory_limit(text: str) -> int:
-    """Read a memory limit like ``parse_memory``. Returns bytes; too few for a CUDA context are a forgotten unit."""
+    """Read a memory limit like ``parse_memory``. Returns bytes; too few for CUDA are a forgotten unit."""
     if (size := parse_memory(text)) < LEAST_LIMIT:
         raise InvalidValueError(
-            f"{text!r} is {format_memory(size)}, too little for a CUDA context ({format_memory(LEAST_LIMIT)}); "
-            f"write a size with its unit, such as {_with_unit(text)}"
+            f"{text!r} is {format_memory(size)}, {_TOO_LITTLE}; write a size with its unit, such as {_with_unit(text)}"
         )
+    return size
+
+
+def check_memory_limit(size: int) -> int:
+    """Return a memory limit in bytes, unless no CUDA context fits into it; what is no size is for others to refuse."""
+    if 0 < size < LEAST_LIMIT:
+        raise InvalidValueError(f"memory limit {format_memory(size)}: {_TOO_LITTLE}; give more")
     return size
 
 
@@ -82,6 +88,9 @@ def format_duration(duration_ns: int) -> str:
     """Write nanoseconds with the largest unit that leaves at least 1, such as ``100 ms``."""
     unit = next((unit for unit in ("s", "ms", "us") if abs(duration_ns) >= _NS[unit]), "ns")
     return f"{duration_ns / _NS[unit]:.4g} {unit}"
+
+
+_TOO_LITTLE = f"less than any CUDA context takes (the least limit is {format_memory(LEAST_LIMIT)})"
 
 
 def _with_unit(text: str) -> str:

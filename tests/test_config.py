@@ -137,7 +137,10 @@ def test_variables_need_not_be_heard(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["max_cores = '200%'", "classes = 'fast'", "max_memory = 'much'", "names = 'no'", "environment.enabled = '1'"],
+    [
+        *("max_cores = '200%'", "classes = 'fast'", "max_memory = 'much'", "max_memory = '16'"),
+        *("names = 'no'", "environment.enabled = '1'"),
+    ],
 )
 def test_a_policy_that_is_none_is_refused_with_its_key(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match=text.split(" ")[0].rpartition(".")[2]):

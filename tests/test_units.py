@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,3 +72,10 @@ def test_a_limit_without_unit_is_refused_and_one_suggested(text: str, suggested:
 
 def test_the_least_limit_is_taken() -> None:
     assert units.parse_memory_limit("32MiB") == units.LEAST_LIMIT
+    assert units.check_memory_limit(units.LEAST_LIMIT) == units.LEAST_LIMIT
+
+
+@pytest.mark.parametrize("refuse", [lambda: units.parse_memory_limit("16"), lambda: units.check_memory_limit(16)])
+def test_a_limit_below_any_context_is_called_so(refuse: Callable[[], int]) -> None:
+    with pytest.raises(InvalidValueError, match=r"16 B.* less than any CUDA context .* least limit is 32 MiB"):
+        refuse()

@@ -9,6 +9,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
+from qgpu.cli.context import in_order
 from qgpu.errors import QgpuError
 from qgpu.paths import default_runtime_dir
 
@@ -31,17 +32,18 @@ def pods(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[C
     """Complete the name of a pod."""
     return [
         CompletionItem(pod["name"], help=", ".join(f"pGPU {grant['gpu']}" for grant in pod["grants"]))
-        for pod in _ask(ctx, "pod.list").get("pods", ())
+        for pod in in_order(_ask(ctx, "pod.list").get("pods", ()))
         if pod["name"].startswith(incomplete)
     ]
 
 
 def gpus(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the number of a pGPU."""
+    """Complete the number of a pGPU, or its UUID once that is begun."""
+    key = "uuid" if incomplete[:1].isalpha() else "index"
     return [
-        CompletionItem(str(gpu["index"]), help=gpu["name"])
+        CompletionItem(str(gpu[key]), help=gpu["name"])
         for gpu in _ask(ctx, "gpu.list").get("gpus", ())
-        if str(gpu["index"]).startswith(incomplete)
+        if str(gpu[key]).upper().startswith(incomplete.upper())
     ]
 
 

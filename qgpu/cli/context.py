@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,10 +49,12 @@ class Context:
             time.sleep(_LOOK_S)
 
     def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
-        """Make one request and return its answer. Raises a QgpuError."""
+        """Make one request and return its answer, its pods in order. Raises a QgpuError."""
         with self.connect() as client:
             answer: dict[str, Any] = _checked(client.call(op, **arguments))
-            return answer
+        if op == "pod.list":
+            answer["pods"] = in_order(answer["pods"])
+        return answer
 
     def pod(self, name: str) -> dict[str, Any]:
         """Return one pod. Raises UnknownNameError."""
@@ -68,6 +71,22 @@ class Context:
             if gpu["index"] == index:
                 return gpu
         raise no_pgpu(index, (gpu["index"] for gpu in gpus))
+
+
+def in_order(pods: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return pods by their first pGPU, online ones first, then by name as people sort: the order of ``top``."""
+    from qgpu.live_shares import natural  # see connect()
+
+    def key(pod: dict[str, Any]) -> tuple[Any, ...]:
+        first = [(grant["gpu"], grant["class"] != "online") for grant in pod["grants"][:1]]
+        return first, natural(pod["name"])
+
+    return sorted(pods, key=key)
+
+
+def first_gpu(client: Client) -> int:
+    """Return the pGPU of a command that names none: 0, else the first, as where all are MIG instances."""
+    return min((gpu["index"] for gpu in client.call("gpu.list")["gpus"]), default=0)
 
 
 class _Answer(dict[str, Any]):

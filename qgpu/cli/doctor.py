@@ -10,12 +10,12 @@ from functools import partial
 import click
 
 from qgpu.cli import completion
-from qgpu.cli.context import Context, pass_context
+from qgpu.cli.context import Context, first_gpu, pass_context
 from qgpu.cli.output import output_option, print_json, print_table
-from qgpu.cli.params import PGPU
+from qgpu.cli.params import FIRST_PGPU, PGPU
 from qgpu.doctor.report import Check, failed
-from qgpu.errors import ExitCode
-from qgpu.ipc.control_socket import SCHEMA
+from qgpu.errors import DaemonUnreachableError, ExitCode
+from qgpu.ipc.control_socket import SCHEMA, Client
 
 
 @click.command()
@@ -23,11 +23,11 @@ from qgpu.ipc.control_socket import SCHEMA
     "--self-test", is_flag=True, help="Run two short pods and measure what they get (about 5 s). No setting changes."
 )
 @click.option(
-    "--gpu", type=PGPU, default=0, show_default=True, shell_complete=completion.gpus, help="The pGPU of the self-test."
+    "--gpu", type=PGPU, show_default=FIRST_PGPU, shell_complete=completion.gpus, help="The pGPU of the self-test."
 )
 @output_option
 @pass_context
-def doctor(context: Context, self_test: bool, gpu: int, output: str) -> None:
+def doctor(context: Context, self_test: bool, gpu: int | None, output: str) -> None:
     """Check what qgpu needs. Exit code 3: something is missing; 22: shares are not enforced."""
     from qgpu.doctor.containers import check_containers
     from qgpu.doctor.daemon import check_daemon
@@ -43,12 +43,23 @@ def doctor(context: Context, self_test: bool, gpu: int, output: str) -> None:
         *([check_containers(), check_device_files()] if driver_loaded() else []),
     ]
     say = partial(click.echo, err=True)
-    measured = run_self_test(context.runtime_dir, gpu, context.timeout_s, say) if self_test else []
+    measured = []
+    if self_test:
+        gpu = _first_gpu(context) if gpu is None else gpu
+        measured = run_self_test(context.runtime_dir, gpu, context.timeout_s, say)
     _print([*checks, *measured], output)
     if failed(measured):
         sys.exit(ExitCode.DRIFT)
     if failed(checks):
         sys.exit(ExitCode.NOT_SUPPORTED)
+
+
+def _first_gpu(context: Context) -> int:
+    try:
+        with Client(context.runtime_dir, context.timeout_s) as client:
+            return first_gpu(client)
+    except DaemonUnreachableError:  # the self-test starts a qgpud of its own
+        return 0
 
 
 def _print(checks: Sequence[Check], output: str) -> None:

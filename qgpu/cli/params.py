@@ -18,6 +18,8 @@ NONE = "none"
 MEMORY = Quantity("size", units.parse_memory_limit)
 DURATION = Quantity("time", units.parse_duration)
 PERCENT = Quantity("per cent", units.parse_percent)
+#: How UUIDs of cards and of MIG instances begin.
+UUID_KINDS = ("GPU-", "MIG-")
 #: A factor such as 2.0.
 FACTOR = Quantity("factor", units.parse_factor)
 
@@ -45,8 +47,10 @@ class Pgpu(click.ParamType[int]):
         """Convert a value; fail with a usage error. Raises UnknownNameError."""
         if isinstance(value, int) or (value.isascii() and value.removeprefix("-").isdecimal()):
             return int(value)
-        if ctx is None or not value.upper().startswith("GPU-"):
-            self.fail(f"'{value}' is not a number such as 0, or a UUID such as GPU-5f2b1c5e", param, ctx)
+        if ctx is None or not value.upper().startswith(UUID_KINDS):
+            self.fail(
+                f"'{value}' is not a number such as 0, or a UUID such as GPU-5f2b1c5e or MIG-5f2b1c5e", param, ctx
+            )
         gpus = ctx.find_root().obj.ask("gpu.list")["gpus"]
         found = [gpu["index"] for gpu in gpus if gpu["uuid"].upper().startswith(value.upper())]
         if len(found) > 1:
@@ -60,6 +64,8 @@ class Pgpu(click.ParamType[int]):
 
 #: A pGPU.
 PGPU = Pgpu()
+#: What help says of an option that names none; see ``context.first_gpu``.
+FIRST_PGPU = "0, else the first"
 
 
 class OrNone(click.ParamType[Any]):

@@ -18,9 +18,9 @@ import click
 from click.core import ParameterSource
 
 from qgpu.cli import completion
-from qgpu.cli.context import Context
+from qgpu.cli.context import Context, first_gpu
 from qgpu.cli.grant_options import PROFILING_HELP, class_option
-from qgpu.cli.params import DURATION, MEMORY, PGPU
+from qgpu.cli.params import DURATION, FIRST_PGPU, MEMORY, PGPU
 from qgpu.errors import QgpuError, TimedOutError
 from qgpu.groups.group_files import GroupFiles, check_not_claims
 from qgpu.ipc.control_socket import Client
@@ -47,8 +47,7 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND, _BY_SIGNAL = 126, 127, 128
     "gpus",
     type=PGPU,
     multiple=True,
-    default=(0,),
-    show_default=True,
+    show_default=FIRST_PGPU,
     shell_complete=completion.gpus,
     help="The pGPU to run on, by number or UUID; may be repeated.",
 )
@@ -88,12 +87,12 @@ def run(
         sys.exit(_run_in_group(context, group, sm, memory, command))
     if sm is not None:
         raise click.UsageError("--sm is a member's part of a group: give --group, too")
-    gpus = tuple(dict.fromkeys(gpus))
     grant = {"class": pod_class, "cores": cores, "memory": memory, "latency_target_ns": latency_target}
     grant |= {"profiling": True} if allow_profiling else {}
     # Block signals until the child exists; otherwise they would end only us. Ctrl-C may come: it ends both.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED - {signal.SIGINT})
     with context.connect() as client:
+        gpus = tuple(dict.fromkeys(gpus)) or (first_gpu(client),)
         pod = client.call("pod.create", name=name, grants={str(gpu): grant for gpu in gpus})
         _wait_for_room(client, pod)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGINT})

@@ -19,7 +19,7 @@ from qgpu.cli.context import Context, pass_context
 from qgpu.cli.output import output_option, with_units
 from qgpu.cli.params import Seconds
 from qgpu.cli.screen import Screen
-from qgpu.cli.top_mode import Mode, chosen, pressed
+from qgpu.cli.top_mode import Mode, chosen, pressed, settled
 from qgpu.cli.top_page import View, page, room, table
 from qgpu.errors import QgpuError
 from qgpu.ipc.control_socket import Client
@@ -129,6 +129,7 @@ def _show(watch: _Watch, every: float) -> None:
     with Screen() as screen:
         due_s = time.monotonic() + min(every, 0.5)  # show the first shares soon
         while not mode.ended:
+            mode = settled(mode, watch.view.now)
             screen.draw(page(mode, watch.view, *screen.size))
             keys = screen.keys(due_s - time.monotonic())
             for key in keys:

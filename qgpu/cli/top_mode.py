@@ -47,6 +47,16 @@ class Mode:
         return replace(self, message=message)
 
 
+def settled(mode: Mode, now: Mapping[str, Any]) -> Mode:
+    """Return the same mode with a pGPU that is there: the first one, if the chosen one is not."""
+    numbers = [gpu["index"] for gpu in now["gpus"]]
+    if mode.gpu in numbers or not numbers:
+        return mode
+    if mode.asking:
+        mode = replace(mode, asking="").saying(f"unchanged: pGPU {mode.gpu} is gone")
+    return replace(mode, gpu=numbers[0])
+
+
 def pressed(
     mode: Mode, key: str, now: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], height: int
 ) -> tuple[Mode, str | None]:
@@ -85,7 +95,7 @@ def pressed(
     if key == "g":
         return replace(mode, only_gpu=not mode.only_gpu, first=0), None
     if key == "\t":
-        return replace(mode, gpu=_after([gpu["index"] for gpu in now["gpus"]], mode.gpu)), None
+        return _next_gpu(mode, [gpu["index"] for gpu in now["gpus"]]), None
     if key in ("?", "h"):
         return replace(mode, help=not mode.help), None
     return _asked(mode, key, now), None
@@ -112,12 +122,20 @@ def first_row(mode: Mode, rows: Sequence[Mapping[str, Any]], height: int) -> int
     return max(0, min(first, len(rows) - height))
 
 
+def _next_gpu(mode: Mode, numbers: Sequence[int]) -> Mode:
+    if len(numbers) < 2:
+        return mode.saying(f"there is no other pGPU than {mode.gpu}")
+    return replace(mode, gpu=_after(numbers, mode.gpu))
+
+
 def _asked(mode: Mode, key: str, now: Mapping[str, Any]) -> Mode:
     """Have the page ask before a digit sets a policy: digits are pressed by mistake."""
     policy = {str(number): name for name, number in now["policies"].items()}.get(key)
     gpu = next((gpu for gpu in now["gpus"] if gpu["index"] == mode.gpu), None)
-    if policy is None or gpu is None:
-        return mode
+    if policy is None:
+        return mode.saying(f"no policy has number {key}; ? lists them") if key.isdecimal() else mode
+    if gpu is None:
+        return mode.saying(f"pGPU {mode.gpu} is gone; choose another with tab")
     if gpu["policy"] == policy:
         return mode.saying(f"pGPU {mode.gpu} is shared by {policy} already")
     return replace(mode, asking=policy)
@@ -125,7 +143,7 @@ def _asked(mode: Mode, key: str, now: Mapping[str, Any]) -> Mode:
 
 def _moved(mode: Mode, rows: Sequence[Mapping[str, Any]], by: int, height: int) -> Mode:
     if not rows:
-        return mode
+        return mode.saying("there is no pod to choose")
     at = _at(mode, rows)
     to = (0 if by > 0 else len(rows) - 1) if at is None and abs(by) == 1 else (at or 0) + by
     row = rows[max(0, min(len(rows) - 1, to))]

@@ -43,8 +43,18 @@ class Arguments:
         for index, raw in self.need("grants", dict).items():
             if not index.isdecimal() or len(index) > _DIGITS or not isinstance(raw, dict):
                 raise InvalidValueError(f"pGPU {index[:40]}: a pGPU is named by its number, such as 0")
-            result[int(index)] = Arguments(raw).amended(Grant())
+            result[int(index)] = Arguments(raw).pods_grant(Grant())
         return result
+
+    def pods_grant(self, grant: Grant) -> Grant:
+        """Return what a pod is granted: ``grant`` as ``amended``, unless no CUDA context fits into a new memory limit.
+
+        A claim may hold as little: what its containers get of it when they divide it is any size.
+        """
+        changed = self.amended(grant)
+        if changed.memory is not None and "memory" in self:
+            units.check_memory_limit(changed.memory)
+        return changed
 
     def amended(self, grant: Grant) -> Grant:
         """Return ``grant`` changed by the arguments that are present; null removes a limit."""

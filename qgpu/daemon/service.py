@@ -387,7 +387,7 @@ class Service:
             if index is not None and index not in pod.grants:
                 raise UnknownNameError(f"pod {name}: it has no grant on pGPU {index}")
             grants = {
-                number: arguments.amended(grant) if index in (None, number) else grant
+                number: arguments.pods_grant(grant) if index in (None, number) else grant
                 for number, grant in pod.grants.items()
             }
             if pod.cgroup and any(grant.memory is not None for grant in grants.values()):

@@ -7,6 +7,7 @@ Python's own server handles the protocol. One connection is one request.
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 import sys
 import threading
@@ -15,6 +16,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from email.message import Message
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -35,6 +38,10 @@ _NO_FD_PAUSE_S = 0.1
 _PAUSE_S = 0.005
 #: Our requests have a body of at most one line.
 _MAX_BODY, _MOST_DIGITS = 4096, 4
+_LAST_PORT = 65535
+#: What a Host header names: a name or an address, and perhaps a port (RFC 9110, section 7.2).
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~-]*)(?::([0-9]{0,5}))?")
+_MALFORMED = b"this is not a request: its first line, its address or a header is malformed\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +72,7 @@ def parse_address(text: str) -> Address:
         host = "127.0.0.1"
     try:
         address = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
-        if not port.isdecimal() or int(port) > 65535:
+        if not port.isdecimal() or int(port) > _LAST_PORT:
             raise ValueError(port)
     except ValueError:
         raise InvalidValueError(
@@ -201,22 +208,23 @@ class _Server(ThreadingHTTPServer):
             Path(self.address.path).unlink(missing_ok=True)
         self.server_close()
 
-    def knows(self, host: str) -> bool:
-        """Tell whether a Host header names us: another site's page may resolve its own name to this address.
+    def knows(self, name: str) -> bool:
+        """Tell whether a Host header's name is ours: another site's page may resolve its own name to this address.
 
-        A server that listens for other hosts is reached by any name; it serves only public data. Raises ValueError if
-        the header is malformed.
+        A server that listens for other hosts is reached by any name; it serves only public data.
         """
         if not self.address.private:
             return True
-        name = urlsplit(f"//{host}").hostname
-        return name == "localhost" or name == self.address.host or bool(self.address.path)
+        return name in ("localhost", self.address.host) or bool(self.address.path)
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
+    raw_requestline: bytes
     timeout = _SILENCE_S
     server_version = "qgpu"
+    #: Of a first line that names none, and so of the answer: the base class's answers to HTTP/0.9 have no status.
+    default_request_version = "HTTP/1.0"
     sys_version = ""
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
@@ -228,25 +236,42 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_POST = do_GET  # noqa: N815 - likewise
 
+    def parse_request(self) -> bool:
+        """Parse a request; one that cannot be parsed gets its answer here, and nothing else is done with it."""
+        if not super().parse_request():
+            if not self.raw_requestline.strip():  # the base class answers nothing
+                self.send_error(HTTPStatus.BAD_REQUEST)
+            return False
+        if len(self.requestline.split()) < 3:  # HTTP/0.9, whose answers have no status
+            self.send_error(HTTPStatus.BAD_REQUEST)
+            return False
+        return True
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002
+        """Answer for the base class, which would repeat the request in a page of HTML."""
+        said = _MALFORMED if code == HTTPStatus.BAD_REQUEST else f"{HTTPStatus(code).phrase.lower()}\n".encode()
+        self._send(Response(said, status=code))
+
     def _response(self) -> Response:
-        headers = {name.lower(): value for name, value in self.headers.items()}
-        length = headers.get("content-length", "0")
-        short = length.isdecimal() and len(length) <= _MOST_DIGITS and int(length) <= _MAX_BODY
         try:
-            known, path = self.server.knows(headers.get("host", "")), urlsplit(self.path).path
+            headers, path = _headers(self.headers), urlsplit(self.path).path
+            name = _host_name(headers.get("host", ""))
+            length = _length(headers.get("content-length", "0"))
         except ValueError:
-            return Response(b"this is not a request: its address or its Host header is malformed\n", status=400)
-        if not known:
+            return Response(_MALFORMED, status=400)
+        if not self.server.knows(name):
             return Response(b"this is not the host you asked for\n", status=421)
-        if not short or "transfer-encoding" in headers:
+        if length > _MAX_BODY or "transfer-encoding" in headers:
             return Response(b"too long\n", status=413)
-        body = self.rfile.read(int(length))
+        body = self.rfile.read(length)
         self.server.heard(self.request)
         method = "GET" if self.command == "HEAD" else self.command  # the same answer, of which only the head is sent
         return self.server.answer(Request(method, path, headers, body))
 
     def _answer(self) -> None:
-        response = self._response()
+        self._send(self._response())
+
+    def _send(self, response: Response) -> None:
         self.send_response(response.status)
         self.send_header("Content-Type", response.kind)
         self.send_header("X-Content-Type-Options", "nosniff")
@@ -265,3 +290,27 @@ class _Handler(BaseHTTPRequestHandler):
         for piece in response.body:
             self.wfile.write(piece)
             self.wfile.flush()
+
+
+def _headers(said: Message) -> dict[str, str]:
+    """Return the headers by their names in lower case. Raises ValueError if one is malformed."""
+    headers = {name.lower(): value for name, value in said.items()}
+    twice = any(len(said.get_all(name, ())) > 1 for name in ("host", "content-length"))
+    if said.defects or said.get_unixfrom() or twice or any("\n" in value for value in headers.values()):
+        raise ValueError("headers")
+    return headers
+
+
+def _host_name(host: str) -> str:
+    """Return the name or address in a Host header, in lower case. Raises ValueError if it is malformed."""
+    match = _HOST.fullmatch(host.strip())
+    if match is None or int(match[2] or 0) > _LAST_PORT:
+        raise ValueError(host)
+    return match[1].strip("[]").lower()
+
+
+def _length(text: str) -> int:
+    """Return a Content-Length. Raises ValueError if it is no number."""
+    if not (text.isascii() and text.isdecimal()):
+        raise ValueError(text)
+    return int(text) if len(text) <= _MOST_DIGITS else _MAX_BODY + 1

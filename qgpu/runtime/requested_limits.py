@@ -43,12 +43,12 @@ def _number_or_none(text: str) -> int | None:
     return _number(text) or None
 
 
-def _times(unit: int) -> Callable[[str], int]:
-    return lambda text: _number(text) * unit
+def _memory_in(unit: int) -> Callable[[str], int]:
+    return lambda text: units.check_memory_limit(_number(text) * unit)
 
 
 def _sized_or_none(text: str) -> int | None:
-    return units.parse_memory(text) or None
+    return units.parse_memory_limit(text) if units.parse_memory(text) else None
 
 
 def _priority(text: str) -> PodClass:
@@ -77,17 +77,17 @@ ANNOTATIONS: tuple[Row, ...] = (
     ("qgpu.io/latency-target", "latency_target_ns", units.parse_duration),
     # Tencent qGPU: per cent, GiB
     ("tke.cloud.tencent.com/qgpu-core", "cores", _number),
-    ("tke.cloud.tencent.com/qgpu-memory", "memory", _times(units.GIB)),
+    ("tke.cloud.tencent.com/qgpu-memory", "memory", _memory_in(units.GIB)),
     ("tke.cloud.tencent.com/qgpu-core-greedy", "pod_class", lambda _: PodClass.OFFLINE),
     ("tke.cloud.tencent.com/app-class", "pod_class", _class),
     # HAMi: per cent, MiB; 0 cores are no limit
     ("nvidia.com/gpucores", "cores", _number_or_none),
-    ("nvidia.com/gpumem", "memory", _times(_MIB)),
+    ("nvidia.com/gpumem", "memory", _memory_in(_MIB)),
     ("nvidia.com/gpumem-percentage", "memory", _per_cent_of_memory),
     ("nvidia.com/priority", "pod_class", _priority),
     # Alibaba cGPU: per cent, GiB
     ("aliyun.com/gpu-core.percentage", "cores", _number),
-    ("aliyun.com/gpu-mem", "memory", _times(units.GIB)),
+    ("aliyun.com/gpu-mem", "memory", _memory_in(units.GIB)),
 )
 
 ENVIRONMENT: tuple[Row, ...] = (
@@ -102,7 +102,7 @@ ENVIRONMENT: tuple[Row, ...] = (
     *((f"CUDA_DEVICE_MEMORY_LIMIT_{card}", "memory", _sized_or_none) for card in range(16)),
     ("CUDA_TASK_PRIORITY", "pod_class", _priority),
     # Alibaba cGPU: GiB
-    ("ALIYUN_COM_GPU_MEM_CONTAINER", "memory", _times(units.GIB)),
+    ("ALIYUN_COM_GPU_MEM_CONTAINER", "memory", _memory_in(units.GIB)),
 )
 
 

@@ -94,7 +94,7 @@ def _pod(name: str, table: Table, duration_ns: int) -> ScenarioPod:
 
 def _grant(table: Table, base: Grant) -> Grant:
     pod_class = table.text("class", base.pod_class, partial(units.parse_choice, PodClass))
-    memory = table.text("memory", base.memory, units.parse_memory)
+    memory = table.text("memory", base.memory, units.parse_memory_limit)
     target_ns = table.text("latency_target", base.latency_target_ns, units.parse_duration)
     cores = table.raw.get("cores", base.cores)
     if cores is not None and (isinstance(cores, bool) or not isinstance(cores, int)):

@@ -128,6 +128,27 @@ def qgpuctl_in_shell(runtime_dir: Path, arguments: str) -> subprocess.CompletedP
     )
 
 
+def completed(daemon: Daemon, line: str) -> list[str]:
+    """Return what bash is offered at the end of a line."""
+    words = line.split(" ")
+    result = subprocess.run(
+        [sys.executable, "-m", "qgpu.cli.main"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(
+            {
+                "_QGPUCTL_COMPLETE": "bash_complete",
+                "COMP_WORDS": line,
+                "COMP_CWORD": str(len(words) - 1),
+                "QGPU_RUNTIME_DIR": str(daemon.runtime_dir),
+            }
+        ),
+    )
+    assert result.stderr == ""
+    return [each.partition(",")[2] for each in result.stdout.split()]
+
+
 def qgpuctl(runtime_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run qgpuctl and return how it ended."""
     return run("qgpu.cli.main", "--runtime-dir", str(runtime_dir), *arguments)

@@ -117,7 +117,7 @@ def test_misuse_of_the_command_line_is_usage(shared: Daemon, arguments: tuple[st
     [
         (("stauts",), "'status'"),
         (("pods",), "'pod'"),
-        (("gpu", "show", "first"), "'first' is not a number such as 0, or a UUID such as GPU-5f2b1c5e"),
+        (("gpu", "show", "first"), "'first' is not a number such as 0, or a UUID such as GPU-5f2b1c5e or MIG-5f2b1c5e"),
         (("run", "--gpu", "GPU-5130", "--", "true"), "'GPU-5130' begins the UUIDs of several pGPUs"),
         (("--timeout", "soon", "status"), "'soon' is not a number of seconds from 0.1 to 3600"),
         (("--timeout", "0", "status"), "'0' is not a number of seconds from 0.1 to 3600"),

@@ -18,7 +18,7 @@ from qgpu.daemon.main import command as qgpud
 from qgpu.errors import ExitCode
 from qgpu.load.main import command as qgpu_load
 from tests.cli import programs
-from tests.cli.programs import Daemon
+from tests.cli.programs import Daemon, completed
 from tests.test_docs import PROGRAMS, ROOT, take
 
 
@@ -124,27 +124,6 @@ def test_help_loads_only_what_it_needs() -> None:
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
 
     assert result.stderr.strip() == "[]"
-
-
-def completed(daemon: Daemon, line: str) -> list[str]:
-    """Return what bash is offered at the end of a line."""
-    words = line.split(" ")
-    result = subprocess.run(
-        [sys.executable, "-m", "qgpu.cli.main"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=programs.environment(
-            {
-                "_QGPUCTL_COMPLETE": "bash_complete",
-                "COMP_WORDS": line,
-                "COMP_CWORD": str(len(words) - 1),
-                "QGPU_RUNTIME_DIR": str(daemon.runtime_dir),
-            }
-        ),
-    )
-    assert result.stderr == ""
-    return [each.partition(",")[2] for each in result.stdout.split()]
 
 
 def test_pods_pgpus_and_policies_are_completed(shared: Daemon) -> None:

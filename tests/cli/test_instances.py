@@ -11,7 +11,7 @@ import pytest
 from qgpu.errors import ExitCode
 from qgpu.k8s.qgpud import Qgpud
 from tests.cli import programs
-from tests.cli.programs import Daemon
+from tests.cli.programs import Daemon, completed
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +32,23 @@ def test_pod_runs_on_the_instance_that_it_is_given(shared: Daemon) -> None:
     done = shared.ctl("run", "--gpu", "102", "--memory", "1GiB", "--", *program)
 
     assert done.returncode == 0, done.stderr
+
+
+def test_a_command_that_names_no_pgpu_takes_the_first(shared: Daemon) -> None:
+    done = shared.ctl("run", "--", "sh", "-c", "echo $QGPU_GPU")
+    tested = shared.ctl("doctor", "--self-test")
+
+    assert done.stdout == "101\n", done.stderr
+    assert "run on pGPU 101 for some seconds" in tested.stderr
+
+
+def test_an_instance_is_named_by_its_uuid_too(shared: Daemon) -> None:
+    uuid = "MIG-51300000-0000-0000-0000-000000000102"
+
+    assert shared.json("gpu", "show", uuid)["gpu"]["index"] == 102
+    assert shared.ctl("run", "--gpu", uuid.lower(), "--", "true").returncode == 0
+    assert completed(shared, "qgpuctl run --gpu M")[1] == uuid
+    assert completed(shared, "qgpuctl run --gpu 10") == ["101", "102"]
 
 
 def test_pod_is_refused_two_instances_of_one_card(shared: Daemon) -> None:

@@ -115,6 +115,17 @@ def test_top_runs_at_a_terminal_until_q(shared: Daemon) -> None:
     assert restored == top.attributes
 
 
+def test_the_first_pgpu_is_chosen_where_none_is_0(tmp_path: Path) -> None:
+    with programs.daemon(tmp_path / "run", "--sim-mig", "2") as daemon, terminal(daemon) as top:
+        top.until("> pGPU 101")
+        top.press("1")
+        top.until("pGPU 101: burst-share -> fixed-share?")
+        top.press("y")
+        top.until("pGPU 101: fixed-share")
+        top.press("q")
+        top.end()
+
+
 def test_a_stray_digit_changes_nothing(shared: Daemon) -> None:
     with terminal(shared) as top:
         top.until("q end")

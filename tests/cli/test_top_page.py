@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from qgpu.cli.screen import named
 from qgpu.cli.styled_text import plain, shortened
-from qgpu.cli.top_mode import Mode, chosen, pressed
+from qgpu.cli.top_mode import Mode, chosen, pressed, settled
 from qgpu.cli.top_page import View, page, room, table
 from qgpu.live_shares import natural, shares
 
@@ -123,6 +123,38 @@ def test_a_policy_is_set_only_after_a_yes(keys: str, gpu: int, policy: str | Non
 
     assert (mode.gpu, asked) == (gpu, policy)
     assert not mode.ended
+
+
+@pytest.mark.parametrize(
+    ("mode", "chosen_gpu", "message"),
+    [
+        (Mode(), 101, ""),
+        (Mode(gpu=102), 102, ""),
+        (Mode(gpu=7, asking="fixed-share"), 101, "unchanged: pGPU 7 is gone"),
+    ],
+)
+def test_a_pgpu_that_is_gone_gives_way_to_the_first(mode: Mode, chosen_gpu: int, message: str) -> None:
+    there = {"gpus": [{"index": 101}, {"index": 102}]}
+    found = settled(mode, there)
+
+    assert (found.gpu, found.message, found.asking) == (chosen_gpu, message, "")
+    assert settled(mode, {"gpus": []}) == mode
+
+
+@pytest.mark.parametrize(
+    ("mode", "key", "gpus", "says"),
+    [
+        (Mode(), "7", 2, "no policy has number 7; ? lists them"),
+        (Mode(gpu=9), "1", 2, "pGPU 9 is gone; choose another with tab"),
+        (Mode(), "\t", 1, "there is no other pGPU than 0"),
+        (Mode(), "\t", 0, "there is no other pGPU than 0"),
+        (Mode(), "down", 2, "there is no pod to choose"),
+    ],
+)
+def test_a_key_that_cannot_act_says_why(mode: Mode, key: str, gpus: int, says: str) -> None:
+    after, policy = pressed(mode, key, now(gpus), [], 10)
+
+    assert (after.message, after.asking, policy) == (says, "", None)
 
 
 def test_a_question_names_what_would_change() -> None:

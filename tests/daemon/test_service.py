@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from qgpu import units
 from qgpu.cli.gpu import _beside
 from qgpu.config import Config
 from qgpu.daemon import container_requests
@@ -125,6 +126,18 @@ def test_what_is_no_listener_is_not_taken_into_a_pod(host: SimHost, service: Ser
     assert len(fds) == 2, "they are whoever's carries the request, to be closed under no lock"
     for fd in fds:
         os.close(fd)
+
+
+@pytest.mark.parametrize("op", ["pod.create", "pod.set"])
+def test_a_limit_below_any_context_is_refused(host: SimHost, service: Service, op: str) -> None:
+    me = Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=os.pidfd_open(os.getpid()))
+    if op == "pod.set":
+        service.handle(me, {"op": "pod.create", "name": "one", "grants": {"0": {}}}, [])
+    for memory in (16, units.LEAST_LIMIT - 1):
+        grant = {"memory": memory} if op == "pod.set" else {"grants": {"0": {"memory": memory}}}
+        with pytest.raises(InvalidValueError, match="less than any CUDA context takes"):
+            service.handle(me, {"op": op, "name": "one"} | grant, [])
+    assert all(pod.grants == {0: Grant()} for pod in host.pods())
 
 
 def test_a_descriptor_that_lingers_does_not_stop_other_requests(tmp_path: Path, service: Service) -> None:

@@ -1,4 +1,4 @@
-"""The Makefile finds a Python that qgpu runs on, or says what to install; nothing is made here."""
+"""The Makefile finds the Python and the packages that it needs, or says what to install; nothing is made here."""
 
 from __future__ import annotations
 
@@ -43,3 +43,24 @@ def test_without_such_a_python_make_says_what_to_install(tmp_path: Path) -> None
     assert result.returncode == 2
     assert result.stderr.startswith("please install Python 3.11 or newer")
     assert not (tmp_path / "venv").exists()
+
+
+@pytest.mark.parametrize(
+    ("lacks", "says"),
+    [
+        (("dh-dkms", "libbpf1"), "please build on Debian 12, Ubuntu 24.04 or newer"),
+        (("apt-get",), "please install: "),
+    ],
+)
+def test_without_packages_to_build_make_says_so(tmp_path: Path, lacks: tuple[str, ...], says: str) -> None:
+    tools = {
+        "python3": NEW,
+        "id": "#!/bin/sh\necho 0\n",
+        "apt-get": "#!/bin/sh\n[ $1 = update ]\n",
+        "apt-cache": f"#!/bin/sh\ncase $2 in {'|'.join(lacks)}) exit 100;; esac\n",
+    }
+    result = make(tmp_path, {name: text for name, text in tools.items() if name not in lacks}, "packages-system")
+
+    assert result.returncode == 2
+    assert says in result.stderr.splitlines()[0]
+    assert len(result.stderr.splitlines()) == 2  # and make's own

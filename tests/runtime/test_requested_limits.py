@@ -65,6 +65,11 @@ def test_zero_is_no_limit_for_those_who_say_so(name):
     assert wanted(*places(name, NO_LIMIT[name])).grant == Grant()
 
 
+def test_a_size_of_hamis_below_any_context_is_refused():
+    with pytest.raises(InvalidValueError, match="environment CUDA_DEVICE_MEMORY_LIMIT: '16m' is 16 MiB, less than any"):
+        wanted({}, {}, {"CUDA_DEVICE_MEMORY_LIMIT": "16m"})
+
+
 def test_a_latency_target_is_an_online_containers():
     annotated = wanted({"qgpu.io/class": "online", "qgpu.io/latency-target": "2ms"}, {}, {}).grant
     by_variable = wanted({}, {}, {"QGPU_CLASS": "online", "QGPU_LATENCY_TARGET": "2ms"}, ANYTHING).grant
@@ -111,6 +116,7 @@ def test_names_of_one_place_may_agree():
         ({"qgpu.io/cores": "0"}, "1 to 100"),
         ({"tke.cloud.tencent.com/qgpu-core": "200"}, "1 to 100"),
         ({"qgpu.io/memory": "much"}, "annotation qgpu.io/memory"),
+        ({"nvidia.com/gpumem": "16"}, "annotation nvidia.com/gpumem: memory limit 16 MiB: less than any CUDA context"),
         ({"qgpu.io/memory": "-1GiB"}, "annotation qgpu.io/memory"),
         ({"nvidia.com/gpumem": "0"}, "positive"),
         ({"qgpu.io/class": "fast"}, "online, offline"),

@@ -167,6 +167,7 @@ def test_without_matplotlib_a_plot_says_what_to_install(written, tmp_path: Path,
         ("cores = 60", "cores = true", "pods.a.cores: write it as a whole number"),
         ("cores = 60", 'class = "urgent"', "pods.a.class: 'urgent': choose one of online, offline"),
         ("cores = 60", 'memory = "much"', "pods.a.memory: 'much' is not a size"),
+        ("cores = 60", 'memory = "16"', "pods.a.memory: '16' is 16 B, less than any CUDA context takes"),
         ("cores = 60", 'arrive = "11s"', "pods.a.leave: a pod leaves after it arrives"),
         ("cores = 60", "workloads = [{ batch = 0 }]", "pods.a.workload: give a pod one workload"),
         (
