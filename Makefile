@@ -148,7 +148,7 @@ test-system:
 node-system:
 	@missing=; for tool in runc busybox; do command -v $$tool >/dev/null || missing="$$missing $$tool"; done; \
 	if [ -z "$$missing" ]; then :; elif [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
-		echo "tests that need these will be skipped:$$missing"; \
+		echo "please install:$$missing" >&2; exit 1; \
 	else tests/install_tools.sh runc busybox-static; fi
 
 # What unpacks Slurm's packages and gives them a network of their own.

@@ -12,10 +12,10 @@ import click
 
 from qgpu.cli import completion
 from qgpu.cli.changes import changed, who
-from qgpu.cli.context import Context, pass_context
+from qgpu.cli.context import Context, first_gpu, pass_context
 from qgpu.cli.grant_options import change, class_option, given, grant_options, or_none
 from qgpu.cli.output import cores, duration, memory, output_option, print_as, print_facts, print_json, print_table
-from qgpu.cli.params import DURATION, MEMORY, PGPU, OrNone
+from qgpu.cli.params import DURATION, FIRST_PGPU, MEMORY, PGPU, OrNone
 from qgpu.errors import InvalidValueError, PermissionDeniedError, QgpuError, TimedOutError
 from qgpu.groups import group_cdi, keeper_process
 from qgpu.groups.group_files import GroupFiles, check_not_claims, names
@@ -41,7 +41,7 @@ def group() -> None:
 @group.command()
 @click.argument("name")
 @click.option(
-    "--gpu", type=PGPU, default=0, show_default=True, shell_complete=completion.gpus, help="The pGPU to run on."
+    "--gpu", type=PGPU, show_default=FIRST_PGPU, shell_complete=completion.gpus, help="The pGPU to run on."
 )
 @click.option("--cores", "quota", type=int, help="Quota of the whole group in per cent of the pGPU.")
 @click.option("--memory", "limit", type=MEMORY, help="Memory limit of the whole group, such as 40GiB.")
@@ -53,7 +53,7 @@ def group() -> None:
 def create(
     context: Context,
     name: str,
-    gpu: int,
+    gpu: int | None,
     quota: int | None,
     limit: int | None,
     pod_class: str,
@@ -62,6 +62,9 @@ def create(
     member_memory: int | None,
 ) -> None:
     """Make a group with its own MPS server. Members start with 'qgpuctl run --group NAME'."""
+    if gpu is None:
+        with context.connect() as client:
+            gpu = first_gpu(client)
     context.gpu(gpu)
     GroupFiles(context.runtime_dir, name).server.environment(sm, member_memory)  # a part that is none is refused
     part = MemberPart(sm, member_memory)
