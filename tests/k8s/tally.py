@@ -51,9 +51,16 @@ class Tally:
         self.failed_orders += 1
         self.said.append(why[:_SAID])
 
-    def never(self, perils: Iterable[str]) -> list[str]:
-        """Return the pairs of what can fail that never did."""
-        return [pair for pair in pairs_of(perils) if pair not in self.pairs]
+    def expect(self, perils: Iterable[str]) -> None:
+        """Count what can fail, and what never does, too."""
+        perils = sorted(set(perils))
+        for counts, names in ((self.parts, perils), (self.parts_beside, perils), (self.pairs, pairs_of(perils))):
+            counts.update({name: counts.get(name, 0) for name in names})
+
+    @property
+    def never(self) -> list[str]:
+        """The pairs that were expected and never failed together."""
+        return [pair for pair, count in self.pairs.items() if not count]
 
 
 def pairs_of(perils: Iterable[str]) -> list[str]:
