@@ -114,9 +114,9 @@ class ClaimOrders(Orders):
 
     @staticmethod
     def most_containers(each: Live) -> int:
-        """How many containers use a claim at the same time: two divide it, unless its quota is too small."""
-        ((_, cores),) = each.cards.values()
-        return 1 if cores == 1 else 2
+        """How many containers use a claim at the same time: two divide it, unless a device's quota is too small."""
+        results = each.claim["status"]["allocation"]["devices"]["results"]
+        return 1 if any(part["consumedCapacity"]["cores"] == "1" for part in results) else 2
 
     def containers_work(self, _choice: Choice | None = None) -> None:
         """Each container is held to the memory of its claim, whichever guardian answers it."""

@@ -140,7 +140,7 @@ def test_a_violation_ends_a_test():
         run(Broken, Tally())
 
 
-def test_violations_are_counted_and_the_node_replaced_where_wished():
+def test_violations_are_counted_and_the_node_replaced():
     tally, before = Tally(), Node.closed
     run(Broken, tally, Node)
 
