@@ -21,6 +21,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import sys
 import time
@@ -45,7 +46,7 @@ from tests.k8s.world import GI, World, result
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results" / "kubernetes.json"
 CLAIMS = 64
-BATCH = 25
+BATCH = 10
 #: Which part of the orders is tried on each node. Those behind a guardian take longest.
 SHARE_OF_ORDERS = {"claims": 0.5, "claims behind a guardian": 0.15, "claims with groups": 0.15, "units": 0.2}
 #: The names for time and memory of other systems, and the bytes of a unit of memory.
@@ -210,6 +211,7 @@ def main() -> None:
     parser.add_argument("--orders", type=int, default=500)
     parser.add_argument("--more", action="store_true", help="count the orders in the results too")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # nodes are closed
     failed = False
     for section in options.only.split(","):
         for figures in SECTIONS[section](options):
