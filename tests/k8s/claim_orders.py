@@ -179,18 +179,16 @@ class ClaimOrders(Orders):
             each.end_containers()
 
     def holdings(self) -> list[Holding]:
-        """Return all claims. The kubelet gives containers the devices of live ones."""
+        """Return all claims."""
         return [
-            Holding(
-                each.claim["metadata"]["name"],
-                each.cards,
-                each.containers,
-                frozenset(self.world.kubelet.names(each.uid) if each.uid in prepared else ()),
-                self.group(each),
-            )
-            for prepared in [{uid for uid in self.live if self.world.kubelet.prepared(uid)}]
+            Holding(each.claim["metadata"]["name"], each.cards, each.containers, self.devices(each), self.group(each))
             for each in self._all()
         ]
+
+    def devices(self, each: Live) -> frozenset[str]:
+        """The CDI names that containers of a live claim get, once the kubelet has them."""
+        there = each.uid in self.live and self.world.kubelet.prepared(each.uid)
+        return frozenset(self.world.kubelet.names(each.uid) if there else ())
 
     def group(self, _each: Live) -> str:
         """The name of a claim's group; empty for none."""

@@ -333,6 +333,6 @@ class Orders(RuleBasedStateMachine):
 
 
 def machine(kind: type[Orders], node: World, tally: Tally, another: Callable[[], World] | None = None) -> type[Orders]:
-    """Return the state machine of a node. With ``another``, failures are counted, and each is followed by such one."""
+    """Return the state machine of a node. With ``another``, failures are counted, and a new node follows each."""
     given = {"another": staticmethod(another)} if another is not None else {}
     return type(kind.__name__, (kind,), {"world": node, "tally": tally, **given})
