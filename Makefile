@@ -81,6 +81,7 @@ packages-check: packages
 # What takes too long for CI, the likeliest failure first.
 nightly: $(VENV)/installed | node-system slurm-system
 	QGPU_EXAMPLES=125 $(BIN)/pytest -n 2 --timeout 1800 tests/policies
+	QGPU_RESTART_ORDERS=60 $(BIN)/pytest -n 2 tests/k8s/test_restarts.py
 	QGPU_CONTAINERD=1.7 $(BIN)/pytest -m node tests/k8s
 	$(MAKE) slurmtest
 	$(MAKE) distributiontest

@@ -22,7 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from figures import About, Figure, at_most, median, write
-from script import _sources
+from script import sources
 
 from qgpu.guardian.accounting.rm_object import RmObject, object_fact
 from qgpu.guardian.failover.handover import StateFds
@@ -183,7 +183,7 @@ def main() -> None:
         print(row.row())
     command = f"python bench/escape.py --rounds {options.rounds}"
     date = time.strftime("%Y-%m-%d %H:%M:%S %Z")
-    about = About(command, "emulated", date, "emulated driver", "seccomp", time.monotonic() - began, _sources())
+    about = About(command, "emulated", date, "emulated driver", "seccomp", time.monotonic() - began, sources())
     write(options.out, "escape", about, rows, {})
 
 

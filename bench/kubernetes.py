@@ -8,7 +8,8 @@ qgpu-k8s; the kubelet and the API server are the small ones of ``tests/k8s``. Ne
 
 - ``restarts of claims``: driver, kubelet, API server, qgpud and the whole node killed and started in any order, alone
   and in pairs, while claims come and go; ``of claims behind a guardian``: the guardian too, on the driver's emulation;
-  ``of units``: the device plugin
+  ``of claims with groups``: what keeps groups, too; ``of units``: the device plugin. An order that fails is counted,
+  with what was said of it, and the next one has a new node; a section ends after a few of them
 - ``prepare``: how long a prepare call takes, for 64 claims one by one, and for all 64 at once
 - ``aliases``: the resource names of other systems with which a container got its grant
 - ``others``: what other commands measured, on a real containerd, on the module, on real kubelets and with Slurm
@@ -20,6 +21,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import sys
 import time
@@ -35,16 +37,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
+from script import sources
 
 from tests.k8s.order_nodes import NODES
-from tests.k8s.orders import Tally, machine
+from tests.k8s.orders import MOST_FAILED, machine
+from tests.k8s.tally import Tally
 from tests.k8s.world import GI, World, result
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results" / "kubernetes.json"
 CLAIMS = 64
 BATCH = 10
 #: Which part of the orders is tried on each node. Those behind a guardian take longest.
-SHARE_OF_ORDERS = {"claims": 0.6, "claims behind a guardian": 0.2, "units": 0.2}
+SHARE_OF_ORDERS = {"claims": 0.5, "claims behind a guardian": 0.15, "claims with groups": 0.15, "units": 0.2}
 #: The names for time and memory of other systems, and the bytes of a unit of memory.
 ALIASES = {
     "qgpu": ("tke.cloud.tencent.com/qgpu-core", "tke.cloud.tencent.com/qgpu-memory", GI),
@@ -65,42 +69,48 @@ OTHERS = {
 
 
 def restarts(options: argparse.Namespace, name: str) -> Iterator[dict[str, Any]]:
-    """Try orders on one node until one breaks a promise or all are done; yield what happened after each batch."""
-    (kind, make), before = NODES[name], _restarts_before() if options.more else {}
+    """Try orders on one kind of node until all are done or too many failed; yield what happened after each batch."""
+    (kind, make), before = NODES[name], _restarts_before(sources()) if options.more else {}
     tally = Tally(**before[name]) if name in before else Tally()
-    wanted, node = tally.orders + round(options.orders * SHARE_OF_ORDERS[name]), make()
+    wanted = tally.orders + round(options.orders * SHARE_OF_ORDERS[name])
+    orders = machine(kind, make().start(), tally, lambda: make().start())
+    tally.expect(orders.world.perils)
     try:
-        node.start()
-        while tally.orders < wanted:
+        while tally.orders < wanted and tally.failed_orders < MOST_FAILED:
             run_state_machine_as_test(
-                machine(kind, node, tally),
+                orders,
                 settings=settings(
                     max_examples=min(BATCH, wanted - tally.orders),
                     stateful_step_count=10,
                     deadline=None,
-                    phases=[Phase.generate],  # the first failure ends it, unshrunk
+                    phases=[Phase.generate],
                     suppress_health_check=list(HealthCheck),
                     database=None,
                 ),
             )
             yield _with_others(name, tally)
     finally:
-        node.close()
+        orders.world.close()
+    if tally.failed_orders:
+        print(f"{name}: {tally.failed_orders} orders failed", *tally.said, sep="\n", flush=True)
+    print(f"{name}: pairs that never failed together: {', '.join(tally.never) or 'none'}", flush=True)
 
 
-def _restarts_before() -> dict[str, Any]:
-    """Return what happened on each node, by the results."""
-    found: dict[str, Any] = json.loads(RESULTS.read_text())["figures"].get("restarts", {}) if RESULTS.exists() else {}
-    return found
+def _restarts_before(digest: str) -> dict[str, Any]:
+    """Return what happened on each node with these sources, by the results."""
+    found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"figures": {}, "sections": {}}
+    there: dict[str, Any] = found["figures"].get("restarts", {})
+    made_of = {name: found["sections"].get(f"restarts of {name}", {}).get("sources") for name in there}
+    return {name: tally for name, tally in there.items() if name in NODES and made_of[name] == digest}
 
 
 def _with_others(name: str, tally: Tally) -> dict[str, Any]:
-    """Return what happened on one node, and on all of them together."""
-    before = _restarts_before()
-    nodes = {each: before[each] for each in NODES if each in before} | {name: asdict(tally)}
-    totals = {what: sum(node[what] for node in nodes.values()) for what in asdict(tally)}
-    promises = ("grants_lost", "sold_twice", "leaks")
-    return {"restarts": nodes} | {what if what in promises else f"restart_{what}": n for what, n in totals.items()}
+    """Return what happened on one node, and on all together that were tried with the same sources."""
+    nodes = _restarts_before(sources()) | {name: asdict(tally)}
+    counts = [what for what, found in asdict(Tally()).items() if isinstance(found, int)]
+    totals = {what: sum(node[what] for node in nodes.values()) for what in counts}
+    given = ("grants_lost", "sold_twice", "leaks", "failed_orders")
+    return {"restarts": nodes} | {what if what in given else f"restart_{what}": n for what, n in totals.items()}
 
 
 def prepare(_options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -184,6 +194,7 @@ def keep(section: str, figures: dict[str, Any], command: str) -> None:
         "date": time.strftime("%Y-%m-%d"),
         "host": f"{platform.machine()}, {os.cpu_count()} CPUs",
         "python": platform.python_version(),
+        "sources": sources(),
         "figures": sorted(figures),
     }
     RESULTS.write_text(json.dumps(found, indent=2, sort_keys=True) + "\n")
@@ -200,11 +211,15 @@ def main() -> None:
     parser.add_argument("--orders", type=int, default=500)
     parser.add_argument("--more", action="store_true", help="count the orders in the results too")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # nodes are closed
+    failed = False
     for section in options.only.split(","):
         for figures in SECTIONS[section](options):
             print(json.dumps({section: figures}), flush=True)
+            failed = failed or bool(figures.get("failed_orders"))
             more = f" --orders {options.orders}{' --more' * options.more}" if "restarts" in figures else ""
             keep(section, figures, f"bench/kubernetes.py --only '{section}'{more}")
+    sys.exit(failed)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from figures import About, Figure, at_most, median, write
-from script import _sources
+from script import sources
 
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_S, Grant
@@ -138,7 +138,7 @@ def main() -> None:
         print(figure.row())
     command = f"python bench/random_mixes.py --mixes {options.mixes}"
     date = time.strftime("%Y-%m-%d %H:%M:%S %Z")
-    about = About(command, "none", date, "simulated pGPU", "sim", time.monotonic() - began, _sources())
+    about = About(command, "none", date, "simulated pGPU", "sim", time.monotonic() - began, sources())
     write(options.out, "sim-random-mixes", about, found, {})
 
 

@@ -132,14 +132,14 @@ def run(name: str, sections: Mapping[str, Section], doc: str, *, apart: Sequence
 
     signal.signal(signal.SIGTERM, end)
     command = shlex.join(["python", f"bench/{Path(sys.argv[0]).name}", *_what(sys.argv[1:])])
-    sources = _sources()
+    digest = sources()
     figures: list[Figure] = []
     errors: dict[str, str] = {}
     failed = False
 
     def save(stem: str, since: float) -> None:
         date = time.strftime("%Y-%m-%d %H:%M:%S %Z")
-        about = About(command, _driver(), date, script.device, plane, time.monotonic() - since, sources)
+        about = About(command, _driver(), date, script.device, plane, time.monotonic() - since, digest)
         write(options.out, stem, about, figures, errors, script.plots)
 
     try:
@@ -225,7 +225,7 @@ def _what(arguments: Sequence[str]) -> list[str]:
     return kept
 
 
-def _sources(package: Path = ROOT / "qgpu") -> str:
+def sources(package: Path = ROOT / "qgpu") -> str:
     """Return a digest of a package's Python files, which identifies runs of the same tree."""
     digest = hashlib.sha256()
     for file in sorted(package.rglob("*.py")):

@@ -35,6 +35,8 @@ INSTANCES = (MigInstance(0, 1), MigInstance(0, 2))
 CLIENTS = range(7, 15)
 #: One for each attack: processes of the one before may still use theirs.
 ATTACKERS = range(15, 31)
+#: From here on a client is there while a file of its number is among the ``files_of`` the driver.
+FIRST_NUMBERED = 1 << 10
 MEMORY = 1 << 34
 _MAJOR, _MINOR = 1, 8
 
@@ -61,6 +63,18 @@ class Rm(LastingRm):
 
     def load(self) -> None:
         self.__dict__.update(pickle.loads(fd_budget.retry_on_emfile(self._path.read_bytes)))
+        self._follow_files()
+
+    def _follow_files(self) -> None:
+        """Have those of the numbered clients whose file is open, and nothing of the others."""
+        files = fd_budget.retry_on_emfile(lambda: _names(files_of(self._path)))
+        numbered = {client for client, _ in self.objects if client >= FIRST_NUMBERED}
+        for client in numbered - files:
+            for kept in (self.objects, self.sizes, self.aliases, self.memory):
+                for key in [key for key in kept if key[0] == client]:
+                    del kept[key]
+        for client in files - numbered:
+            self.objects |= {(client, client): (abi.NV01_ROOT_CLIENT, 0), (client, 2): (abi.NV01_DEVICE_0, client)}
 
     def keep(self) -> None:
         if self._path is None:
@@ -95,6 +109,15 @@ class Rm(LastingRm):
 
     def pod_has_file(self, client, pod, file):
         return self._reach.pod_has_file(client, pod, file)
+
+
+def files_of(path: Path) -> Path:
+    """Return where tests say which files of pods are open, by the numbers of their clients, for a driver in a file."""
+    return path.with_suffix(".files")
+
+
+def _names(directory: Path) -> set[int]:
+    return {int(each.name) for each in directory.iterdir()} if directory.is_dir() else set()
 
 
 class _Guardian(server.Guardian):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.k8s.container import Container
+from tests.k8s.holdings import Holding
 from tests.k8s.orders import ACTIONS, Choice, Orders
 from tests.k8s.world import GI, result
 
@@ -106,10 +107,16 @@ class ClaimOrders(Orders):
         if not self.world.runs("kubelet", "qgpud") or not self.live:
             return
         each = choice.one_of(list(self.live.values()))
-        if each.containers or not self.world.kubelet.prepared(each.uid):
+        if len(each.containers) >= self.most_containers(each) or not self.world.kubelet.prepared(each.uid):
             return
         pod = sorted(each.pods & self.world.kubelet.checkpoint[each.uid].pods)[0]
         self.run(pod, self.world.kubelet.names(each.uid), each.containers)
+
+    @staticmethod
+    def most_containers(each: Live) -> int:
+        """How many containers use a claim at the same time: two divide it, unless a device's quota is too small."""
+        results = each.claim["status"]["allocation"]["devices"]["results"]
+        return 1 if any(part["consumedCapacity"]["cores"] == "1" for part in results) else 2
 
     def containers_work(self, _choice: Choice | None = None) -> None:
         """Each container is held to the memory of its claim, whichever guardian answers it."""
@@ -170,6 +177,22 @@ class ClaimOrders(Orders):
         """What was deleted by force ends at last."""
         for each in self.gone.values():
             each.end_containers()
+
+    def holdings(self) -> list[Holding]:
+        """Return all claims."""
+        return [
+            Holding(each.claim["metadata"]["name"], each.cards, each.containers, self.devices(each), self.group(each))
+            for each in self._all()
+        ]
+
+    def devices(self, each: Live) -> frozenset[str]:
+        """The CDI names that containers of a live claim get, once the kubelet has them."""
+        there = each.uid in self.live and self.world.kubelet.prepared(each.uid)
+        return frozenset(self.world.kubelet.names(each.uid) if there else ())
+
+    def group(self, _each: Live) -> str:
+        """The name of a claim's group; empty for none."""
+        return ""
 
     def settled(self) -> bool:
         """Tell whether exactly the live claims are prepared, and the node's cards are for sale."""

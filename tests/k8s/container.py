@@ -19,10 +19,16 @@ _MAJOR = 195
 _numbers = itertools.count(1)
 
 
+class UnresolvableDeviceError(AssertionError):
+    """A runtime finds no CDI device of this name."""
+
+
 class Container:
     """One container of a Kubernetes pod, with prepared devices."""
 
-    def __init__(self, world: World, pod: str, devices: list[str]) -> None:
+    def __init__(self, world: World, pod: str, devices: list[str], name: str = "main") -> None:
+        """Make it; nothing is left of one whose devices a runtime does not find."""
+        self._edits = [self._edits_of(world, device) for device in devices]
         self._number = next(_numbers)
         self.id = f"container-{self._number}"
         self._home = cgroup.mount() / f"qgpu-k8s-{os.getpid()}-{self._number}"
@@ -31,13 +37,12 @@ class Container:
         (self._home / "cgroup.procs").write_text(str(self.process.pid))
         self._bundle = world.directory / f"bundle-{self._number}"
         self._bundle.mkdir()
-        self._edits = [self._edits_of(world, device) for device in devices]
         annotations = {
             "io.kubernetes.cri.container-type": "container",
             "io.kubernetes.cri.sandbox-uid": pod,
             "io.kubernetes.cri.sandbox-namespace": "team",
             "io.kubernetes.cri.sandbox-name": pod,
-            "io.kubernetes.cri.container-name": "main",
+            "io.kubernetes.cri.container-name": name,
         }
         environment = [each for edits in self._edits for each in edits.get("env", ())]
         hooks = [hook for edits in self._edits for hook in edits["hooks"]]
@@ -50,6 +55,11 @@ class Container:
         }
         (self._bundle / "config.json").write_text(json.dumps(content))
         self._annotations = annotations
+
+    @property
+    def cgroup(self) -> str:
+        """Its cgroup, as qgpud calls it."""
+        return f"/{self._home.name}"
 
     def start_process(self) -> subprocess.Popen[bytes]:
         """Start what runs in it."""
@@ -110,9 +120,12 @@ class Container:
     def _edits_of(world: World, device: str) -> dict[str, Any]:
         kind, _, name = device.partition("=")
         for path in world.cdi.glob("*.json"):
-            content = json.loads(path.read_text())
+            try:
+                content = json.loads(path.read_text())
+            except FileNotFoundError:  # it has just been removed
+                continue
             for each in content["devices"]:
                 if content["kind"] == kind and each["name"] == name:
                     edits: dict[str, Any] = each["containerEdits"]
                     return edits
-        raise AssertionError(f"unresolvable CDI device {device}")
+        raise UnresolvableDeviceError(f"unresolvable CDI device {device}")

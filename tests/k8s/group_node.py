@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from qgpu.groups.group_files import GroupFiles
-from qgpu.ipc.control_socket import Client
 from qgpu.linux import cgroup
 from tests.cli import programs
 from tests.k8s.guarded import GuardedWorld
@@ -63,8 +62,7 @@ class GroupWorld(World):
 
     def groups(self) -> set[str]:
         """What there is of groups: pods, files and keepers, by name."""
-        with Client(self.runtime_dir) as client:
-            pods = {pod["name"] for pod in client.call("pod.list")["pods"]}
+        pods = {pod["name"] for pod in self.ask("pod.list")["pods"]}
         return {name for name in pods if name.startswith("claim-")} | {each.name for each in self._groups()}
 
     def members(self, group: str) -> list[str]:
@@ -150,7 +148,3 @@ class GuardedGroupWorld(GroupWorld, GuardedWorld):
         if self._over is not None:
             self._over.set()
         super().kill_daemon()
-
-    def grants(self) -> dict[str, Any]:
-        """qgpud's prepared grants."""
-        return self.eventually(self._asked)[0]

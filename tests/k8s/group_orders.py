@@ -36,6 +36,10 @@ class GroupOrders(ClaimOrders):
         if self.world.runs("groups"):
             super().kubelet_works(choice)
 
+    def group(self, each: Live) -> str:
+        """The name of a claim's group."""
+        return f"claim-{each.uid}"
+
     def settled(self) -> bool:
         """Tell whether exactly the live claims have groups, too."""
         groups = {f"claim-{uid}" for uid in self.live}

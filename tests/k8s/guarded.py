@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -34,12 +36,15 @@ _HANDLE = 0x50
 class GuardedContainer(Container):
     """A container behind the pods' filter, whose process asks for memory when it is told to."""
 
-    def __init__(self, world: GuardedWorld, pod: str, devices: list[str], client: int) -> None:
-        self._world, self._client = world, client
+    def __init__(self, world: GuardedWorld, pod: str, devices: list[str], name: str = "main") -> None:
+        self._client = next(world.clients)
+        #: There while the process has its file of the driver open.
+        self._file = world.files_of_driver / str(self._client)
         self._listener = seccomp_profile.listener(world.runtime_dir)
         self._ours, self._theirs = socket.socketpair()
         self._ours.settimeout(PATIENCE_S)
-        super().__init__(world, pod, devices)
+        super().__init__(world, pod, devices, name)
+        self._file.touch()
         self._theirs.close()
 
     def start_process(self) -> subprocess.Popen[bytes]:
@@ -86,10 +91,10 @@ class GuardedContainer(Container):
         return "" if status == expected else f"{size} bytes: {status:#x} and not {expected:#x}"
 
     def kill(self) -> None:
-        """End it, and let its client go to another container."""
+        """End it, which closes its file."""
         super().kill()
+        self._file.unlink()
         self._ours.close()
-        self._world.clients.append(self._client)
 
 
 class GuardedWorld(World):
@@ -107,7 +112,9 @@ class GuardedWorld(World):
         self._manager = Manager(self.directory, "seccomp", ("env", driver, *more), options)
         self._manager.runtime_dir = self.runtime_dir
         self._process: subprocess.Popen[bytes] | None = None
-        self.clients = list(emulated.CLIENTS)
+        self.clients = itertools.count(emulated.FIRST_NUMBERED)
+        self.files_of_driver = emulated.files_of(self.directory / "rm")
+        self.files_of_driver.mkdir()
 
     @property
     def perils(self) -> tuple[str, ...]:
@@ -151,14 +158,21 @@ class GuardedWorld(World):
         super().switch_off()
         (self.directory / "rm").unlink(missing_ok=True)
 
-    def grants(self) -> dict[str, object]:
-        """qgpud's prepared grants; between two guardians it does not answer."""
+    def ask(self, operation: str) -> dict[str, Any]:
+        """Make a request to qgpud; between two guardians it does not answer."""
         self._manager.listen()
-        return self.eventually(self._asked)[0]
 
-    def container(self, pod: str, devices: list[str]) -> Container | None:
-        """Make a container with a client of the emulated driver's, which are few."""
-        return GuardedContainer(self, pod, devices, self.clients.pop(0)) if self.clients else None
+        def asked() -> list[dict[str, Any]]:
+            with suppress(QgpuError):
+                return [super(GuardedWorld, self).ask(operation)]
+            return []
+
+        found: dict[str, Any] = self.eventually(asked)[0]
+        return found
+
+    def container(self, pod: str, devices: list[str], name: str = "main") -> Container:
+        """Make a container with a client of the emulated driver's."""
+        return GuardedContainer(self, pod, devices, name)
 
     def close(self) -> None:
         """End everything."""
@@ -166,11 +180,6 @@ class GuardedWorld(World):
         self._end_guardians()
         self._manager.close()
         super().close()
-
-    def _asked(self) -> list[dict[str, object]]:
-        with suppress(QgpuError):
-            return [super().grants()]
-        return []
 
     def _end_guardians(self) -> None:
         for process in psutil.process_iter():

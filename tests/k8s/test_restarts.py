@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.k8s.order_nodes import NODES
-from tests.k8s.orders import Tally, machine
+from tests.k8s.orders import machine
+from tests.k8s.tally import Tally
 
 ORDERS = int(os.environ.get("QGPU_RESTART_ORDERS", "6"))
 

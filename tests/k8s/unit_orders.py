@@ -9,8 +9,9 @@ from typing import Any
 import grpc
 
 from tests.k8s.container import Container
+from tests.k8s.holdings import Holding
 from tests.k8s.orders import ACTIONS, Choice, Orders
-from tests.k8s.world import card
+from tests.k8s.world import GI, card
 
 #: What pods ask for.
 RESOURCES = ("qgpu.io/cores", "qgpu.io/online-cores")
@@ -97,6 +98,20 @@ class UnitOrders(Orders):
         """End all that runs."""
         for each in self.live.values():
             each.end_containers()
+
+    def holdings(self) -> list[Holding]:
+        """Return all pods' units: of time, and of memory in proportion."""
+        return [
+            Holding(
+                "",
+                {gpu: (each.units * self.world.memory // 100 + GI, each.units)},
+                each.containers,
+                frozenset(each.devices),
+            )
+            for each in self.live.values()
+            for gpu in range(self.world.cards)
+            if card(gpu) == each.card
+        ]
 
     def settled(self) -> bool:
         """Tell whether exactly the pods' units are held, and all others that there is room for are for sale."""

@@ -12,21 +12,26 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from qgpu.errors import QgpuError
+from qgpu.ipc.control_socket import Client
 from qgpu.k8s.names import DRIVER
 from qgpu.k8s.qgpud import Qgpud
 from tests.cli import programs
 from tests.k8s.api_server import ApiServer
 from tests.k8s.container import Container
+from tests.k8s.holdings import on_disk
 from tests.k8s.kubelet import Kubelet
 
 NODE = "node-1"
 GI = 1024**3
 #: How long a test waits for an event: less than pytest does, so that it can tell which one.
 PATIENCE_S = 240.0
+#: How long qgpud may take to answer.
+_ANSWER_S = 60.0
 _numbers = itertools.count(1)
 
 
@@ -207,19 +212,29 @@ class World:
 
     def grants(self) -> dict[str, Any]:
         """qgpud's prepared grants by UID."""
-        return {grant["uid"]: grant for grant in self.qgpud.grants()}
+        return {grant["uid"]: grant for grant in self.ask("grant.list")["grants"]}
+
+    def ask(self, operation: str) -> dict[str, Any]:
+        """Make a request to qgpud."""
+        with Client(self.runtime_dir, _ANSWER_S) as client:
+            return client.call(operation)
 
     def files(self) -> set[str]:
         """The CDI devices that a runtime finds."""
         names = set()
         for path in self.cdi.glob("*.json"):
-            content = json.loads(path.read_text())
-            names |= {f"{content['kind']}={device['name']}" for device in content["devices"]}
+            with suppress(FileNotFoundError):  # it has just been removed
+                content = json.loads(path.read_text())
+                names |= {f"{content['kind']}={device['name']}" for device in content["devices"]}
         return names
 
-    def container(self, pod: str, devices: list[str]) -> Container | None:
-        """Make a container of a pod that is given devices; None if there are too many."""
-        return Container(self, pod, devices)
+    def on_disk(self) -> dict[str, set[str]]:
+        """The prepared devices by the place where qgpud keeps them."""
+        return on_disk(self.cdi, self.directory / "state")
+
+    def container(self, pod: str, devices: list[str], name: str = "main") -> Container:
+        """Make a container of a pod that is given devices."""
+        return Container(self, pod, devices, name)
 
     def claim(
         self,

@@ -9,6 +9,9 @@ from typing import Any
 
 from tests.k8s.containerd.node import Node
 
+#: What a pod's grant is compared by.
+GRANTED = "cores", "memory", "class", "latency_target_ns"
+
 
 @dataclass
 class Claim:
@@ -54,6 +57,6 @@ def claim(node: Node, consumers: Sequence[str], gpu: int = 0, **limits: Any) -> 
     return Claim(list(consumers), [device(node, gpu, **limits)])
 
 
-def granted(pod: Mapping[str, Any]) -> dict[int, tuple[Any, Any, Any]]:
-    """Return what a pod holds on each card: cores, memory, class."""
-    return {grant["gpu"]: (grant["cores"], grant["memory"], grant["class"]) for grant in pod["grants"]}
+def granted(pod: Mapping[str, Any]) -> dict[int, tuple[Any, ...]]:
+    """Return what a pod holds on each card: cores, memory, class and latency target."""
+    return {grant["gpu"]: tuple(grant[what] for what in GRANTED) for grant in pod["grants"]}

@@ -13,7 +13,7 @@ from tests.k8s.containerd.node import until
 
 GIB = 1 << 30
 UID = "11111111-aaaa-4bbb-8ccc-000000000001"
-PREPARED = {0: (20, 2 * GIB, "offline")}
+PREPARED = {0: (20, 2 * GIB, "offline", None)}
 
 
 @pytest.fixture(autouse=True)
@@ -41,8 +41,7 @@ def test_class_and_target_of_a_claim_reach_the_pod(node):
     (cdi,) = claim(node, (UID,), cores=10, latency_target_ns=2_000_000, **{"class": "online"}).prepare(node)
     node.runtime.run(node.runtime.sandbox("cart-1", UID), "model", cdi)
 
-    (grant,) = node.pods()["shop.cart-1.model"]["grants"]
-    assert (grant["class"], grant["latency_target_ns"]) == ("online", 2_000_000)
+    assert granted(node.pods()["shop.cart-1.model"]) == {0: (10, None, "online", 2_000_000)}
 
 
 @pytest.mark.parametrize("forgery", FORGERIES, ids=str)
@@ -50,7 +49,8 @@ def test_what_a_pod_says_of_itself_adds_nothing_to_its_claim(node, forgery):
     (cdi,), (other,) = small(node).prepare(node), claim(node, (OTHER,), 1, cores=99, memory=9 * GIB).prepare(node)
     refused = forgery.start(node, UID, cdi, of_another=other)
 
-    assert [granted(pod) for pod in node.pods().values()] == ([] if refused else [PREPARED])
+    held = {name: granted(pod) for name, pod in node.pods().items()}
+    assert held == ({} if refused else {"shop.forger.model": PREPARED})
 
 
 def test_pod_that_the_claim_is_not_reserved_for_does_not_start(node):
@@ -67,7 +67,8 @@ def test_two_claims_in_one_container_add_up_card_by_card(node):
     names = [*first.prepare(node), *second.prepare(node), *third.prepare(node)]
 
     assert node.runtime.run(node.runtime.sandbox("cart-1", UID), "model", *names) == ""
-    assert granted(node.pods()["shop.cart-1.model"]) == {0: (50, 2 * GIB, "offline"), 1: (10, None, "offline")}
+    held = granted(node.pods()["shop.cart-1.model"])
+    assert held == {0: (50, 2 * GIB, "offline", None), 1: (10, None, "offline", None)}
 
 
 def test_two_devices_of_one_claim_on_one_card_add_up(node):
@@ -85,8 +86,8 @@ def test_containers_that_share_a_claim_hold_it_once(node):
     for sandbox, name in ((first, "model"), (first, "side"), (second, "model")):
         assert node.runtime.run(sandbox, name, cdi) == ""
     held = [granted(pod)[0] for pod in node.pods().values()]
-    assert sum(cores for cores, _, _ in held) <= 60
-    assert sum(memory for _, memory, _ in held) <= 100 * GIB
+    assert sum(cores for cores, *_ in held) <= 60
+    assert sum(memory for _, memory, *_ in held) <= 100 * GIB
     (cdi,) = claim(node, (UID,), cores=40).prepare(node)
     with pytest.raises(QgpuError, match="does not fit"):
         claim(node, (UID,), cores=1).prepare(node)

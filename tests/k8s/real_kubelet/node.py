@@ -77,7 +77,7 @@ class KubeletNode:
         """
         held: dict[int, Part] = {}
         for pod in self._of(name):
-            for card, (cores, memory, pod_class) in granted(pod).items():
+            for card, (cores, memory, pod_class, _) in granted(pod).items():
                 before = held.get(card, (0, 0, pod_class))
                 held[card] = before[0] + cores, before[1] + memory, pod_class
         return held
