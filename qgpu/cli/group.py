@@ -40,9 +40,7 @@ def group() -> None:
 
 @group.command()
 @click.argument("name")
-@click.option(
-    "--gpu", type=PGPU, show_default=FIRST_PGPU, shell_complete=completion.gpus, help="The pGPU to run on."
-)
+@click.option("--gpu", type=PGPU, show_default=FIRST_PGPU, shell_complete=completion.gpus, help="The pGPU to run on.")
 @click.option("--cores", "quota", type=int, help="Quota of the whole group in per cent of the pGPU.")
 @click.option("--memory", "limit", type=MEMORY, help="Memory limit of the whole group, such as 40GiB.")
 @class_option
