@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 from qgpu.ipc.control_socket import Client
@@ -17,6 +19,8 @@ _USAGE = (
     "switches",
     "switch_time_ns",
 )
+#: How many readings marks of pods below their quota follow, and the part of them that sets a mark, and that keeps it.
+_READINGS, _MOST, _FEW = 10, 0.6, 0.3
 #: Text and the number behind it, each perhaps empty.
 _NUMBERS = re.compile(r"(\D*)(\d*)")
 
@@ -52,6 +56,38 @@ def shares(before: dict[str, Any], now: dict[str, Any]) -> list[dict[str, Any]]:
                 }
             )
     return sorted(rows, key=lambda row: (row["gpu"], row["class"] != "online", natural(row["pod"])))
+
+
+class BelowQuota:
+    """Marks of pods below their quota that hold still: shares near 95 % of a quota cross it all the time.
+
+    A mark comes and goes only when most of the last readings agree, but no pod is marked that has had its whole quota,
+    or no work, twice. The page does the same (qgpu/web/static/page.js).
+    """
+
+    def __init__(self) -> None:
+        #: By pGPU and pod: why it was below its quota, or None, and whether all was well; in the last readings.
+        self._past: dict[tuple[int, str], deque[tuple[str | None, bool]]] = {}
+        self._marked: set[tuple[int, str]] = set()
+
+    def settle(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Change the marks in the rows of one more reading."""
+        past, self._past = self._past, {}
+        for row in rows:
+            key = row["gpu"], row["pod"]
+            well = not row["busy"] or row["cores"] is None or row["share"] >= row["cores"] / 100
+            recent = self._past[key] = past.get(key, deque(maxlen=_READINGS))
+            recent.append((str(row["below_quota_reason"]) if row["below_quota"] else None, well))
+            reasons = [reason for reason, _ in recent if reason is not None]
+            again = len(recent) > 1 and recent[-1][1] and recent[-2][1]
+            most = _FEW if key in self._marked else _MOST
+            row["below_quota"] = not again and len(reasons) > most * len(recent)
+            if row["below_quota"]:
+                self._marked.add(key)
+                row["below_quota_reason"] = reasons[-1]
+            else:
+                self._marked.discard(key)
+        self._marked &= self._past.keys()
 
 
 def natural(name: str) -> list[tuple[str, int]]:

@@ -78,6 +78,7 @@ class _Watch:
         self._client: Client | None = connect()
         self._before: dict[str, Any] | None = None
         self._history: dict[tuple[int, str], deque[float]] = {}
+        self._below_quota = live_shares.BelowQuota()
         now = live_shares.look(self._client)
         self._before = now
         self.view = View(now, live_shares.shares(now, now))
@@ -96,6 +97,7 @@ class _Watch:
         seen = self._before is not None
         self._before = now
         if seen:  # a share needs two answers
+            self._below_quota.settle(shares)
             self._remember(shares)
         self.view = View(now, shares, self._history)
         return came_back
