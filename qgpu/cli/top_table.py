@@ -18,7 +18,7 @@ _FULL, _TRACK, _TICK = "█", "·", "│"
 #: Columns grow to these widths where there is room.
 _WIDEST = {"POD": 63, "SHARE BAR": 20, "HISTORY": 30}
 _UNLIMITED = 10_000
-#: What stands for the share of a pod that is not on its card, by its state.
+#: Shown in place of the share of a pod that is off its card, by its state.
 _OFF = {"waiting": "off", "suspended": "off", "suspending": "leaves", "resuming": "comes"}
 
 _Row = Mapping[str, Any]

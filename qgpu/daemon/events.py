@@ -42,7 +42,7 @@ _STAYS = {"container bound", "job bound"}
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What is recorded of a pod's beginning; None for what is not."""
+    """Return when a pod was started and by whom; None where that is not recorded."""
 
     at: str | None = None
     by: Mapping[str, Any] | None = None

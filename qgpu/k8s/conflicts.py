@@ -18,7 +18,7 @@ _CONNECT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """What sells cards too, by patterns of the names that it has in the kubelet's folders."""
+    """A product that hands out this node's cards too, and the names of its sockets in the kubelet's folders."""
 
     name: str
     #: Of a DRA driver, which its registration socket and its folder begin with.

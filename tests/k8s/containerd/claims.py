@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.k8s.containerd.node import Node
 
-#: What a pod's grant is compared by.
+#: The fields of a pod's grant that are compared.
 GRANTED = "cores", "memory", "class", "latency_target_ns"
 
 
