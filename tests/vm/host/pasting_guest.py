@@ -81,7 +81,7 @@ PASTED: tuple[tuple[str, str, Callable[[pasting.Terminal, Lines], None]], ...] =
 LEFT_OUT = {
     (README, "podman run"): "hosttest, in a VM",
     (INSTALL, "nvidia-smi"): "needs a GPU",
-    (INSTALL, "make packages                               # or"): "CI, on a fresh Debian 12",
+    (INSTALL, "make packages                               # on"): "CI, on a fresh Debian 12",
     (
         INSTALL,
         "apt install ./dist/qgpu_*.deb ./dist/qgpu-dkms",
