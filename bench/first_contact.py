@@ -69,7 +69,7 @@ DEFECTS = {
     ],
 }
 
-#: What those tests cannot see, and what measures it elsewhere. Its outcome is in that lane's own figures.
+#: Lanes that measure what those tests cannot see. Each lane's own figures have its outcome.
 LANES = {
     "D3": ("python bench/real_programs.py",),
     "D10": ("make packages-check", "make hosttest", "make distributiontest"),

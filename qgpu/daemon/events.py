@@ -42,7 +42,7 @@ _STAYS = {"container bound", "job bound"}
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Return when a pod was started and by whom; None where that is not recorded."""
+    """When a pod was started, and by whom; None where that is not recorded."""
 
     at: str | None = None
     by: Mapping[str, Any] | None = None
@@ -151,7 +151,7 @@ def _origin(event: Mapping[str, Any]) -> Origin:
     try:
         at = str(event.get("at"))
         return Origin(at, event["by"], datetime.fromisoformat(at).timestamp())
-    except ValueError:
+    except (KeyError, ValueError):
         return UNKNOWN
 
 

@@ -1,4 +1,4 @@
-"""What is held on a node as the test knows it, and what qgpud's pods and files are beside it.
+"""Compares qgpud's pods and files with what the test knows to be held on a node.
 
 Neither qgpud's grants nor the kubelet's record count here: a pod's limits are compared with what the test itself gave.
 """
@@ -20,7 +20,7 @@ from tests.k8s.container import Container
 class Holding:
     """A claim, or a pod's units, and the containers that use it."""
 
-    #: What qgpud calls its claim in a list of pods; empty if that is not known.
+    #: The claim's name in qgpud's list of pods; empty if not known.
     claim: str
     #: Memory in bytes and cores in per cent, by the card's number.
     cards: Mapping[int, tuple[int, int]]

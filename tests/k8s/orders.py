@@ -83,7 +83,7 @@ class Orders(RuleBasedStateMachine):
     another: ClassVar[Callable[[], World] | None] = None
     #: Whether ``begin`` has begun, and whether the order has failed.
     begun = failed = False
-    #: What fails just now, so that what is under way may fail.
+    #: The parts that fail now: calls under way may fail with them.
     failing: Sequence[str] = ()
 
     # a subclass's

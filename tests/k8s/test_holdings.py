@@ -1,4 +1,4 @@
-"""What restart orders are judged by can fail: shares sold twice, and what is left over, are found."""
+"""The judges of restart orders find shares that are sold twice, and what is left over."""
 
 from __future__ import annotations
 

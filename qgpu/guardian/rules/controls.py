@@ -1034,7 +1034,7 @@ CONTROLS = {row.number: row for row in ROWS}
 
 ALLOWED = {row.number: row for row in ROWS if row.why.allowed}
 
-#: What some pods may issue: those whose grant allows profiling, and those on MIG instances.
+#: Controls for some pods only: those whose grant allows profiling, and those on MIG instances.
 ALLOWED_TO_SOME = ALLOWED | {row.number: row for row in ROWS if row.why in {PROFILING, INSTANCE}}
 
 #: Controls that are neither inspected nor patched; they take the fast path (``proxy/fast_path.py``).

@@ -1,4 +1,4 @@
-"""What tests on a containerd need of the machine. They run only when asked for (-m node): what is missing fails them.
+"""Looks for what tests on a containerd need. They run only when asked for (-m node), and fail where it is missing.
 
 A lane whose tests skip themselves would be green without having tried anything.
 """

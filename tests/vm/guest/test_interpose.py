@@ -284,9 +284,8 @@ def sleeps_as(pid):
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def test_switching_off_can_be_given_up_while_a_call_is_stuck(qgpu, web, linger):
-    """A pod's file system can keep one of its calls as long as it likes; whoever switches off is not kept with it."""
-    (process,) = web.processes
+def give_up_switching_off(qgpu, process, linger):
+    """Keep one of a process's calls in the driver, and end whoever switches the module off meanwhile."""
     linger(8_000_000)
     process.start(lambda state: state["p"].fb_info(8))
     qg.until(lambda: sleeps_as(process.pid) == "D")
@@ -295,6 +294,12 @@ def test_switching_off_can_be_given_up_while_a_call_is_stuck(qgpu, web, linger):
     writer.kill()
     writer.wait()
     linger(0)
+
+
+def test_switching_off_can_be_given_up_while_a_call_is_stuck(qgpu, web, linger):
+    """A pod's file system can keep one of its calls as long as it likes; whoever switches off is not kept with it."""
+    (process,) = web.processes
+    give_up_switching_off(qgpu, process, linger)
     outside = nv.Program()
     outside.close()
     stuck = not process.pipe.poll()
@@ -311,14 +316,7 @@ def test_files_that_end_while_letting_go_are_forgotten(qgpu, web, linger):
     (process,) = web.processes
     other = web.process()
     other.run(programs.program)
-    linger(8_000_000)
-    process.start(lambda state: state["p"].fb_info(8))
-    qg.until(lambda: sleeps_as(process.pid) == "D")
-    writer = subprocess.Popen(["/bin/sh", "-c", f"echo 0 >{ENFORCE}"])
-    qg.until(lambda: qgpu.info().state == qg.N["QGPU_STATE_OFF"] and sleeps_as(writer.pid) == "S", 7)
-    writer.kill()
-    writer.wait()
-    linger(0)
+    give_up_switching_off(qgpu, process, linger)
     other.stop()
     stuck = not process.pipe.poll()
     process.result()
