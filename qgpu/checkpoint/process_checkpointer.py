@@ -70,7 +70,22 @@ class ProcessCheckpointer:
                 raise RefusedError(
                     f"pod {pod.name}: process {pid} uses managed memory, which the driver cannot suspend; end it first"
                 )
+        self.check_restorable(pod)
+        if pod.unrestorable is None and (len(found) > 1 or len(pod.grants) > 1):
+            several = "cards" if len(found) == 1 else "processes"
+            raise RefusedError(
+                f"pod {pod.name}: it uses several {several}, and this plane does not see whether they share memory, "
+                "which the driver cannot put back; run it on plane seccomp"
+            )
         return found
+
+    def check_restorable(self, pod: PodInfo) -> None:
+        """Look at what the plane knows of its processes."""
+        for what in pod.unrestorable or ():
+            raise RefusedError(
+                f"pod {pod.name}: a process of it has {what}, which the driver takes off a card but cannot put back; "
+                "end that process first"
+            )
 
     def _uses_cuda(self, pid: int) -> bool:
         """Ask the driver about a process that NVML does not name: it may be a child with inherited files only.

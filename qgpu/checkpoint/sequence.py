@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from qgpu.checkpoint.helper import HelperLostError
-from qgpu.errors import CheckpointError, QgpuError
+from qgpu.errors import CheckpointError, QgpuError, RefusedError
 from qgpu.model.checkpointer import Checkpointer, GpuProcess, ProcessState
 
 _NONE_MOVED: Mapping[str, str] = {}
@@ -19,23 +19,34 @@ _NONE_MOVED: Mapping[str, str] = {}
 _LOOK_S = 0.1
 
 
-def suspend(driver: Checkpointer, processes: Sequence[GpuProcess], lock_ms: int, late_s: float) -> None:
+def suspend(
+    driver: Checkpointer,
+    processes: Sequence[GpuProcess],
+    lock_ms: int,
+    late_s: float,
+    locked: Callable[[], None] = lambda: None,
+) -> None:
     """Take all processes off their cards; on an error all run again, and CheckpointError says which and why.
 
     ``lock_ms`` is how long a process's work may take to end. ``late_s`` is how long after it was cut off a call may
-    still take effect.
+    still take effect. ``locked`` is called when no process makes calls any more; if it raises RefusedError, all run
+    again.
     """
     at = processes[0]
     try:
         for at in processes:
             if driver.state(at) is ProcessState.RUNNING:
                 driver.lock(at, lock_ms)
+        locked()
         for at in processes:
             if driver.state(at) is ProcessState.LOCKED:
                 driver.checkpoint(at)
+    except RefusedError as error:
+        run_all(driver, processes, 0.0)
+        raise RefusedError(str(error)) from error
     except QgpuError as error:
         if not (lost := isinstance(error, HelperLostError)) and driver.state(at) is None:  # it ended: the rest may go
-            suspend(driver, [each for each in processes if each != at] or [at], lock_ms, late_s)
+            suspend(driver, [each for each in processes if each != at] or [at], lock_ms, late_s, locked)
             return
         run_all(driver, processes, late_s if lost else 0.0)
         raise CheckpointError(f"process {at.pid}: {error}") from error

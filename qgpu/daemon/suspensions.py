@@ -296,7 +296,10 @@ class Suspensions:
 
     def _suspend(self, name: str, lock_ms: int, driver: Checkpointer) -> Residency:
         found = self.state(name)
-        sequence.suspend(driver, found.processes, lock_ms, found.late_s)
+        # What a process opened since the request was checked shows now: its calls wait.
+        sequence.suspend(
+            driver, found.processes, lock_ms, found.late_s, lambda: driver.check_restorable(self._named(name))
+        )
         return Residency.SUSPENDED
 
     def _resume(self, name: str, driver: Checkpointer) -> Residency:

@@ -107,6 +107,7 @@ class DaemonRequests:
                 "grants": grants_to_json(pod.grants),
                 "memory": {index: self._shared.quota.used(name, i) for i, index in instances.items()},
                 "refused": refused.get(name, {}),
+                "unrestorable": self._shared.table.unrestorable_of(name),
             }
             for name, pod in self._shared.table.pods.items()
         ]

@@ -12,8 +12,8 @@ from qgpu.model.prepared_grant import PreparedGrant
 
 #: Version of the messages between daemon and guardian and of the journal's facts, and the versions that we understand:
 #: a guardian may be older than the daemon.
-PROTOCOL = 5
-UNDERSTOOD_PROTOCOLS = {4, PROTOCOL}
+PROTOCOL = 6
+UNDERSTOOD_PROTOCOLS = {4, 5, PROTOCOL}
 
 
 def grant_to_json(grant: Grant) -> dict[str, Any]:

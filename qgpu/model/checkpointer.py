@@ -41,6 +41,9 @@ class Checkpointer(Protocol):
         Raises RefusedError if it is known that one of them cannot be taken off, NotSupportedError if none can.
         """
 
+    def check_restorable(self, pod: PodInfo) -> None:
+        """Check that its processes hold nothing that cannot be put back. Raises RefusedError."""
+
     def alive(self, process: GpuProcess) -> bool:
         """Tell at once whether a process has not ended. Raises CheckpointError if that cannot be seen."""
 

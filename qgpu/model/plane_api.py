@@ -103,6 +103,9 @@ class PodInfo:
     alive: bool = False
     #: The cgroups of containers that count to this pod as well; some may be gone.
     joined: tuple[str, ...] = ()
+    #: What the driver would take off a card with its processes but could not put back, in words ("peer access between
+    #: cards"). None where the plane does not see it.
+    unrestorable: tuple[str, ...] | None = None
 
     @property
     def memory_granted(self) -> dict[int, int]:

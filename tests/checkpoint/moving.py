@@ -37,7 +37,7 @@ class Host:
 
 def made(directory: Path, pids: list[int]) -> Suspensions:
     """Make the part of a daemon, with pod one."""
-    pod = PodInfo("one", pids=tuple(pids))
+    pod = PodInfo("one", pids=tuple(pids), unrestorable=())
     return Suspensions(Host(pids), lambda _: pod, SuspensionFile(directory))  # type: ignore[arg-type]
 
 

@@ -13,6 +13,7 @@ from qgpu.checkpoint import process_checkpointer
 from qgpu.checkpoint.process_checkpointer import ProcessCheckpointer
 from qgpu.errors import CheckpointError, NotSupportedError, RefusedError
 from qgpu.linux import proc
+from qgpu.model import Grant
 from qgpu.model.checkpointer import GpuProcess, ProcessState
 from qgpu.model.plane_api import Pgpu, PodInfo
 from tests.checkpoint.conftest import Start
@@ -49,10 +50,31 @@ def managed(size: int) -> subprocess.Popen[str]:
 def test_those_of_the_pod_that_are_on_any_card_are_found(start: Start) -> None:
     first, second, other = (start().pid for _ in range(3))
     driver = checkpointer({"GPU-a": [first, other], "GPU-b": [second, first]})
-    found = driver.processes(PodInfo("web", pids=(first, second, 1)))
+    found = driver.processes(PodInfo("web", pids=(first, second, 1), unrestorable=()))
 
     assert [each.pid for each in found] == sorted((first, second))
     assert all(map(driver.alive, found))
+
+
+def test_what_the_driver_cannot_put_back_is_refused(start: Start) -> None:
+    pid = start().pid
+    pod = PodInfo("web", pids=(pid,), unrestorable=("peer access between cards",))
+    with pytest.raises(RefusedError, match="pod web: a process of it has peer access between cards"):
+        checkpointer({"GPU-a": [pid]}).processes(pod)
+
+
+@pytest.mark.parametrize(
+    ("processes", "cards", "refused"), [(1, 1, ""), (2, 1, "several processes"), (1, 2, "several c")]
+)
+def test_unseen_sharing_allows_one_process_on_one_card(start: Start, processes: int, cards: int, refused: str) -> None:
+    pids = tuple(start().pid for _ in range(processes))
+    pod = PodInfo("web", dict.fromkeys(range(cards), Grant()), pids, unrestorable=None)
+    driver = checkpointer({"GPU-a": list(pids)})
+    if refused:
+        with pytest.raises(RefusedError, match=refused):
+            driver.processes(pod)
+    else:
+        assert [each.pid for each in driver.processes(pod)] == list(pids)
 
 
 def test_a_client_of_mps_is_refused(start: Start) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from qgpu.checkpoint import sequence
-from qgpu.errors import CheckpointError
+from qgpu.errors import CheckpointError, RefusedError
 from qgpu.model.checkpointer import GpuProcess, ProcessState
 from qgpu.model.plane_api import PodInfo
 
@@ -117,3 +118,17 @@ def test_all_are_locked_before_the_first_is_taken_off(count: int) -> None:
     sequence.suspend(table, table.processes, 1000, 0.0)  # type: ignore[arg-type]
 
     assert [call for call, _ in table.calls] == ["lock"] * count + ["checkpoint"] * count
+
+
+@given(count=COUNTS)
+def test_what_shows_once_all_are_locked_lets_all_run(count: int) -> None:
+    table = Table([RUNNING] * count)
+
+    def refuse() -> None:
+        raise RefusedError("it has opened memory of another process")
+
+    with pytest.raises(RefusedError, match="opened memory"):
+        sequence.suspend(table, table.processes, 1000, 0.0, refuse)  # type: ignore[arg-type]
+
+    assert set(table.states.values()) == {RUNNING}
+    assert not [pid for call, pid in table.calls if call == "checkpoint"]

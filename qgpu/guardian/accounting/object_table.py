@@ -38,6 +38,9 @@ NO_INSTANCE = 0xFFFFFFFF
 #: Names of facts in the journals of guardians that speak protocol 4.
 _FORMER_NAMES = {"wish": "timeslice", "unpod": "pod_retired", "carry": "carrier"}
 
+#: What the driver's checkpoint takes off a card but cannot put back (docs/decisions/0043-suspend.md).
+IMPORTED, PEER_ACCESS = "memory of another process (CUDA IPC)", "peer access between cards"
+
 
 @dataclass(slots=True)
 class RmClientEntry:
@@ -49,6 +52,8 @@ class RmClientEntry:
     #: Whether the guardian made it, so that RM takes the guardian for its owner.
     made_here: bool = False
     users: list[tuple[int, int]] = field(default_factory=list)
+    #: What it was given that a checkpoint cannot restore; kept until the client is gone.
+    unrestorable: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -86,6 +91,8 @@ class ObjectTable:
     #: Clients by pod, and by the process that uses them.
     _of_pod: dict[str, set[int]] = field(default_factory=dict, compare=False)
     _used: dict[int, set[int]] = field(default_factory=dict, compare=False)
+    #: How many of a pod's clients hold something that a checkpoint cannot restore, by pod and what it is.
+    unrestorable: Counter[tuple[str, str]] = field(default_factory=Counter, compare=False)
     #: Clients that another pod has taken over.
     _transferred: set[int] = field(default_factory=set, compare=False)
     _handles: dict[int, set[int]] = field(default_factory=dict, compare=False)
@@ -160,6 +167,8 @@ class ObjectTable:
             for pid, fd in fact["users"]:
                 self._add_user(client, pid, fd)
             self.clients[client].made_here = fact.get("made_here", False)
+            for what in fact.get("unrestorable", ()):
+                self._unrestorable({"client": client, "what": what})
             return
         pod = self.processes.get(fact["pid"])
         if pod is None:
@@ -174,7 +183,22 @@ class ObjectTable:
         self.clients[client].made_here |= fact.get("made_here", False)
         self._add_user(client, fact["pid"], fact["fd"])
 
+    def _unrestorable(self, fact: Fact) -> None:
+        """Record that a client was given something that a checkpoint cannot restore."""
+        entry = self.clients.get(fact["client"])
+        if entry is not None and fact["what"] not in entry.unrestorable:
+            entry.unrestorable.add(fact["what"])
+            self.unrestorable[entry.pod, fact["what"]] += 1
+
+    def _count_unrestorable(self, entry: RmClientEntry, more: int) -> None:
+        for what in entry.unrestorable:
+            self.unrestorable[entry.pod, what] += more
+            if not self.unrestorable[entry.pod, what]:
+                del self.unrestorable[entry.pod, what]
+
     def _add_client(self, client: int, pod: str, maker: int) -> None:
+        if (before := self.clients.get(client)) is not None:
+            self._count_unrestorable(before, -1)
         self.clients[client] = RmClientEntry(pod, maker)
         self._transferred.discard(client)
         self._of_pod.setdefault(pod, set()).add(client)
@@ -204,7 +228,9 @@ class ObjectTable:
             counts[pod] += count
         self._of_pod[entry.pod].discard(client)
         self._of_pod.setdefault(pod, set()).add(client)
+        self._count_unrestorable(entry, -1)
         entry.pod, entry.maker = pod, pid
+        self._count_unrestorable(entry, 1)
         for handle in handles:
             if (client, handle) in self._tsgs:
                 self._tsgs.separate((client, handle))
@@ -280,6 +306,7 @@ class ObjectTable:
         self._transferred.discard(client)
         if (entry := self.clients.pop(client, None)) is None:
             return
+        self._count_unrestorable(entry, -1)
         self._of_pod[entry.pod].discard(client)
         if not self._of_pod[entry.pod]:
             del self._of_pod[entry.pod]
@@ -391,6 +418,7 @@ class ObjectTable:
         for handle in list(self.clients):
             if (client := self.clients.get(handle)) is not None:
                 known = {"pod": client.pod, "maker": client.maker, "made_here": client.made_here}
+                known |= {"unrestorable": sorted(client.unrestorable)} if client.unrestorable else {}
                 yield {"fact": "client", "client": handle} | known | {"users": [list(user) for user in client.users]}
         yield from self.allocations.facts()
         for key in list(self.objects):
@@ -422,6 +450,10 @@ class ObjectTable:
     def processes_of(self, pod: str) -> int:
         """Return how many processes of a pod have made calls."""
         return len(self._pids.get(pod, ()))
+
+    def unrestorable_of(self, pod: str) -> list[str]:
+        """List what a pod's processes hold that a checkpoint cannot restore."""
+        return [what for what in (IMPORTED, PEER_ACCESS) if (pod, what) in self.unrestorable]
 
     def clients_of(self, pod: str) -> list[int]:
         """List a pod's RM clients."""

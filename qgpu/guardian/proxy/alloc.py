@@ -12,7 +12,7 @@ import os
 import struct
 from dataclasses import dataclass
 
-from qgpu.guardian.accounting.object_table import NO_INSTANCE
+from qgpu.guardian.accounting.object_table import NO_INSTANCE, PEER_ACCESS
 from qgpu.guardian.accounting.rm_object import Key, RmObject
 from qgpu.guardian.proxy import client_ownership, rm_calls
 from qgpu.guardian.proxy.free import FreeHandler
@@ -108,6 +108,8 @@ class AllocHandler(Handler):
             return self._passthrough.first_device(pod_call, block, request.rm, asked.status_at)
         if request.tracked and (refusal := self._ctx.claim(request.rm)):
             return self._refuse(request, refusal)
+        if asked.rm_class == abi.NV50_P2P:
+            self._shared.record_unrestorable(asked.client, PEER_ACCESS)
         return self._make(request)
 
     def _copy_in(

@@ -8,6 +8,7 @@ import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 
+from qgpu.guardian.accounting.object_table import IMPORTED
 from qgpu.guardian.proxy import client_ownership, rm_calls, virtualize
 from qgpu.guardian.proxy.alloc import AllocHandler
 from qgpu.guardian.proxy.dup import DupHandler
@@ -273,6 +274,7 @@ class ControlHandler(Handler):
 
     def _imported(self, pod_call: PodCall, client: int, handles: list[int]) -> int:
         """Charge imported memory: the pod's own memory once, and any other as if the pod had made it."""
+        self._shared.record_unrestorable(client, IMPORTED)
         for handle in handles:
             if status := self._dup_handler.admit_handle(pod_call.file, (client, handle), client, None):
                 for other in handles:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 
+from qgpu.guardian.accounting.object_table import IMPORTED
 from qgpu.guardian.accounting.rm_object import Key, RmObject
 from qgpu.guardian.proxy import client_ownership, rm_calls
 from qgpu.guardian.proxy.alloc import AllocHandler
@@ -43,6 +44,8 @@ class DupHandler(Handler):
         if not known or (source is not None and source.rm_class in classes.GATED and not self._may_share(source)):
             return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, "second handle")
         self._alloc_handler.undo_interrupted(pod_call, (asked.client, asked.handle))
+        if self._is_other_process(asked):
+            self._shared.record_unrestorable(asked.client, IMPORTED)
         if source is not None and source.rm_class in classes.GATED:
             return self._share_tsg(pod_call, block, asked, source)
         owner = self._shared.table.clients.get(asked.source_client)
@@ -74,6 +77,11 @@ class DupHandler(Handler):
             return self._gpu_ops.object_info(pod_call.file, client, client) is not None
         told_apart = not entry.made_here and self._shared.table.processes.get(entry.maker) == entry.pod
         return told_apart or entry.pod == self._pod
+
+    def _is_other_process(self, asked: rm_calls.Dup) -> bool:
+        """Tell whether an object comes from a client of another process."""
+        source, own = (self._shared.table.clients.get(client) for client in (asked.source_client, asked.client))
+        return source is None or own is None or source.maker != own.maker
 
     def _may_share(self, source: RmObject) -> bool:
         """Tell whether a TSG of this pod may have another handle in this pod."""

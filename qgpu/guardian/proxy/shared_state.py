@@ -287,6 +287,12 @@ class SharedState:
             self.note({"fact": "reached", "client": client, "pid": pid, "fd": fd})
             return True
 
+    def record_unrestorable(self, client: int, what: str) -> None:
+        """Record that a client gets something that a checkpoint cannot restore; before RM gives it."""
+        with self.lock:
+            if (entry := self.table.clients.get(client)) is not None and what not in entry.unrestorable:
+                self.note({"fact": "unrestorable", "client": client, "what": what})
+
     def owns(self, pod: str, client: int) -> bool:
         """Tell whether a client belongs to a pod."""
         entry = self.table.clients.get(client)

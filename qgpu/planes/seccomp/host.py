@@ -142,6 +142,7 @@ class SeccompHost:
                 sum(n for what, n in pod["refused"].items() if not what.endswith(_OVER_LIMIT)),
                 pod["alive"] or inside.alive,
                 tuple(pod.get("joined", ())),  # a guardian of an earlier version has none
+                tuple(pod["unrestorable"]) if "unrestorable" in pod else None,
             )
             for pod in self._call("pods")["pods"]
             for inside in (cgroup.members(pod["cgroup"], *pod.get("joined", ())),)
