@@ -17,7 +17,7 @@ from script import NotHereError, Script, listed
 #: leaves a GiB for the context.
 OFFLINE_GIB, ONLINE_GIB = 22, 19
 #: Each of two jobs may have this part of the card, and has so many GiB.
-JOB_PART, JOB_GIB = 0.6, 3
+JOB_PART, JOB_GIB = 0.6, 1
 TURN_S, CYCLES = 20, 2
 #: A job without kernels for so long is off the card.
 OFF_S = 1.0

@@ -35,6 +35,8 @@ class FakeRm:
         self.answers: dict = {}
         self.aliases: dict = {}
         self.mapped: set = set()
+        #: Objects of the fabric, with the memory that each keeps.
+        self.fabric: dict = {}
         self.unmaps = False
         self.instances: dict = {}
         self.wakes = 0
@@ -99,7 +101,8 @@ class FakeRm:
     def private_bytes(self, instance, pid):
         """Memory with one handle and no mapping of UVM's (``mapped`` holds what the test says it has mapped)."""
         roots = [self.aliases.get(key, key) for key in self.sizes if key in self.objects]
-        return sum(self.sizes[root] for root in set(roots) if roots.count(root) == 1 and root not in self.mapped)
+        kept = {root for key, root in self.fabric.items() if key in self.objects} | self.mapped
+        return sum(self.sizes[root] for root in set(roots) if roots.count(root) == 1 and root not in kept)
 
     def instance_of(self, file, client, subdevice):
         return self.instances.get((client, self.objects[client, subdevice][1]), 0)
@@ -182,6 +185,9 @@ class FakeRm:
             block = _at(params, 128)
             (size,) = struct.unpack_from("<Q", block, 64)
         self._make(client, handle, rm_class, parent, size)
+        if rm_class == abi.NV_MEMORY_FABRIC:
+            key = client, struct.unpack_from("<I", _at(params, 64), 40)[0]
+            self.fabric[client, handle] = self.aliases.get(key, key)
         if size:
             struct.pack_into("<Q", block, 64, self.sizes[client, handle])
         self._status(data, status_at, abi.NV_OK)
@@ -205,6 +211,8 @@ class FakeRm:
             self._status(data, 24, abi.NV_ERR_OBJECT_NOT_FOUND)
             return
         self.objects[client, handle] = (found[0], parent)
+        if (source_client, source) in self.fabric:
+            self.fabric[client, handle] = self.fabric[source_client, source]
         if (source_client, source) in self.sizes:
             self.sizes[client, handle] = self.sizes[source_client, source]
             self.aliases[client, handle] = self.aliases.get((source_client, source), (source_client, source))

@@ -239,7 +239,7 @@ class MemoryQuota:
         Return None if there is no such memory. Raises OSError if we would not see the file close.
         """
         with self._lock:
-            keys = ((client, handle) for handle in handles)
+            keys = [(client, handle) for handle in handles]
             numbers = [number for key in keys if (number := self.number_of(key)) is not None]
             if not numbers:
                 return None
@@ -253,6 +253,9 @@ class MemoryQuota:
         with self._lock:
             for number in numbers:
                 self._note({"fact": "carrier", "carrier": mark, "memory": number} | self._whose(number))
+            for key in keys:
+                if self._table.is_on_fabric(key) and (number := self.number_of(key)) is not None:
+                    self.pin(number)  # nobody can tell of which memory an import from the fabric is
         return mark
 
     def cancel_export(self, mark: int) -> None:

@@ -264,6 +264,8 @@ class ObjectTable:
             self._channels.setdefault(rm.client, set()).add(rm.key)
         if (size := self._takes(rm)) is not None:
             self._charge(rm, size, fact.get("memory"))
+        elif "memory" in fact:  # an object that keeps memory, on the fabric
+            self.allocations.duplicate(rm.key, fact["memory"])
         self._children.setdefault((rm.client, rm.parent), set()).add(rm.handle)
 
     def _hangs_together(self, rm: RmObject) -> bool:
@@ -563,8 +565,17 @@ class ObjectTable:
             at = rm.client, rm.parent
         return False
 
+    def is_on_fabric(self, key: Key) -> bool:
+        """Tell whether a handle of memory is an object of the NVLink fabric, which keeps that memory."""
+        rm = self.objects.get(key)
+        return rm is not None and rm.rm_class == abi.NV_MEMORY_FABRIC
+
+    def fabric_below(self, key: Key) -> list[Key]:
+        """List the fabric's objects among an object and those below it. It takes as long as there are objects."""
+        return [rm.key for rm in self._below(key) if rm.rm_class == abi.NV_MEMORY_FABRIC]
+
     def ending_with(self, key: Key) -> list[Allocation]:
-        """List the allocations that lose all their handles when an object is freed.
+        """List the allocations that lose all handles but those on the fabric when an object is freed.
 
         It needs no lock, and takes as long as there are objects.
         """
@@ -573,7 +584,10 @@ class ObjectTable:
         for each in going:
             if (memory := self.allocations.by_handle.get(each)) is not None:
                 found[memory.number] = memory
-        return [memory for memory in found.values() if memory.handles <= going]
+        return [memory for memory in found.values() if not self._handles_besides(memory, going)]
+
+    def _handles_besides(self, memory: Allocation, going: set[Key]) -> bool:
+        return any(not self.is_on_fabric(each) for each in tuple(memory.handles) if each not in going)
 
     def exported(self, pod: str, instance: int | None, size: int, most: int) -> list[Allocation]:
         """List a pod's allocations of a size that a file may carry and that have a handle; newest first.

@@ -211,5 +211,6 @@ class Reconciler:
             return False  # dropped since, or its handle was reused
         if recheck.gone:
             return True
-        seen_here = rm.rm_class == abi.NV01_MEMORY_LOCAL_USER and not recheck.include_memory
+        is_memory = rm.rm_class in (abi.NV01_MEMORY_LOCAL_USER, abi.NV_MEMORY_FABRIC)
+        seen_here = is_memory and not recheck.include_memory
         return not seen_here and rm.confirmed and not self._gpu_ops.exists(rm.key)

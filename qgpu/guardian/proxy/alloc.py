@@ -106,7 +106,7 @@ class AllocHandler(Handler):
         if self._is_first_device(request):
             block.restore(_POINTERS_AT, _POINTERS_BYTES)
             return self._passthrough.first_device(pod_call, block, request.rm, asked.status_at)
-        if request.tracked and (refusal := self._ctx.claim(request.rm)):
+        if request.tracked and (refusal := self._ctx.claim(request.rm, self._kept_memory(request, row))):
             return self._refuse(request, refusal)
         if asked.rm_class == abi.NV50_P2P:
             self._shared.record_unrestorable(asked.client, PEER_ACCESS)
@@ -153,6 +153,13 @@ class AllocHandler(Handler):
         if rm.rm_class == abi.NV01_MEMORY_LOCAL_USER and params and rm_calls.chooses_place(params.data):
             return CHOSEN_PLACE
         return None
+
+    def _kept_memory(self, request: _AllocRequest, row: classes.Class) -> int | None:
+        """Return the number of the allocation that the object keeps; None if it keeps none."""
+        if row.holds_memory_at is None or request.params is None:
+            return None
+        (memory,) = _U32.unpack_from(request.params.data, row.holds_memory_at)
+        return self._shared.quota.number_of((request.rm.client, memory))
 
     def _is_first_device(self, request: _AllocRequest) -> bool:
         """Tell whether this is the first device of its client, which the kernel must make for the pod itself."""
@@ -268,8 +275,6 @@ class AllocHandler(Handler):
             self._make_preemptible(file, rm)
         elif rm.rm_class == abi.NV50_THIRD_PARTY_P2P:
             self._gpu_ops.register_p2p(file, rm.client, rm.handle)
-        elif request.params and (at := classes.ALLOWED_WITH_PROFILING[rm.rm_class].holds_memory_at) is not None:
-            self._shared.quota.pin_handles(rm.client, [_U32.unpack_from(request.params.data, at)[0]])
 
     def admit(self, pid: int, rm: RmObject) -> int:
         """Return the status with which an object's class, parent or card is refused; 0 if it may be made."""

@@ -118,10 +118,11 @@ class DupHandler(Handler):
             self._gpu_ops.free(file, *key)
             self._shared.refusals.count(self._pod, "second handle")
             return abi.NV_ERR_NOT_SUPPORTED
-        if about[0] != abi.NV01_MEMORY_LOCAL_USER:
+        if about[0] not in (abi.NV01_MEMORY_LOCAL_USER, abi.NV_MEMORY_FABRIC):
             return abi.NV_OK
-        rm = RmObject(*key, about[1] or parent, about[0], self._gpu_ops.bytes_of(file, *key))
-        if number is None:
+        on_fabric = about[0] == abi.NV_MEMORY_FABRIC
+        rm = RmObject(*key, about[1] or parent, about[0], 0 if on_fabric else self._gpu_ops.bytes_of(file, *key))
+        if number is None and not on_fabric:
             number = self._find_exported(file, rm)
         if (status := self._ctx.claim(rm, number)) != abi.NV_OK:
             self._gpu_ops.free(file, *key)
@@ -136,7 +137,12 @@ class DupHandler(Handler):
         with self._shared.lock:
             instance = self._shared.table.instance_of(rm)
             mine = self._shared.table.exported(self._pod, instance, rm.detail, _MOST_LOOKED_AT)[:_MOST_COMPARED]
-            handles = [(memory.number, next(iter(memory.handles))) for memory in mine]
+            handles = [
+                (memory.number, key)
+                for memory in mine
+                for key in [next((each for each in memory.handles if not self._shared.table.is_on_fabric(each)), None)]
+                if key is not None
+            ]
         for number, other in handles:
             if self._gpu_ops.is_same(file, rm.key, rm.parent, other):
                 return number

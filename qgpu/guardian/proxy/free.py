@@ -48,16 +48,22 @@ class FreeHandler(Handler):
         few = self._shared.owns(self._pod, key[0]) and self._shared.table.counts[self._pod] <= _FEW
         mine = few or self._gpu_ops.object_info(pod_call.file, key[0], key[0]) is not None
         ending = self._shared.table.ending_with(key) if mine else []
+        on_fabric = self._shared.table.fabric_below(key) if mine else []
         with self._shared.lock:
-            memories = [memory for memory in ending if not memory.pinned and self._limited(memory)]
-        if not memories or entry is None:
+            memories = [memory for memory in ending if self._matters(memory)]
+            on_fabric = [each for each in on_fabric if self._matters(self._memory_of(each))]
+        if entry is None or not (memories or on_fabric):
             pod_call.begin()
             return carry_out()
         quiet = self._wait_for_mappings()
         with self._shared.pod_lock(entry.pod):
+            if not memories:
+                return self._free_on_fabric(pod_call, on_fabric, carry_out, quiet=quiet)
             if key in memories[0].handles and self._keep_by_own_handle(pod_call.file, key, memories[0]):
                 pod_call.begin()
                 return carry_out()
+            for each in on_fabric:  # the memory that it keeps shows in the figures only after that
+                self._free_first(each)
             clients = self._clients(key)
             before = self._private_before(pod_call, key, entry.maker, memories[0])
             if not carry_out():
@@ -118,6 +124,26 @@ class FreeHandler(Handler):
         if freed:
             self._shared.end_free(key, self._shared.table.objects.get(key), [], gone=True)
 
+    def _free_on_fabric(
+        self, pod_call: PodCall, going: list[Key], carry_out: Callable[[], bool], *, quiet: bool
+    ) -> bool:
+        """Free objects of the fabric, and then our own handles of memory that only they kept."""
+        kept = [memory for each in going if (memory := self._memory_of(each)) is not None]
+        pod_call.begin()
+        if not carry_out():
+            return False
+        for memory in kept:
+            own = [each for each in memory.handles if each not in going]
+            if own and all(map(self.is_ours, own)) and not self._is_mapped(memory):
+                for each in own:
+                    self._free_own_handle(pod_call, each, memory, quiet=quiet)
+        return True
+
+    def _free_first(self, key: Key) -> None:
+        was = self._shared.table.objects.get(key)
+        if self._gpu_ops.free_anywhere(key):
+            self._shared.end_free(key, was, [], gone=True)
+
     def is_ours(self, key: Key) -> bool:
         """Tell whether a handle is one of ours: a pod may not free it."""
         return _FIRST_HANDLE <= key[1] < _FIRST_HANDLE + _HANDLES
@@ -141,6 +167,16 @@ class FreeHandler(Handler):
         handles = tuple(memory.handles)
         return bool(handles) and all(map(self.is_ours, handles))
 
+    def _memory_of(self, key: Key) -> Allocation | None:
+        return self._shared.table.allocations.by_handle.get(key)
+
+    def _matters(self, memory: Allocation | None) -> bool:
+        return memory is not None and not memory.pinned and self._limited(memory)
+
+    def _is_mapped(self, memory: Allocation) -> bool:
+        with self._shared.lock:
+            return self._shared.table.allocations.is_mapped(memory.number)
+
     def _limited(self, memory: Allocation) -> bool:
         return memory.instance in self._shared.allowance(memory.pod).limits
 
@@ -155,11 +191,10 @@ class FreeHandler(Handler):
         return before
 
     def _keep_by_own_handle(self, file: int, key: Key, memory: Allocation) -> bool:
-        """Make a handle of ours on memory that is still mapped; True if that worked."""
+        """Make a handle of ours on memory that is still mapped or on the fabric; True if that worked."""
         rm = self._shared.table.objects.get(key)
-        with self._shared.lock:
-            mapped = self._shared.table.allocations.is_mapped(memory.number)
-        if rm is None or not mapped:
+        on_fabric = any(map(self._shared.table.is_on_fabric, memory.handles))
+        if rm is None or not (on_fabric or self._is_mapped(memory)):
             return False
         if (ours := self._unused_handle(key[0])) is None:
             return False

@@ -35,7 +35,7 @@ class Class(NamedTuple):
     addresses: tuple[At, ...] = ()
     #: The parameters begin with a file descriptor of the caller (8 bytes): a MIG capability.
     capability: bool = False
-    #: The object keeps memory allocated; the memory's handle lies at this offset.
+    #: The object keeps memory allocated, as another handle of it would; the memory's handle lies at this offset.
     holds_memory_at: int | None = None
     #: The object makes its channel run on the compute engine: compute, 3D, 2D and inline copies.
     on_compute_engine: bool = False
@@ -231,7 +231,7 @@ MIG_SUBSCRIPTIONS = (abi.AMPERE_SMC_PARTITION_REF, abi.AMPERE_SMC_EXEC_PARTITION
 #: Classes whose objects the object table keeps.
 KEPT = GATED | {
     *(abi.NV01_DEVICE_0, abi.NV20_SUBDEVICE_0, abi.NV01_MEMORY_LOCAL_USER, abi.FERMI_VASPACE_A),
-    abi.AMPERE_SMC_PARTITION_REF,
+    *(abi.AMPERE_SMC_PARTITION_REF, abi.NV_MEMORY_FABRIC),
 }
 
 #: Classes that are charged before the object is made: memory, and objects for which RM allocates memory.
