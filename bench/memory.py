@@ -14,7 +14,8 @@ must run in the end. Two of the pods take all the memory that they get.
 ``twice``: two jobs that do not fit together take turns, the least turn shortened to 20 s: their work beside that of one
 job alone.
 ``cards``: on a host with two cards of one model, a pod moves between them beside the driver's own move of a plain
-process, programs move while they run, and a card is drained; ``cards_moments``: kills while pods move so.
+process, programs move while they run, and a card is drained; ``two_cards``: pods that have both are suspended;
+``cards_moments``: kills while pods move.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from collections.abc import Sequence
 
 from figures import Figure, at_least, at_most, median
 from memory_bits import ONE_CARD, same_bits, there_and_back
-from memory_cards import cards, cards_moments
+from memory_cards import cards, cards_moments, two_cards
 from memory_pods import MIB, ROOM_GIB, driver, free, kills, move, place
 from memory_speed import speed
 from memory_turns import short, twice
@@ -116,6 +117,7 @@ if __name__ == "__main__":
         "short": short,
         "twice": twice,
         "cards": cards,
+        "two_cards": two_cards,
         "cards_moments": cards_moments,
     }
     sys.exit(run("memory", sections, __doc__ or "", apart=list(sections)))

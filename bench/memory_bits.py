@@ -35,7 +35,7 @@ ONE_CARD = {
     "two": Program(500),
     "ipc": Program(2000, refused=True),
 }
-TWO_CARDS = {"cards": Program(600, (0, 1)), "peers": Program(1500, (0, 1), refused=True)}
+TWO_CARDS = {"cards": Program(12000, (0, 1)), "peers": Program(1500, (0, 1), refused=True)}
 
 
 def there_and_back(bench: Bench) -> Callable[[str, int], None]:

@@ -85,7 +85,6 @@ def cards(script: Script) -> list[Figure]:
         same = []
         if not bench.simulated:
             same.append(same_bits(script, "move_bit_exact", _to_other(bench), "moved", ONE_CARD))
-            same.append(same_bits(script, "two_cards_bit_exact", there_and_back(bench), "suspended", TWO_CARDS))
     what = f"a process with {HELD_GIB} GiB"
     note = f"{what}, between two cards of one model"
     figures = [
@@ -97,6 +96,15 @@ def cards(script: Script) -> list[Figure]:
     if drivers:
         figures.append(median("driver_move_s", drivers, note=f"{note}, no pod"))
     return figures + same
+
+
+def two_cards(script: Script) -> list[Figure]:
+    """Suspend pods that have two cards: one that uses each by itself, and one that copies between them."""
+    if script.bench.simulated:
+        raise NotHereError("torch on two GPUs is needed")
+    _need_two_cards(script)
+    with script.bench.daemon():
+        return [same_bits(script, "two_cards_bit_exact", there_and_back(script.bench), "suspended", TWO_CARDS)]
 
 
 def _to_other(bench: Bench) -> Callable[[str, int], None]:
