@@ -125,13 +125,9 @@ class DaemonRequests:
         return {}, []
 
     def _op_amend(self, _: DaemonSession, message: dict[str, Any], __: list[int]) -> Answer:
-        name, grants = message["name"], message["grants"]
-        self._known(name)
-        self._check_first_limit(name, grants)
-        leaves = {str(index) for index in self._shared.table.pods[name].grants} - grants.keys()
+        self._known(message["name"])
+        self._check_first_limit(message["name"], message["grants"])
         self._set_grants(message)
-        if leaves:  # the driver's checkpoint may free memory by no call that is seen here
-            self._shared.recheck_pods([name])
         return {}, []
 
     def _op_join(self, _: DaemonSession, message: dict[str, Any], __: list[int]) -> Answer:

@@ -269,19 +269,6 @@ def test_a_limit_can_be_changed_while_a_pod_runs(pods, daemon):
     assert (less, a.allocate(7, 12, PAGE)) == (abi.NV_ERR_NO_MEMORY, abi.NV_OK)
 
 
-def test_nothing_stays_charged_on_a_card_that_a_pod_leaves(pods, guardian, daemon):
-    """The driver has taken the memory off the card, and no call has said so."""
-    a, b = pods
-    for pod, client in ((a, 7), (b, 8)):
-        pod.allocate(client, 10, PAGE)
-        pod.allocate(client, 11, PAGE)
-        guardian.rm._free(client, 10)
-    daemon("amend", name="a", grants={})
-    until(lambda: shown(daemon, "a")["memory"]["0"] == PAGE)
-
-    assert shown(daemon, "b")["memory"]["0"] == 2 * PAGE
-
-
 def test_programs_started_without_limit_get_none_later(pods, guardian, daemon):
     """They may have set UVM up so that memory comes to the card with no call."""
     a, _ = pods

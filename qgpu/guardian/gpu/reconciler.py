@@ -180,8 +180,6 @@ class Reconciler:
             if self._is_gone(rm, recheck):
                 self._forget(rm.key, recheck)
                 changed, most = True, most - _FORGETTING
-                if not recheck.gone and not recheck.include_memory:  # what goes by itself may take memory along
-                    recheck.include_memory = recheck.requested_again = True
             if self._clock() >= until_ns:
                 most = 0
         if recheck.remaining:

@@ -164,18 +164,6 @@ def test_reused_client_handle_loses_only_objects_that_are_gone(due, asked):
     assert set(due._table.objects) == {(_CLIENT, 10 + n) for n in range(1, _MANY)}
 
 
-def test_memory_that_went_with_what_vanished_is_forgotten(due, asked):
-    """A client that is being closed still exists when RM is first asked."""
-    _settle(due, asked)
-    due._table.note(object_fact(RmObject(_CLIENT, 9, _CLIENT, abi.FERMI_VASPACE_A)))
-    due._table.note({"fact": "confirm", "client": _CLIENT, "handle": 9, "context": 0})
-    asked.gone = {(_CLIENT, 9), (_CLIENT, 10)}
-    due.recheck([(_CLIENT, _CLIENT)])
-    _settle(due, asked)
-
-    assert set(due._table.objects) == {(_CLIENT, 10 + n) for n in range(1, _MANY)}
-
-
 @pytest.mark.parametrize(("engine", "changed"), [(1, True), (9, True), (0x13, False)])
 def test_a_new_channel_that_may_be_gated_or_not_is_told_of(due, engine, changed):
     due.run_due(_LATER)
