@@ -32,7 +32,7 @@ code { font-size: 12px } .yes { color: #15732d } .no { color: #b3261e; font-weig
 svg { max-width: 100%; height: auto }
 """
 #: Merged files; the sections that they merge have files of their own.
-_TOGETHER = ("h200-bench", "sim-bench")
+_TOGETHER = ("h200-bench", "sim-bench", "h200-groups", "h200-memory", "h200-real")
 
 
 def page(results: Mapping[str, Mapping[str, Any]]) -> str:
@@ -113,6 +113,13 @@ def results_in(folder: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
+def _sections(folder: Path, stem: str) -> list[str]:
+    """List the sections that have files of their own, those of the suite first and in its order."""
+    found = sorted(file.stem.removeprefix(f"{stem}-") for file in folder.glob(f"{stem}-*.json"))
+    suite = [each for each in TOGETHER if each in found]
+    return suite + [each for each in found if each not in suite and each != "rows"]
+
+
 def main() -> None:
     """Read, draw and write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -120,7 +127,7 @@ def main() -> None:
     parser.add_argument("--to", type=Path, help="default: report.html in the folder")
     options = parser.parse_args()
     for stem in _TOGETHER:
-        merge(options.folder, stem, TOGETHER)
+        merge(options.folder, stem, _sections(options.folder, stem))
     results = results_in(options.folder)
     if not results:
         sys.exit(f"{options.folder}: no results in here; make some with: python bench/suite.py --out {options.folder}")

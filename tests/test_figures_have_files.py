@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "bench"))
 
 import document_figures as figures  # noqa: E402  (bench is a folder of scripts)
+import report  # noqa: E402
 
 PAGES = [ROOT / "CHANGELOG.md", *documents.files(ROOT)]
 _UNIT = "µs|us|ms|s|seconds?|minutes?|hours?|%|per cent|points?|pp|x|times|cores?|[KMG]i?B|bytes"
@@ -78,6 +80,17 @@ def test_every_picture_and_table_of_results_is_shown() -> None:
     }
 
     assert [name for name in kept if not name.endswith((".json", ".gitignore")) and name not in shown] == []
+
+
+@pytest.mark.parametrize("stem", ["h200-groups", "h200-memory", "h200-real"])
+def test_merged_results_are_those_of_their_sections(tmp_path: Path, stem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for file in (ROOT / "docs/results").glob(f"{stem}-*.json"):
+        shutil.copy(file, tmp_path)
+    monkeypatch.setattr("sys.argv", ["report.py", str(tmp_path)])
+    report.main()
+
+    for suffix in ("json", "md"):
+        assert (tmp_path / f"{stem}.{suffix}").read_text() == (ROOT / f"docs/results/{stem}.{suffix}").read_text()
 
 
 def test_the_readme_is_at_most_800_words() -> None:
