@@ -3,7 +3,7 @@
     python bench/isolation.py                    as root on a GPU host: plane seccomp
     python bench/isolation.py --plane kmod       likewise: the module, which is loaded (make gputest-kmod)
     python bench/isolation.py --vm               in the virtual machine of the module's lanes: plane kmod
-    python bench/isolation.py --only raw,race    some families: nothing, cuda, raw, race, control, profile, fault, door, safe
+    python bench/isolation.py --only raw,race    some families of those below (_FAMILIES)
     python bench/isolation.py --group --only cuda,raw,race    on plane seccomp, each attacker in a share group with MPS
     python bench/isolation.py --profiling        on plane seccomp, each attacker in a pod that may profile
     python bench/isolation.py --only moments     daemon, guardian, launcher: failing at 42 random moments

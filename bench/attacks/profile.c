@@ -159,7 +159,7 @@ static void ties(void)
 		if (files[i] >= 0)
 			grant(tie(files[i], rm.ctl) ? NV_OK : errno);
 	}
-	for (int number = 3; number < 1024; number++) {
+	for (int number = 3; number < 256; number++) {
 		int file = open("/dev/nvidiactl", O_RDWR);
 
 		if (fcntl(number, F_GETFD) < 0)

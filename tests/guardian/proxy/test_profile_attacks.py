@@ -1,6 +1,6 @@
 """The attackers with what profilers may call (bench/attacks), behind a real filter: what they say, and what RM saw.
 
-RM is a table that grants everything, so what is refused here the guardian refused.
+RM is a table that checks whose file a call's own client is on, handles and sizes, and grants everything else.
 """
 
 from __future__ import annotations
@@ -21,19 +21,24 @@ import pytest
 from qgpu.guardian.proxy.passthrough import Passthrough
 from qgpu.nvidia import abi
 from tests.guardian.fake_rm import FakeRm
-from tests.guardian.pod import MAJOR, PATIENCE_S, Pod
+from tests.guardian.pod import PATIENCE_S, Pod
 
 ROOT = Path(__file__).parents[3]
 #: /dev/random and /dev/urandom, in the places of a control file and a card.
 CONTROL, CARD = 8, 9
-NEIGHBOURS = range(2, 6)
-LISTED = 0x13CC14
-#: Where ways into a neighbour are tried; elsewhere calls are made without end, which takes a card to judge.
-MODES = {
-    "profile": ("debug", "suspend", "others", "flush", "unread", "ties", "maps"),
-    "monitors": ("reserve", "outlive", "registers"),
-}
-_PROFILER, _DEBUGGER = 0xB2CC, 0x83DE
+#: Among them the one that the table has from the start.
+NEIGHBOURS = range(2, 8)
+#: Where ways into a neighbour are tried.
+WAYS = [
+    *(("profile", mode) for mode in ("debug", "suspend", "others", "flush", "unread", "ties", "maps")),
+    *(("monitors", mode) for mode in ("reserve", "outlive", "registers")),
+]
+#: What the card decides, or the judge by time and memory.
+FLOODS = [("profile", "many-flushes"), ("monitors", "many-registers"), ("monitors", "streams"), ("monitors", "objects")]
+#: Profiler and debugger.
+_NAMES_CLIENTS = (0xB2CC, 0x83DE)
+_EXEC_REG_OPS, _MOST_REGISTERS, _LISTED = 0xB0CC010A, 124, 0x13CC14
+_STATUS_AT = {abi.NV_ESC_RM_ALLOC: 40, abi.NV_ESC_RM_CONTROL: 28, abi.NV_ESC_RM_MAP_MEMORY: 40}
 #: Mounts the two device files, puts the filter on, hands its listener over, and becomes the attacker.
 _ENTER = """
 import os, socket, sys
@@ -49,35 +54,46 @@ mknod /dev/urandom c 1 9 && exec "$@"
 
 
 class EagerRm(FakeRm):
-    """Grants what it is asked, as a driver that checks little; keeps what reached a neighbour's client."""
+    """Grants what it is asked, but for what RM itself checks; keeps what named a neighbour's client in parameters."""
 
     def __init__(self, objects):
         super().__init__(objects)
         self.reached = []
+        self.too_many = False
+        self.answers[_EXEC_REG_OPS] = self._check_registers
+
+    def _check_registers(self, params):
+        """Answer as RM's list of registers does: only a counter's may be read or written, and so many at once."""
+        count = struct.unpack_from("<I", params)[0]
+        self.too_many = count > _MOST_REGISTERS
+        for at in range(12, 12 + 32 * min(count, _MOST_REGISTERS), 32):
+            params[at + 2] = 0 if struct.unpack_from("<I", params, at + 12)[0] == _LISTED else 4
 
     def perform(self, fd, request, argument):
         data, number = abi.ffi.buffer(argument), request & 0xFF
-        named = [struct.unpack_from("<I", data)[0]]
-        if number == abi.NV_ESC_RM_ALLOC:
-            rm_class, params = struct.unpack_from("<IQ", data, 12)
-            if params and rm_class in (_PROFILER, _DEBUGGER):
-                named += struct.unpack("<II", bytes(abi.ffi.buffer(abi.ffi.cast("char *", params), 8)))
-        if number != abi.NV_ESC_REGISTER_FD and {*named} & {*NEIGHBOURS}:
-            self.reached.append((number, named))
+        if number not in _STATUS_AT:
+            return super().perform(fd, request, argument)
+        client = struct.unpack_from("<I", data)[0]
+        if client in NEIGHBOURS or (client and (client, client) not in self.objects):  # none of this file
+            struct.pack_into("<I", data, _STATUS_AT[number], abi.NV_ERR_INVALID_CLIENT)
+            return 0
+        self._note(number, data)
         error = super().perform(fd, request, argument)
-        if number == abi.NV_ESC_RM_MAP_MEMORY and not error:
-            offset, length = struct.unpack_from("<QQ", data, 16)
-            struct.pack_into("<I", data, 40, abi.NV_OK if offset + length <= 1 << 16 else abi.NV_ERR_INVALID_ARGUMENT)
+        if number == abi.NV_ESC_RM_MAP_MEMORY:
+            _, memory, _, offset, length = struct.unpack_from("<IIIQQ", data, 4)
+            fits = (client, memory) in self.objects and offset + length <= self.sizes[client, memory]
+            struct.pack_into("<I", data, 40, abi.NV_OK if fits else abi.NV_ERR_INVALID_ARGUMENT)
+        if number == abi.NV_ESC_RM_CONTROL and self.too_many:
+            struct.pack_into("<I", data, 28, abi.NV_ERR_INVALID_ARGUMENT)
+        self.too_many = False
         return error
 
-
-def _check_registers(params):
-    """Answer as RM's list of registers does: only a counter's may be read or written."""
-    count = struct.unpack_from("<I", params)[0]
-    for i in range(min(count, 124)):
-        at = 12 + 32 * i
-        (offset,) = struct.unpack_from("<I", params, at + 12)
-        params[at + 2] = 0 if offset == LISTED else 4
+    def _note(self, number, data):
+        if number == abi.NV_ESC_RM_ALLOC:
+            rm_class, params = struct.unpack_from("<IQ", data, 12)
+            if params and rm_class in _NAMES_CLIENTS:
+                named = struct.unpack("<II", bytes(abi.ffi.buffer(abi.ffi.cast("char *", params), 8)))
+                self.reached += [(rm_class, client) for client in named if client in NEIGHBOURS]
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +122,6 @@ def attack(built, pod, monkeypatch, program, mode):
         monkeypatch.setattr(Passthrough, guardian_makes, lambda *_: False)
     monkeypatch.setattr(abi, "NV_CONTROL_MINOR", CONTROL)
     pod.minors = {0: CARD}
-    pod.rm.answers[0xB0CC010A] = _check_registers
     report = built / f"{program}-{mode}"
     report.unlink(missing_ok=True)
     ours, theirs = socket.socketpair()
@@ -139,15 +154,26 @@ def _serve(pod, fd, number, ended):
             dispatcher.serve(listener, call)
 
 
-@pytest.mark.parametrize("granted", [False, True])
-@pytest.mark.parametrize(("program", "mode"), [(program, mode) for program, each in MODES.items() for mode in each])
-def test_what_profilers_may_call_reaches_no_neighbour(built, pod, monkeypatch, program, mode, granted):
-    pod.profiling = granted
-    said = attack(built, pod, monkeypatch, program, mode)
-
-    print(said)
-    counted = re.match(r"granted (\d+), reached (\d+), refused (\d+)", said)
+def figures(said):
+    """Return how many calls were granted and how many reached what they may not."""
+    counted = re.match(r"granted (\d+), reached (\d+), refused \d+", said)
     assert counted is not None, said
-    assert (int(counted[1]) > 0, int(counted[2])) == (granted, 0)
-    assert int(counted[3]) > 0 or mode == "reserve"
+    return int(counted[1]), int(counted[2])
+
+
+@pytest.mark.parametrize("may_profile", [False, True])
+@pytest.mark.parametrize(("program", "mode"), WAYS)
+def test_profilers_calls_reach_no_neighbour(built, pod, monkeypatch, program, mode, may_profile):
+    pod.profiling = may_profile
+    granted, reached = figures(attack(built, pod, monkeypatch, program, mode))
+
+    assert (granted > 0, reached) == (may_profile, 0)
     assert pod.rm.reached == []
+
+
+@pytest.mark.parametrize("may_profile", [False, True])
+@pytest.mark.parametrize(("program", "mode"), FLOODS)
+def test_floods_of_profilers_calls_need_the_grant(built, pod, monkeypatch, program, mode, may_profile):
+    pod.profiling = may_profile
+
+    assert (figures(attack(built, pod, monkeypatch, program, mode))[0] > 0) == may_profile
