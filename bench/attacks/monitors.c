@@ -56,8 +56,12 @@ static void reserve(void)
 	if (!buffer) {
 		make_memory(&second, 2 * MIB, &buffer);
 		make_memory(&second, 64 * KIB, &available);
-		grant(make_stream(&second, buffer, 0, 2 * MIB, available, &index));
-		grant(bind_monitors(&second, profiler, 0));
+		long streamed = make_stream(&second, buffer, 0, 2 * MIB, available, &index);
+		long bound = bind_monitors(&second, profiler, 0);
+
+		grant(streamed);
+		grant(bound);
+		snprintf(note, sizeof(note), "; stream %#lx, monitors %#lx", streamed, bound);
 	}
 	update.index = index;
 	grant(ask_profiler(&second, profiler, UPDATE_STREAM, &update, sizeof(update)));
@@ -67,6 +71,7 @@ static void reserve(void)
 static void outlive(void)
 {
 	static _Atomic long *bound;
+	static int killed;
 	double until;
 	long status;
 	pid_t pid;
@@ -89,8 +94,11 @@ static void outlive(void)
 		usleep(10000);
 	kill(pid, SIGKILL);
 	waitpid(pid, NULL, 0);
-	if (!grant(*bound))
+	if (!grant(*bound)) {
+		snprintf(note, sizeof(note), "; the other process got no monitors (%#lx)", (long)*bound);
 		return;
+	}
+	snprintf(note, sizeof(note), "; %d processes killed that held monitors", ++killed);
 	until = now_s() + 5;
 	while ((status = bind_monitors(&second, profiler, 0)) != NV_OK && now_s() < until) {
 		release_monitors(&second, profiler);

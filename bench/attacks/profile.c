@@ -224,11 +224,11 @@ static void maps(void)
 {
 	uint32_t own_memory, memory;
 	int fd = open_card(), kept = 0;
+	bool mapped;
 
 	if (make_memory(&second, 64 * KIB, &own_memory) != NV_OK)
 		return;
-	if (map(&second, second.device, own_memory, 0, 64 * KIB, fd) == NV_OK) /* needs no grant where the kernel makes it */
-		grant(NV_OK);
+	mapped = map(&second, second.device, own_memory, 0, 64 * KIB, fd) == NV_OK;
 	reach(map(&second, second.device, own_memory, 0, 1ull << 30, open_card()));
 	reach(map(&second, second.device, own_memory, 1ull << 30, 64 * KIB, open_card()));
 	reach(map(&second, second.device, own_memory, ~0ull - 4095, 8192, open_card()));
@@ -260,7 +260,8 @@ static void maps(void)
 		rm_free(&second, memory);
 	}
 	take_the_rest();
-	snprintf(note, sizeof(note), "; %d mappings whose memory was freed", kept);
+	snprintf(note, sizeof(note), "; own memory %s, %d mappings whose memory was freed", mapped ? "mapped" : "not mapped",
+		 kept);
 }
 
 static const struct mode modes[] = {
