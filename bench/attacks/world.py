@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -180,14 +181,13 @@ class GpuWorld:
         command = [sys.executable, "-m", "tests.contract.live_load", str(self._counter), str(latencies), workload]
         log = self.bench.directory / "neighbour.log"
         command.append(self._iterations)
-        before = RmClient()
-        self._process = start_pod(self.bench, NEIGHBOUR, ["--cores", str(cores)], command, log)
-        wait_for("the neighbour's steps", lambda: self._started(log))
-        after = RmClient()
-        # RM numbers clients one after the other: the neighbour's are between these.
-        self.arguments |= dict.fromkeys(("profile", "monitors"), f"{before.handle:#x}-{after.handle:#x}")
-        before.close()
-        after.close()
+        # RM numbers clients one after the other: the neighbour's are between these two.
+        with closing(RmClient()) as before:
+            self._process = start_pod(self.bench, NEIGHBOUR, ["--cores", str(cores)], command, log)
+            wait_for("the neighbour's steps", lambda: self._started(log))
+            with closing(RmClient()) as after:
+                between = f"{before.handle:#x}-{after.handle:#x}"
+        self.arguments |= dict.fromkeys(("profile", "monitors"), between)
 
     def _started(self, log: Path) -> bool:
         if not self.neighbour_lives():

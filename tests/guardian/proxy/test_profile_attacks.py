@@ -1,4 +1,4 @@
-"""The attackers with what profilers may call (bench/attacks), behind a real filter: what they say, and what RM saw.
+"""The attackers with what profilers may call (bench/attacks) behind a real filter: what they say, and what RM is asked.
 
 RM is a table that checks whose file a call's own client is on, handles and sizes, and grants everything else.
 """
@@ -9,11 +9,13 @@ import os
 import re
 import select
 import shutil
+import signal
 import socket
 import struct
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -39,7 +41,7 @@ FLOODS = [("profile", "many-flushes"), ("monitors", "many-registers"), ("monitor
 _NAMES_CLIENTS = (0xB2CC, 0x83DE)
 _EXEC_REG_OPS, _MOST_REGISTERS, _LISTED = 0xB0CC010A, 124, 0x13CC14
 _STATUS_AT = {abi.NV_ESC_RM_ALLOC: 40, abi.NV_ESC_RM_CONTROL: 28, abi.NV_ESC_RM_MAP_MEMORY: 40}
-#: Mounts the two device files, puts the filter on, hands its listener over, and becomes the attacker.
+#: Puts the filter on, hands its listener over, and becomes the attacker.
 _ENTER = """
 import os, socket, sys
 from qgpu.guardian.proxy.seccomp_filter import install
@@ -47,6 +49,7 @@ sock = socket.socket(fileno=int(sys.argv[1]))
 socket.send_fds(sock, [b"listener"], [install(profiling=sys.argv[2] == "True")])
 os.execv(sys.argv[3], sys.argv[3:])
 """
+#: Finds the two device files where the driver's would be.
 _DEVICES = """
 mount -t tmpfs none /dev && mknod /dev/nvidiactl c 1 8 && mknod /dev/nvidia0 c 1 9 && mknod /dev/null c 1 3 &&
 mknod /dev/urandom c 1 9 && exec "$@"
@@ -139,7 +142,8 @@ def attack(built, pod, monkeypatch, program, mode):
         _serve(pod, listener, number, lambda: report.exists() or process.poll() is not None)
     finally:
         ours.close()
-        os.killpg(process.pid, 9)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     os.close(listener)
     return report.read_text()
