@@ -179,13 +179,14 @@ static long exec_reg_ops(struct reg_ops *ops)
 }
 
 /*
- * Registers of the host, the scheduler, the context switch and memory, beside one that is a counter's. They are read; or
- * written with what they hold, by a mask that changes no bit, for a card whose firmware let that through.
+ * Registers of the host, the scheduler, the context switch and memory, beside one that is a counter's. All are read; the
+ * first few are written, by a mask that changes no bit, so that a card whose firmware lets that through is not harmed.
  */
 static void registers(void)
 {
-	static const uint32_t offsets[] = { 0x0, 0x200, 0x2200, 0x2254, 0x2630, 0x9400, 0x88000, 0x100c80, 0x400100,
+	static const uint32_t offsets[] = { 0x0, 0x200, 0x2630, 0x100c80, 0x2200, 0x2254, 0x9400, 0x88000, 0x400100,
 					    0x409614, 0x409800, 0x41a100, 0x610000, 0xb80000, 0xfffffc };
+	static const uint32_t written = 4;
 	static struct reg_ops *ops;
 	uint32_t nr = sizeof(offsets) / sizeof(offsets[0]), listed = 0;
 
@@ -197,7 +198,7 @@ static void registers(void)
 			for (uint8_t op = 0; op < 2; op++) { /* READ_32, WRITE_32 */
 				*ops = (struct reg_ops){ .count = 2 * nr, .mode = 1 };
 				for (uint32_t i = 0; i < 2 * nr; i++)
-					ops->ops[i] = (struct reg_op){ .op = i < nr ? op : 0, .type = type, .status = ~0,
+					ops->ops[i] = (struct reg_op){ .op = i < written ? op : 0, .type = type, .status = ~0,
 								       .offset = i < nr ? offsets[i] : LISTED };
 				if (!grant(exec_reg_ops(ops)))
 					continue;
