@@ -3,8 +3,9 @@
     python bench/isolation.py                    as root on a GPU host: plane seccomp
     python bench/isolation.py --plane kmod       likewise: the module, which is loaded (make gputest-kmod)
     python bench/isolation.py --vm               in the virtual machine of the module's lanes: plane kmod
-    python bench/isolation.py --only raw,race    some families of nothing, cuda, raw, race, control, fault, door, safe
+    python bench/isolation.py --only raw,race    some families of those below (_FAMILIES)
     python bench/isolation.py --group --only cuda,raw,race    on plane seccomp, each attacker in a share group with MPS
+    python bench/isolation.py --profiling        on plane seccomp, each attacker in a pod that may profile
     python bench/isolation.py --only moments     daemon, guardian, launcher: failing at 42 random moments
 
 Prints a table of path and plane, and merges it into docs/results/isolation.json. attacks/judge.py and attacks/safe.py
@@ -31,13 +32,15 @@ from attacks.cases import CASES, Case
 from attacks.judge import Row, Watch, alone, judge, undisturbed
 from attacks.resize import RESIZED, resized
 from attacks.safe import moments, safe
-from attacks.world import World, end_group, end_pod, policy, start_member, start_pod
+from attacks.world import NEIGHBOUR, Attacker, World, end_attacker, end_pod, policy, start_attacker
 from harness import ROOT, BenchError, tail
 
 from qgpu.errors import QgpuError
 
 _CORES = 50
-_FAMILIES = ("nothing", "cuda", "raw", "race", "control", "fault", "door", "safe")
+_FAMILIES = ("nothing", "cuda", "raw", "race", "control", "profile", "fault", "door", "safe")
+#: These do not depend on what attackers are.
+_OF_PODS = ("nothing", "safe")
 #: How many measurements after an attack come for each one after no attack.
 _NULLS = 30
 #: How many random moments are tried one by one, and how many with several processes killed at once.
@@ -75,7 +78,7 @@ def run(
                     safe(place, watch, rate, rows, say)
                 if family == "moments":
                     rows += moments(place, watch, rate, _MOMENTS, _AT_ONCE, say)
-        end_pod(bench, "neighbour", None)
+        end_pod(bench, NEIGHBOUR, None)
 
 
 def _wanted(path: str, parts: Sequence[str]) -> bool:
@@ -97,10 +100,9 @@ def _doors(place: World) -> Row:
     log = bench.directory / "door.log"
     before = [each["grants"] for each in bench.pods() if each["name"] == "neighbour"]
     command = [sys.executable, str(Path(__file__).parent / "attacks" / "door.py"), str(report), str(bench.runtime_dir)]
-    process = (start_member if place.in_group else start_pod)(bench, "attacker", ["--cores", "10"], command, log)
+    process = start_attacker(place, "attacker", ["--cores", "10"], command, log)
     process.wait(60 * bench.patience)
-    if place.in_group:
-        end_group(bench, "attacker", process)
+    end_attacker(place, "attacker", process)
     if not report.exists():
         return Row("door", "the daemon's doors", said=f"no report: {tail(log)}", passed=False)
     after = [each["grants"] for each in bench.pods() if each["name"] == "neighbour"]
@@ -159,26 +161,34 @@ def main() -> int:
     parser.add_argument("--plane", default="seccomp", choices=["seccomp", "kmod"], help="on a GPU host")
     parser.add_argument("--vm", action="store_true", help="in the virtual machine, on plane kmod")
     parser.add_argument("--only", default="", help="families, by comma")
-    parser.add_argument("--group", action="store_true", help="attackers are members of a share group with their grant")
+    attackers = parser.add_mutually_exclusive_group()
+    attackers.add_argument(
+        "--group", action="store_true", help="attackers are members of a share group with their grant"
+    )
+    attackers.add_argument("--profiling", action="store_true", help="attackers are in pods that may profile")
     parser.add_argument("--path", action="append", default=[], help="only what has this in its name, or another such")
     parser.add_argument("--built", type=Path, help="a folder of attackers that cannot be built here (raw-musl)")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "isolation.json")
     options = parser.parse_args()
-    families = options.only.split(",") if options.only else _FAMILIES
+    attacker = Attacker.MEMBER if options.group else Attacker.PROFILER if options.profiling else Attacker.POD
+    if attacker is not Attacker.POD and (options.vm or options.plane != "seccomp"):
+        parser.error("--group and --profiling need plane seccomp")
+    usual = [each for each in _FAMILIES if attacker is not Attacker.PROFILER or each not in _OF_PODS]
+    families = options.only.split(",") if options.only else usual
     if unknown := set(families) - {*_FAMILIES, "moments"}:
         parser.error(f"no family {', '.join(sorted(unknown))}; there are {', '.join(_FAMILIES)}")
     if options.vm:
         return _in_vm(options)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
-    place = world.here(options.plane, in_group=options.group)
-    where = f"{place.plane}, members of a group" if place.in_group else place.plane
+    place = world.here(options.plane, attacker)
+    where = place.plane + place.attacker.value
     for program in options.built.iterdir() if options.built else ():
         shutil.copy(program, place.bench.directory)
     rows: list[Row] = []
     chosen = [f"--only {options.only}"] if options.only else []
     chosen += [f'--path "{path}"' for path in options.path]
-    chosen += ["--group"] * place.in_group
+    chosen += ["--group"] * options.group + ["--profiling"] * options.profiling
     how = ["--vm"] if place.driver == "simulated" else ["--plane", place.plane][: 2 * (place.plane != "seccomp")]
     about = {
         "date": time.strftime("%Y-%m-%d"),

@@ -11,7 +11,10 @@ from attacks.abi_header import header
 _HERE = Path(__file__).resolve().parent
 _STATIC = ("-static", "-pthread")
 _DYNAMIC = ("-pthread", "-rdynamic")
-_PROGRAMS = {"raw": _STATIC, "race": _STATIC, "cuda": _DYNAMIC, "fault": _DYNAMIC, "control": _DYNAMIC}
+_PROGRAMS = {
+    **dict.fromkeys(("raw", "race"), _STATIC),
+    **dict.fromkeys(("cuda", "fault", "control", "profile", "monitors"), _DYNAMIC),
+}
 
 
 def build(folder: Path) -> None:

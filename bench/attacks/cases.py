@@ -20,6 +20,8 @@ class Case:
     ends: bool = False
     #: Its share of the card, percent; with 50 nothing is left over that it could take without its neighbour's loss.
     cores: int = 40
+    #: Whether the neighbour is online meanwhile.
+    online: bool = False
 
 
 _GPU = ("seccomp",)
@@ -44,6 +46,14 @@ def _fault(path: str, mode: str, *, ends: bool = True) -> Case:
 
 def _control(path: str, mode: str, policy: str = "burst-share") -> Case:
     return Case("control", path, "control", mode, policy=policy, lasts_s=1.8)
+
+
+def _profile(path: str, mode: str, policy: str = "burst-share", *, online: bool = False) -> Case:
+    return Case("profile", path, "profile", mode, policy=policy, lasts_s=1.8, online=online)
+
+
+def _monitors(path: str, mode: str, policy: str = "burst-share") -> Case:
+    return Case("profile", path, "monitors", mode, policy=policy, lasts_s=1.8)
 
 
 CASES: tuple[Case, ...] = (
@@ -143,6 +153,21 @@ CASES: tuple[Case, ...] = (
     Case("control", "long kernels, preemption given up", "control", "wait-for-idle", _GPU, "fixed-share", 1.8),
     Case("control", "channels of an old class", "control", "old-channels", _GPU, "fixed-share", 1.8),
     Case("control", "compute in a TSG for copies", "control", "copy-group", _GPU, "fixed-share", 1.8),
+    _monitors("monitors reserved, streams bound, held", "reserve"),
+    _monitors("monitors held under Fixed Share", "reserve", "fixed-share"),
+    _monitors("monitors of a killed process", "outlive"),
+    _monitors("streams beyond memory, over freed memory", "streams"),
+    _monitors("profilers and streams without end", "objects"),
+    _monitors("registers outside the list", "registers"),
+    _monitors("lists of registers, a flood", "many-registers"),
+    _profile("debuggers of others' contexts", "debug"),
+    _profile("own context suspended and resumed", "suspend", "fixed-share"),
+    _profile("profilers of others' contexts", "others"),
+    _profile("caches flushed by address, not written back", "flush"),
+    _profile("caches flushed, beside an online neighbour", "many-flushes", online=True),
+    _profile("bytes that only firmware reads", "unread"),
+    _profile("control files tied to others", "ties"),
+    _profile("others' memory mapped by further clients", "maps"),
     _fault("illegal address", "illegal-address"),
     _fault("misaligned address", "misaligned"),
     _fault("assert (trap)", "assert"),

@@ -2,146 +2,8 @@
 /*
  * control.c - a program that floods the card and meanwhile asks RM for more than its share, or for its neighbour to
  * have less. It says what RM answered; what it gained, its neighbour's steps say.
- *
- * On a real card the flood is CUDA's, and the handles are learned by listening to libcuda's own ioctls; on the simulated
- * card of the VM lanes the flood is that driver's own call.
  */
-#include <pthread.h>
-
-#include "cu.h"
-#include "rm.h"
-
-static struct rm rm;
-static uint32_t tsg, channels[64], nr_channels;
-/* What channels are asked for as, and their TSG's engine, where libcuda's words are to be changed. */
-static uint32_t channel_class, group_engine;
-
-/* What is done to libcuda's wish that its compute be preempted at any instruction. */
-static enum { LEAVE, DROP, WAIT_FOR_IDLE } preemption;
-
-/* Tell whether the call is dropped. */
-static bool change_control(NVOS54_PARAMETERS *call)
-{
-	NV2080_CTRL_GR_SET_CTXSW_PREEMPTION_MODE_PARAMS *mode = (void *)(uintptr_t)call->params;
-
-	if (!preemption || call->cmd != NV2080_GR_SET_CTXSW_PREEMPTION_MODE)
-		return false;
-	if (preemption == WAIT_FOR_IDLE)
-		mode->cilpPreemptMode = 0;
-	call->status = NV_OK;
-	return preemption == DROP;
-}
-
-static void change(NVOS64_PARAMETERS *call)
-{
-	NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS *group = (void *)(uintptr_t)call->pAllocParms;
-
-	if (channel_class && (call->hClass & 0xff) == 0x6f)
-		call->hClass = channel_class;
-	if (group_engine && (call->hClass & 0xff) == 0x6f && call->pAllocParms) {
-		uint32_t *engine = (uint32_t *)(uintptr_t)(call->pAllocParms + 128); /* NV_CHANNEL_ALLOC_PARAMS */
-
-		*engine = *engine == 1 ? group_engine : *engine;
-	}
-	if (group_engine && call->hClass == KEPLER_CHANNEL_GROUP_A && group && group->engineType == 1)
-		group->engineType = group_engine;
-}
-
-/* libcuda finds this in place of libc's: the program exports it. */
-int ioctl(int fd, unsigned long request, ...)
-{
-	const NVOS64_PARAMETERS *call;
-	va_list arguments;
-	void *argument;
-	long result;
-
-	va_start(arguments, request);
-	argument = va_arg(arguments, void *);
-	va_end(arguments);
-	if ((request & 0xff) == NV_ESC_RM_ALLOC && (request >> 16 & 0x3fff) == sizeof(*call))
-		change(argument);
-	if ((request & 0xff) == NV_ESC_RM_CONTROL && (request >> 16 & 0x3fff) == sizeof(NVOS54_PARAMETERS) &&
-	    change_control(argument))
-		return 0;
-	result = syscall(SYS_ioctl, fd, request, argument);
-	if (result < 0 || (request & 0xff) != NV_ESC_RM_ALLOC || (request >> 16 & 0x3fff) != sizeof(*call))
-		return (int)result;
-	call = argument;
-	if (call->status != NV_OK)
-		return (int)result;
-	if (call->hClass == KEPLER_CHANNEL_GROUP_A) {
-		const NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS *group = (void *)(uintptr_t)call->pAllocParms;
-
-		if (group && group->engineType == 1) {
-			rm.ctl = fd;
-			rm.client = call->hRoot;
-			rm.device = call->hObjectParent;
-			tsg = call->hObjectNew;
-			nr_channels = 0;
-		}
-	} else if (call->hClass == NV20_SUBDEVICE_0) {
-		rm.subdevice = call->hObjectNew;
-	} else if (tsg && call->hObjectParent == tsg && (call->hClass & 0xff) == 0x6f && nr_channels < 64) {
-		channels[nr_channels++] = call->hObjectNew;
-	}
-	return (int)result;
-}
-
-static int refused_by_cuda;
-static bool churn;
-static volatile uint32_t contexts;
-
-static void *cuda_flood(void *nothing)
-{
-	static uint64_t rounds = 100000;
-	void *parameters[] = { &rounds };
-	void *function, *context;
-
-	if (preemption)
-		rounds *= 2000; /* kernels of a second and more */
-	if (channel_class || group_engine || preemption)
-		refused_by_cuda = CU(cuInit, 0) ?: CU(cuCtxCreate_v2, &context, 0, 0);
-	else
-		cu_open();
-	if (refused_by_cuda)
-		return nothing;
-	function = cu_kernel("spin");
-	while (churn) { /* contexts that end with a kernel of a second under way, for what is freed is let run */
-		rounds = 100000 * 1000;
-		cu_launch(function, parameters);
-		context = NULL;
-		CU(cuCtxGetCurrent, &context);
-		CU(cuCtxDestroy_v2, context);
-		cu_open();
-		function = cu_kernel("spin");
-		contexts++;
-	}
-	for (;;) {
-		for (int i = 0; i < 50; i++)
-			cu_launch(function, parameters);
-		if (CU(cuCtxSynchronize))
-			return nothing;
-	}
-}
-
-/* tests/vm/simnv: SIM_ESC_SUBMIT, an endless queue of kernels of 1 ms */
-static void sim_flood(void)
-{
-	struct { uint32_t client, channel; uint64_t kernel_ns, count, period_ns; } work = { .kernel_ns = 1000000,
-											    .count = ~0ull };
-	NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS group = { .engineType = 1 };
-	static uint8_t channel[368];
-
-	rm_open(&rm);
-	tsg = ++rm.last;
-	rm_alloc(&rm, rm_plain, rm.device, KEPLER_CHANNEL_GROUP_A, &group, &tsg);
-	channels[0] = ++rm.last;
-	rm_alloc(&rm, rm_plain, tsg, 0xc86f, channel, &channels[0]);
-	nr_channels = 1;
-	work.client = rm.client;
-	work.channel = channels[0];
-	rm_plain(rm.ctl, 0xf0, &work, sizeof(work));
-}
+#include "flood.h"
 
 static _Atomic unsigned int answers[4], calls; /* OK, refused for want of permission, other, call failed */
 
@@ -334,26 +196,18 @@ int main(int argc, char **argv)
 	double until;
 	pthread_t thread;
 
-	if (argc > 4 && !strcmp(argv[4], "sim")) {
-		sim_flood();
-	} else {
-		channel_class = !strcmp(mode, "old-channels") ? 0x906f : 0;
-		preemption = !strcmp(mode, "no-wish") ? DROP : !strcmp(mode, "wait-for-idle") ? WAIT_FOR_IDLE : LEAVE;
-		churn = !strcmp(mode, "churn");
-		group_engine = !strcmp(mode, "copy-group") ? 9 : 0; /* COPY0, on the compute engine's runlist */
-		pthread_create(&thread, NULL, cuda_flood, NULL);
-		sleep(2);
-	}
+	channel_class = !strcmp(mode, "old-channels") ? 0x906f : 0;
+	preemption = !strcmp(mode, "no-wish") ? DROP : !strcmp(mode, "wait-for-idle") ? WAIT_FOR_IDLE : LEAVE;
+	churn = !strcmp(mode, "churn");
+	group_engine = !strcmp(mode, "copy-group") ? 9 : 0; /* COPY0, on the compute engine's runlist */
+	flood(argc, argv);
 	if ((channel_class || group_engine || preemption) && refused_by_cuda) { /* which is what ought to come of it */
 		report("CUDA is refused: %d", refused_by_cuda);
 		hold();
 	}
 	while (churn && contexts < 3) /* who cannot make another one proves nothing */
 		usleep(20000);
-	if (!tsg || !nr_channels) {
-		report("cannot start: libcuda's TSG was not seen");
-		return 4;
-	}
+	flood_is_seen();
 	report("flooding; client %#x TSG %#x, %u channels", rm.client, tsg, nr_channels);
 	for (int i = 0; i < 4 && !strcmp(mode, "preempt-self"); i++)
 		pthread_create(&thread, NULL, preempt_self, NULL);

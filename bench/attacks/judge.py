@@ -17,7 +17,9 @@ steps missing from the guarantee, share) the worst counts. The last line of a ru
 more often than windows without an attack lose steps.
 
 An attacker that is refused everything proves nothing: an attack on memory counts only where the program says that it
-was granted some within its limit and refused more beyond it. Nothing else that it says is believed.
+was granted some within its limit and refused more beyond it. An attack with what profilers may call counts only where
+the program was granted such calls, if its pod may profile; in any other pod none may be granted. Nothing else that a
+program says is believed, unless it speaks against qgpu: that a call reached what no pod may reach.
 """
 
 from __future__ import annotations
@@ -33,13 +35,16 @@ from typing import NamedTuple
 from harness import BenchError, tail
 
 from attacks.cases import Case
-from attacks.world import World, end_group, end_pod, now, policy, start_member, start_pod
+from attacks.world import Attacker, World, end_attacker, neighbour_class, now, policy, start_attacker
 
 _NAME = "attacker"
 #: Families that attack a memory limit, and what their programs report.
 _MEMORY = frozenset({"cuda", "raw", "race"})
 _GRANTED = re.compile(r"(?:granted|claimed) (\d+)")
 _REFUSED = re.compile(r"refused (\d+)")
+_REACHED = re.compile(r"reached (\d+)")
+#: Families that attack with channels of their own, beside a flood.
+_FLOODS = frozenset({"control", "profile"})
 _READY_S = 25.0
 #: To within this share of a rate a second or two of measuring can tell (turns and rounds begin and end inside it).
 _EXACT = 0.98
@@ -186,6 +191,18 @@ def controlled(said: str) -> bool:
     return bool(granted and refused and int(granted[1]) and int(refused[1]))
 
 
+def against_the_grant(said: str, *, may_profile: bool) -> str:
+    """Say what is wrong with what profilers' calls came to in a pod that may profile, or may not; nothing if all is."""
+    granted, reached = _GRANTED.search(said), _REACHED.search(said)
+    if granted is None or reached is None:
+        return "not judged"
+    if int(reached[1]):
+        return "reached what no pod may reach"
+    if may_profile and not int(granted[1]):
+        return "not judged, refused all of it"
+    return "" if may_profile or not int(granted[1]) else "granted without the grant"
+
+
 def judge(world: World, watch: Watch, case: Case, alone_rate: float, quota: float) -> Row:
     """Let one attacker loose beside a neighbour that has ``quota`` of the card, and say what came of it."""
     rows, durings, afters = [], [], []
@@ -208,7 +225,7 @@ def judge(world: World, watch: Watch, case: Case, alone_rate: float, quota: floa
         longest_pause_ms=max(row.longest_pause_ms or 0 for row in rows),
         pause_after_ms=max(row.pause_after_ms or 0 for row in rows),
         said=rows[-1].said + (again if len(rows) > 1 else ""),
-        passed=lost == 0 and all(row.bytes_over_quota == 0 for row in rows),
+        passed=lost == 0 and all(row.passed and row.bytes_over_quota == 0 for row in rows),
         tries=len(rows),
         windows_short=sum(round(each) > 0 for each in afters),
     )
@@ -224,11 +241,15 @@ def _once(world: World, watch: Watch, case: Case, alone_rate: float, quota: floa
     policy(bench, case.policy, _PERIOD_MS)
     more = [world.arguments[case.program]] if case.program in world.arguments else []
     command = [str(bench.directory / case.program), case.mode, str(report), str(world.quota), *more]
-    if world.in_group and case.family == "control":  # these attack with channels of their own: a member without MPS
+    if (
+        world.attacker is Attacker.MEMBER and case.family in _FLOODS
+    ):  # these attack with channels of their own: a member without MPS
         command = ["env", "CUDA_MPS_PIPE_DIRECTORY=/nowhere", *command]
     started, base = now(), world.card_used()
     grant = ["--cores", str(case.cores), "--memory", f"{world.quota >> 20}MiB"]
-    process = (start_member if world.in_group else start_pod)(bench, _NAME, grant, command, log)
+    if case.online:
+        neighbour_class(bench, "online")
+    process = start_attacker(world, _NAME, grant, command, log)
     while not report.exists() and process.poll() is None and now() < started + _READY_S * bench.patience:
         time.sleep(0.01)
     reported = now()
@@ -237,7 +258,9 @@ def _once(world: World, watch: Watch, case: Case, alone_rate: float, quota: floa
         process.wait(_READY_S * bench.patience)
     held, ended = min(world.card_used() for _ in range(3)), now()
     said = report.read_text().strip() if report.exists() else f"no report: {tail(log, 2)}"
-    (end_group if world.in_group else end_pod)(bench, _NAME, process)
+    end_attacker(world, _NAME, process)
+    if case.online:
+        neighbour_class(bench, "offline")
     policy(bench, "burst-share", _PERIOD_MS)
     gone = now() + _SETTLE_S
     time.sleep(_SETTLE_S + _AFTER_S)
@@ -249,7 +272,10 @@ def _once(world: World, watch: Watch, case: Case, alone_rate: float, quota: floa
         raise BenchError(f"{case.path}: the neighbour has died")
     if said.startswith(("cannot start", "no report")) or not (case.family not in _MEMORY or controlled(said)):
         return Row(case.family, case.path, said=f"not judged: {said}", passed=False), 0, 0
-    since = reported if case.family == "control" else started
+    wrong = against_the_grant(said, may_profile=world.attacker is Attacker.PROFILER) if case.family == "profile" else ""
+    if wrong.startswith("not judged"):
+        return Row(case.family, case.path, said=f"{wrong}: {said}", passed=False), 0, 0
+    since = reported if case.family in _FLOODS else started
     during = watch.rate(since, ended, _PERIOD_MS / 1e3 if case.policy == "fixed-share" else 0.0)
     after = watch.rate(gone, after_ended)
     peak = max((look.used for look in watch.between(started, ended)), default=held)
@@ -262,7 +288,8 @@ def _once(world: World, watch: Watch, case: Case, alone_rate: float, quota: floa
         longest_pause_ms=round(watch.longest_pause_s(since, ended) * 1e3, 1),
         pause_after_ms=round(watch.longest_pause_s(gone, after_ended) * 1e3, 1),
         after_over_before=round(after / alone_rate, 3),
-        said=said,
+        said=f"{wrong}: {said}" if wrong else said,
+        passed=not wrong,
     )
     missing = _missing(during, quota * alone_rate, ended - since)
     return row, missing, _missing(after, alone_rate, after_ended - gone)

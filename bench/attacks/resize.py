@@ -7,7 +7,7 @@ import time
 from harness import tail
 
 from attacks.judge import Row
-from attacks.world import World, end_pod, now, start_pod
+from attacks.world import World, end_attacker, now, start_attacker
 
 _NAME = "attacker"
 RESIZED = "limit halved while full, and restored"
@@ -22,7 +22,7 @@ def resized(world: World) -> Row:
     report.unlink(missing_ok=True)
     base = world.card_used()
     command = [str(bench.directory / "raw"), "hungry", str(report), str(quota)]
-    process = start_pod(bench, _NAME, ["--cores", "40", "--memory", f"{quota >> 20}MiB"], command, log)
+    process = start_attacker(world, _NAME, ["--cores", "40", "--memory", f"{quota >> 20}MiB"], command, log)
 
     def says(what: str) -> bool:
         until = now() + _READY_S * bench.patience
@@ -45,6 +45,6 @@ def resized(world: World) -> Row:
     told += [says(_FULL)]
     restored = over(quota)
     said = report.read_text().strip() if report.exists() else f"no report: {tail(log, 2)}"
-    end_pod(bench, _NAME, process)
+    end_attacker(world, _NAME, process)
     worst = max(lowered, restored)
     return Row("raw", RESIZED, bytes_over_quota=worst, said=said, passed=all(told) and worst == 0)

@@ -142,9 +142,10 @@ static inline long rm_memory(struct rm *rm, rm_way way, uint64_t size, uint32_t 
 }
 
 /*
- * Open the first card as any program does; what RM says, or -1. A simulated driver lists none: then it is minor 0.
+ * Make a client on a control file that is open, and the first card's device below it; what RM says, or -1. A simulated
+ * driver lists no cards: then it is minor 0.
  */
-static inline long rm_try_open(struct rm *rm)
+static inline long rm_make(struct rm *rm)
 {
 	static nv_ioctl_card_info_t cards[32];
 	NV0000_CTRL_GPU_ATTACH_IDS_PARAMS ids = { .gpuIds = { 0, ~0u } };
@@ -153,11 +154,8 @@ static inline long rm_try_open(struct rm *rm)
 	NV2080_ALLOC_PARAMETERS subdevice = { 0 };
 	int minor = 0;
 	char path[32];
-	long status;
+	long status = rm_alloc(rm, rm_plain, 0, NV01_ROOT_CLIENT, NULL, &rm->client);
 
-	*rm = (struct rm){ .last = 0x5c000000 };
-	rm->ctl = open("/dev/nvidiactl", O_RDWR);
-	status = rm->ctl < 0 ? -1 : rm_alloc(rm, rm_plain, 0, NV01_ROOT_CLIENT, NULL, &rm->client);
 	if (status != NV_OK)
 		return status;
 	rm_plain(rm->ctl, NV_ESC_CARD_INFO, cards, sizeof(cards));
@@ -180,6 +178,14 @@ static inline long rm_try_open(struct rm *rm)
 	rm->subdevice = ++rm->last;
 	status = rm_alloc(rm, rm_plain, rm->client, NV01_DEVICE_0, &device, &rm->device);
 	return status ?: rm_alloc(rm, rm_plain, rm->device, NV20_SUBDEVICE_0, &subdevice, &rm->subdevice);
+}
+
+/* Open the first card as any program does; what RM says, or -1. */
+static inline long rm_try_open(struct rm *rm)
+{
+	*rm = (struct rm){ .last = 0x5c000000 };
+	rm->ctl = open("/dev/nvidiactl", O_RDWR);
+	return rm->ctl < 0 ? -1 : rm_make(rm);
 }
 
 static inline void rm_open(struct rm *rm)

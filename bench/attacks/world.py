@@ -6,6 +6,7 @@ how many steps the neighbour has made, and how many bytes of the card are in use
 
 from __future__ import annotations
 
+import enum
 import json
 import mmap
 import os
@@ -13,13 +14,26 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
 
 import psutil
 from harness import QGPUCTL, ROOT, Bench, BenchError, tail, wait_for
 
+from qgpu.nvidia.rm_client import RmClient
+
+NEIGHBOUR = "neighbour"
 _STEP_MS = 1
+
+
+class Attacker(enum.Enum):
+    """What an attacker is, and how its rows' place is called after the plane."""
+
+    POD = ""
+    #: It has what a pod would have.
+    MEMBER = ", members of a group"
+    PROFILER = ", pods that may profile"
 
 
 class World(Protocol):
@@ -35,8 +49,8 @@ class World(Protocol):
     look_s: float
     #: The version of the driver.
     driver: str
-    #: Whether the attacker is a member of a share group, which has what a pod would have.
-    in_group: bool
+    #: What the attacker is.
+    attacker: Attacker
 
     def start_neighbour(self, cores: int) -> None:
         """Start the neighbour's pod and return when it makes steps."""
@@ -66,7 +80,17 @@ def start_pod(
         )
 
 
-def start_member(
+def start_attacker(
+    world: World, name: str, grant: Sequence[str], command: Sequence[str], log: Path
+) -> subprocess.Popen[bytes]:
+    """Start a command as what attackers are in this world."""
+    if world.attacker is Attacker.MEMBER:
+        return _start_member(world.bench, name, grant, command, log)
+    profiling = ["--allow-profiling"] * (world.attacker is Attacker.PROFILER)
+    return start_pod(world.bench, name, [*grant, *profiling], command, log)
+
+
+def _start_member(
     bench: Bench, name: str, grant: Sequence[str], command: Sequence[str], log: Path
 ) -> subprocess.Popen[bytes]:
     """Make a group with this grant, and start a command as its member."""
@@ -82,15 +106,21 @@ def start_member(
         )
 
 
-def end_group(bench: Bench, name: str, process: subprocess.Popen[bytes]) -> None:
-    """Remove a group with all that runs in it, and wait until the daemon has forgotten it."""
-    bench.ctl("group", "remove", name, "--force")
-    end_pod(bench, name, process)
+def end_attacker(world: World, name: str, process: subprocess.Popen[bytes]) -> None:
+    """Kill an attacker with its pod or group, and wait until the daemon has forgotten it."""
+    if world.attacker is Attacker.MEMBER:
+        world.bench.ctl("group", "remove", name, "--force")
+    end_pod(world.bench, name, process)
 
 
 def policy(bench: Bench, name: str, period_ms: int) -> None:
     """Set the policy of pGPU 0, live."""
     bench.ask("gpu.set", gpu=0, policy=name, period_ns=period_ms * 1_000_000)
+
+
+def neighbour_class(bench: Bench, pod_class: str) -> None:
+    """Set the neighbour's class, live."""
+    bench.ask("pod.set", name=NEIGHBOUR, **{"class": pod_class})
 
 
 def end_pod(bench: Bench, name: str, process: subprocess.Popen[bytes] | None) -> None:
@@ -121,10 +151,10 @@ class GpuWorld:
     quota = 2 << 30
     look_s = 0.02
 
-    def __init__(self, plane: str, *, in_group: bool) -> None:
+    def __init__(self, plane: str, attacker: Attacker) -> None:
         import pynvml
 
-        self.plane, self.in_group = plane, in_group
+        self.plane, self.attacker = plane, attacker
         self.driver = Path("/sys/module/nvidia/version").read_text().strip()
         self.bench = Bench(self.plane)
         self.arguments = {"race": "0.9"}
@@ -151,8 +181,13 @@ class GpuWorld:
         command = [sys.executable, "-m", "tests.contract.live_load", str(self._counter), str(latencies), workload]
         log = self.bench.directory / "neighbour.log"
         command.append(self._iterations)
-        self._process = start_pod(self.bench, "neighbour", ["--cores", str(cores)], command, log)
-        wait_for("the neighbour's steps", lambda: self._started(log))
+        # RM numbers clients one after the other: the neighbour's are between these two.
+        with closing(RmClient()) as before:
+            self._process = start_pod(self.bench, NEIGHBOUR, ["--cores", str(cores)], command, log)
+            wait_for("the neighbour's steps", lambda: self._started(log))
+            with closing(RmClient()) as after:
+                between = f"{before.handle:#x}-{after.handle:#x}"
+        self.arguments |= dict.fromkeys(("profile", "monitors"), between)
 
     def _started(self, log: Path) -> bool:
         if not self.neighbour_lives():
@@ -179,7 +214,7 @@ class GpuWorld:
 class VmWorld:
     """The VM of the module's lanes, with the simulated driver's own totals as both eyes."""
 
-    plane, in_group = "kmod", False  # a group needs MPS
+    plane, attacker = "kmod", Attacker.POD  # a group needs MPS; the module lets no pod profile
     quota = 64 << 20
     look_s = 0.04
 
@@ -195,7 +230,7 @@ class VmWorld:
         self.driver = "simulated"
         daemon = [sys.executable, "-m", "tests.hostile.vm_daemon"]
         self.bench = Bench(self.plane, daemon, patience=6)
-        self.arguments = {"control": "sim", "race": "3"}
+        self.arguments = dict.fromkeys(("control", "profile", "monitors"), "sim") | {"race": "3"}
         self._client: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -205,7 +240,7 @@ class VmWorld:
         program = str(self.bench.directory / "control")
         report = str(self.bench.directory / "neighbour.report")
         command = [program, "none", report, str(self.quota), "sim"]
-        self._process = start_pod(self.bench, "neighbour", ["--cores", str(cores)], command, log)
+        self._process = start_pod(self.bench, NEIGHBOUR, ["--cores", str(cores)], command, log)
         wait_for("the neighbour's flood", lambda: bool(self._qg.sim_tsgs()), 30 * self.bench.patience)
         self._client = self._qg.sim_tsgs()[0]["client"]
 
@@ -228,12 +263,12 @@ class VmWorld:
         return self._process is not None and self._process.poll() is None
 
 
-def here(plane: str = "seccomp", *, in_group: bool = False) -> World:
+def here(plane: str = "seccomp", attacker: Attacker = Attacker.POD) -> World:
     """Make the world of this machine; a GPU host's has the plane. Raises BenchError where there is neither."""
     if os.environ.get("QGPU_VM_BUILD"):
         return VmWorld()
     if Path("/proc/driver/nvidia/version").exists() and os.geteuid() == 0:
-        return GpuWorld(plane, in_group=in_group)
+        return GpuWorld(plane, attacker)
     raise BenchError("needs root and an NVIDIA driver, or the VM: python bench/isolation.py --vm")
 
 
