@@ -6,6 +6,7 @@ Those of a real containerd are ``containerd/orders.py``'s.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
@@ -32,16 +33,22 @@ def try_orders(kind: type[Orders], make: Callable[[], World], orders: int) -> Ta
     node, tally = make(), Tally()
     try:
         node.start()
-        run_state_machine_as_test(
-            machine(kind, node, tally),
-            settings=settings(
-                max_examples=orders,
-                stateful_step_count=14,
-                deadline=None,
-                suppress_health_check=list(HealthCheck),
-                database=None,
-            ),
-        )
+        run(machine(kind, node, tally), orders, 14)
     finally:
         node.close()
     return tally
+
+
+def run(orders: type[Orders], count: int, steps: int, **more: Any) -> None:
+    """Have Hypothesis run so many orders of so many steps; ``more`` are settings of Hypothesis."""
+    run_state_machine_as_test(
+        orders,
+        settings=settings(
+            max_examples=count,
+            stateful_step_count=steps,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            database=None,
+            **more,
+        ),
+    )

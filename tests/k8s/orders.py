@@ -226,9 +226,7 @@ class Orders(RuleBasedStateMachine):
 
     def start_all(self, _choice: Choice | None = None) -> None:
         """Start all that is away."""
-        for part in self.world.parts:
-            if not self.world.runs(part):
-                self.world.start_part(part)
+        self.world.start_all()
 
     def time_passes(self, _choice: Choice) -> None:
         """The driver compares several times meanwhile."""

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from tests.k8s.container import ContainerLike
 from tests.k8s.containerd.world import ContainerdWorld
-from tests.k8s.world import GI, result
+from tests.k8s.world import GI
 
 _SETTLE_S, _MEASURE_S = 2, 5
 #: How often a ratio is measured before a busy host is believed to be a defect.
@@ -33,62 +30,27 @@ def running() -> Iterator[ContainerdWorld]:
 def world(running: ContainerdWorld) -> Iterator[ContainerdWorld]:
     """A node on which everything runs; what a test leaves is given up after it."""
     yield running
-    for part in running.parts:
-        if not running.runs(part):
-            running.start_part(part)
-    for container in list(running.containers):
-        container.kill()
-    for claim in running.api.of("resourceclaims"):
-        give_up(running, claim)
-    running.eventually(lambda: not running.grants())
-
-
-def started(
-    world: ContainerdWorld, pod: str, *, load: bool = False, **consumed: str
-) -> tuple[dict[str, Any], ContainerLike]:
-    """Start a pod with a claim of its own; return the claim, and the pod's container."""
-    claim = world.claim(result(**consumed), pods=(pod,))
-    assert world.kubelet.prepare(claim, pod) == "", world.log
-    container = world.container(pod, world.kubelet.names(claim["metadata"]["uid"]), load=load)
-    assert container.bind() == ""
-    return claim, container
-
-
-def give_up(world: ContainerdWorld, claim: dict[str, Any]) -> None:
-    """End a claim as a kubelet does, when its containers have ended."""
-    uid = claim["metadata"]["uid"]
-    world.eventually(lambda: uid not in world.kubelet.checkpoint or world.kubelet.unprepare(uid) == "")
-    world.forget(claim)
-
-
-def ratio(world: ContainerdWorld) -> float:
-    """How often the GPU time of pod ``one`` goes into that of pod ``two``, over a while."""
-    before = world.used_ns("two", "one")
-    time.sleep(_MEASURE_S)
-    two, one = (after - then for after, then in zip(world.used_ns("two", "one"), before, strict=True))
-    return two / one
+    running.clear()
 
 
 @pytest.mark.quiet
 def test_loads_of_two_claims_share_the_card_two_to_one(world: ContainerdWorld) -> None:
-    started(world, "two", load=True, cores="60")
-    started(world, "one", load=True, cores="30")
-    world.eventually(lambda: [pod["usage"][0]["busy"] for pod in world.ask("pod.list")["pods"]] == [True, True])
-    time.sleep(_SETTLE_S)
+    world.start_pod("two", load=True, cores="60")
+    world.start_pod("one", load=True, cores="30")
     found: list[float] = []
     while len(found) < TRIES and not (found and LEAST <= found[-1] <= MOST):
-        found.append(ratio(world))
+        found.append(world.ratio("two", "one", _SETTLE_S, _MEASURE_S))
 
     assert LEAST <= found[-1] <= MOST, found
 
 
 def test_claim_that_is_given_up_leaves_nothing(world: ContainerdWorld) -> None:
     before = world.on_disk()
-    claim, container = started(world, "web", cores="30")
+    claim, container = world.start_pod("web", cores="30")
     names = world.kubelet.names(claim["metadata"]["uid"])
     assert all(there == set(names) for there in world.on_disk().values())
     container.kill()
-    give_up(world, claim)
+    world.give_up(claim)
 
     assert world.on_disk() == before
     assert world.strays() == ([], [])
@@ -97,14 +59,14 @@ def test_claim_that_is_given_up_leaves_nothing(world: ContainerdWorld) -> None:
 
 
 def test_claim_of_a_running_container_is_not_given_up(world: ContainerdWorld) -> None:
-    claim, container = started(world, "web", cores="30")
+    claim, container = world.start_pod("web", cores="30")
 
     assert "shop.web.main" in world.kubelet.unprepare(claim["metadata"]["uid"])
     assert container.lacks() == ""
 
 
 def test_killed_containerd_leaves_containers_their_grants(world: ContainerdWorld) -> None:
-    _, container = started(world, "web", cores="30", memory="4Gi")
+    _, container = world.start_pod("web", cores="30", memory="4Gi")
     world.kill_containerd()
     world.kill_daemon()
     world.start_daemon()
@@ -116,10 +78,10 @@ def test_killed_containerd_leaves_containers_their_grants(world: ContainerdWorld
 
 
 def test_container_that_ends_without_containerd_frees_its_claim(world: ContainerdWorld) -> None:
-    claim, container = started(world, "web", cores="30")
+    claim, container = world.start_pod("web", cores="30")
     world.kill_containerd()
     container.kill()
-    give_up(world, claim)
+    world.give_up(claim)
     world.start_containerd()
     world.collect()
 
@@ -128,12 +90,10 @@ def test_container_that_ends_without_containerd_frees_its_claim(world: Container
 
 
 def test_switched_off_node_runs_its_claims_again(world: ContainerdWorld) -> None:
-    claim, container = started(world, "web", cores="30")
+    claim, container = world.start_pod("web", cores="30")
     world.containers.remove(container)
     world.switch_off()
-    for part in world.parts:
-        if not world.runs(part):
-            world.start_part(part)
+    world.start_all()
     world.eventually(lambda: world.grants().keys() == {claim["metadata"]["uid"]})
 
     again = world.container("web", world.kubelet.names(claim["metadata"]["uid"]))

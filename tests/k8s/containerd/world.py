@@ -9,6 +9,7 @@ import itertools
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,9 +17,8 @@ from typing import Any
 
 import grpc
 
-from tests.k8s.container import ContainerLike
 from tests.k8s.containerd import cri, engine, needs
-from tests.k8s.world import World
+from tests.k8s.world import World, result
 
 _ROOT = Path(__file__).resolve().parents[3]
 _numbers = itertools.count(1)
@@ -147,7 +147,7 @@ class ContainerdWorld(World):
         engine.remove_cgroups(self.cgroup_parent)
         super().close()
 
-    def container(self, pod: str, devices: list[str], name: str = "main", *, load: bool = False) -> ContainerLike:
+    def container(self, pod: str, devices: list[str], name: str = "main", *, load: bool = False) -> CriContainer:
         """Make a container of a pod that is given devices; it sleeps, or with ``load`` keeps its card busy."""
         return CriContainer(self, pod, devices, name, load)
 
@@ -192,6 +192,41 @@ class ContainerdWorld(World):
         containers = [each.id for each in self.runtime.call("ListContainers").containers]
         sandboxes = [each.id for each in self.runtime.call("ListPodSandbox").items]
         return [each for each in containers if each not in ours], [each for each in sandboxes if each not in kept]
+
+    def start_pod(self, pod: str, *, load: bool = False, **consumed: str) -> tuple[dict[str, Any], CriContainer]:
+        """Start a pod with a claim of its own, which the scheduler gave this part; return the claim and a container."""
+        claim = self.claim(result(**consumed), pods=(pod,))
+        assert self.kubelet.prepare(claim, pod) == "", self.log
+        container = self.container(pod, self.kubelet.names(claim["metadata"]["uid"]), load=load)
+        container.bind()
+        return claim, container
+
+    def give_up(self, claim: dict[str, Any]) -> None:
+        """Give up a claim as a kubelet does, when its containers have ended."""
+        uid = claim["metadata"]["uid"]
+        self.eventually(lambda: uid not in self.kubelet.checkpoint or self.kubelet.unprepare(uid) == "")
+        self.forget(claim)
+
+    def clear(self) -> None:
+        """Start all that is away, end all pods, and give up all claims."""
+        self.start_all()
+        for container in list(self.containers):
+            container.kill()
+        for claim in self.api.of("resourceclaims"):
+            self.give_up(claim)
+        self.eventually(lambda: not self.grants())
+
+    def ratio(self, larger: str, smaller: str, settle_s: float, measure_s: float) -> float:
+        """Have two pods' loads run for a while; return how often the GPU time of one goes into that of the other."""
+        names = {self.pod_name(larger, "main"), self.pod_name(smaller, "main")}
+        self.eventually(
+            lambda: names <= {pod["name"] for pod in self.ask("pod.list")["pods"] if pod["usage"][0]["busy"]}
+        )
+        time.sleep(settle_s)
+        before = self.used_ns(larger, smaller)
+        time.sleep(measure_s)
+        two, one = (after - then for after, then in zip(self.used_ns(larger, smaller), before, strict=True))
+        return two / one
 
     def used_ns(self, *pods: str) -> list[int]:
         """Return the GPU time that each of these pods' main containers has had."""
