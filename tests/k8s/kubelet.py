@@ -61,6 +61,8 @@ class Kubelet:
     #: The containers' units: (namespace, pod, container, resource) to names. Part of the checkpoint.
     held_units: dict[tuple[str, str, str, str], tuple[str, ...]] = field(default_factory=dict)
     registered: int = 0
+    #: Resources whose plugins want to know of a container before it starts.
+    told_of_starts: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.directory = KubeletDirectory(self.root, self.root / "device-plugins")
@@ -202,6 +204,14 @@ class Kubelet:
         self.held_units["team", pod, "main", resource] = tuple(units)
         return answer.container_responses[0]
 
+    def pre_start(self, pod: str) -> None:
+        """Tell plugins that a pod's container is about to start, those that want to know. Raises grpc.RpcError."""
+        messages = MESSAGES["device_plugin"]
+        for (_, name, _, resource), units in list(self.held_units.items()):
+            if name == pod and resource in self.told_of_starts:
+                stub = self.wait_for(lambda of=resource: self.device_plugins.get(of))
+                stub.PreStartContainer(messages.PreStartContainerRequest(devices_ids=units))
+
     def release(self, pod: str) -> None:
         """Free a pod's units. No plugin is told."""
         for key in [key for key in self.held_units if key[1] == pod]:
@@ -300,6 +310,8 @@ class _Registry:
         stub = STUBS["device_plugin"].DevicePluginStub(channel)
         with kubelet.changed:
             kubelet.device_plugins[request.resource_name] = stub
+            if request.options.pre_start_required:
+                kubelet.told_of_starts.add(request.resource_name)
             kubelet.registered += 1
             kubelet.changed.notify_all()
         threading.Thread(target=self._follow, args=(request.resource_name, stub), daemon=True).start()
