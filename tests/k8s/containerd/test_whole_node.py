@@ -13,6 +13,8 @@ _SETTLE_S, _MEASURE_S = 2, 5
 #: How often a ratio is measured before a busy host is believed to be a defect.
 TRIES = 3
 LEAST, MOST = 1.94, 2.06
+#: What part of a card a pod has at least to which all of it is guaranteed.
+LEAST_GUARANTEED = 0.95
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +44,20 @@ def test_loads_of_two_claims_share_the_card_two_to_one(world: ContainerdWorld) -
         found.append(world.ratio("two", "one", _SETTLE_S, _MEASURE_S))
 
     assert LEAST <= found[-1] <= MOST, found
+
+
+@pytest.mark.quiet
+def test_memory_alone_takes_idle_time_and_no_guaranteed_share(world: ContainerdWorld) -> None:
+    world.start_pod("rest", load=True, memory="8Gi")
+    _, sold = world.start_pod("sold", load=True, cores="100", memory="8Gi")
+    found: list[float] = []
+    while len(found) < TRIES and not (found and found[-1] < 1 - LEAST_GUARANTEED):
+        found.append(world.ratio("rest", "sold", _SETTLE_S, _MEASURE_S))
+    sold.kill()
+    alone = world.card_time("rest", _SETTLE_S, _MEASURE_S)
+
+    assert found[-1] < 1 - LEAST_GUARANTEED, found
+    assert alone > LEAST_GUARANTEED
 
 
 def test_claim_that_is_given_up_leaves_nothing(world: ContainerdWorld) -> None:

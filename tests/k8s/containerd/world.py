@@ -218,15 +218,23 @@ class ContainerdWorld(World):
 
     def ratio(self, larger: str, smaller: str, settle_s: float, measure_s: float) -> float:
         """Have two pods' loads run for a while; return how often the GPU time of one goes into that of the other."""
-        names = {self.pod_name(larger, "main"), self.pod_name(smaller, "main")}
+        two, one = self._had_ns([larger, smaller], settle_s, measure_s)
+        return two / one
+
+    def card_time(self, pod: str, settle_s: float, measure_s: float) -> float:
+        """Have a pod's load run for a while; return which part of that time it had on its card."""
+        (had_ns,) = self._had_ns([pod], settle_s, measure_s)
+        return had_ns / 1e9 / measure_s
+
+    def _had_ns(self, pods: Sequence[str], settle_s: float, measure_s: float) -> list[int]:
+        names = {self.pod_name(pod, "main") for pod in pods}
         self.eventually(
             lambda: names <= {pod["name"] for pod in self.ask("pod.list")["pods"] if pod["usage"][0]["busy"]}
         )
         time.sleep(settle_s)
-        before = self.used_ns(larger, smaller)
+        before = self.used_ns(*pods)
         time.sleep(measure_s)
-        two, one = (after - then for after, then in zip(self.used_ns(larger, smaller), before, strict=True))
-        return two / one
+        return [after - then for after, then in zip(self.used_ns(*pods), before, strict=True)]
 
     def used_ns(self, *pods: str) -> list[int]:
         """Return the GPU time that each of these pods' main containers has had."""
