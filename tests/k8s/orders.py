@@ -226,7 +226,9 @@ class Orders(RuleBasedStateMachine):
 
     def start_all(self, _choice: Choice | None = None) -> None:
         """Start all that is away."""
-        self.world.start_all()
+        for part in self.world.parts:
+            if not self.world.runs(part):
+                self.world.start_part(part)
 
     def time_passes(self, _choice: Choice) -> None:
         """The driver compares several times meanwhile."""

@@ -116,12 +116,6 @@ class World:
             "qgpud": self.start_daemon,
         }[part]()
 
-    def start_all(self) -> None:
-        """Start all that is away."""
-        for part in self.parts:
-            if not self.runs(part):
-                self.start_part(part)
-
     def fail(self, part: str) -> None:
         """Kill a part that is there, or switch the node off."""
         {

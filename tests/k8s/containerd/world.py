@@ -207,6 +207,12 @@ class ContainerdWorld(World):
         self.eventually(lambda: uid not in self.kubelet.checkpoint or self.kubelet.unprepare(uid) == "")
         self.forget(claim)
 
+    def start_all(self) -> None:
+        """Start all that is away."""
+        for part in self.parts:
+            if not self.runs(part):
+                self.start_part(part)
+
     def clear(self) -> None:
         """Start all that is away, end all pods, and give up all claims."""
         self.start_all()
