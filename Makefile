@@ -12,7 +12,7 @@ help:
 	@echo "make gputest   the tests that need a real GPU and root"
 	@echo "make gputest-kmod   the kernel module on a real GPU: built, loaded, tried, unloaded, packed up; half an hour, as root"
 	@echo "make vmtest    the kernel module in a virtual machine"
-	@echo "make nodetest  containers by the container runtime interface, on a containerd of Debian's; root and a minute"
+	@echo "make nodetest  containers by the container runtime interface, on a containerd of Debian's; root and two minutes"
 	@echo "make hosttest  the packages in a virtual machine with systemd: install, use, look, upgrade under load, remove"
 	@echo "make distributiontest  the packages on each Debian and Ubuntu they are for, in containers; as root"
 	@echo "make slurmtest jobs of real Slurms, from Debian's packages, become pods; as root"
@@ -82,6 +82,7 @@ packages-check: packages
 nightly: $(VENV)/installed | node-system slurm-system
 	QGPU_EXAMPLES=125 $(BIN)/pytest -n 2 --timeout 1800 tests/policies
 	QGPU_RESTART_ORDERS=60 $(BIN)/pytest -n 2 tests/k8s/test_restarts.py
+	QGPU_RESTART_ORDERS=60 $(BIN)/pytest -m node tests/k8s/containerd/test_restarts.py
 	QGPU_CONTAINERD=1.7 $(BIN)/pytest -m node tests/k8s
 	$(MAKE) slurmtest
 	$(MAKE) distributiontest

@@ -35,18 +35,17 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis import Phase
 from script import sources
 
-from tests.k8s.order_nodes import NODES
+from tests.k8s.order_nodes import NODES, run
 from tests.k8s.orders import MOST_FAILED, machine
 from tests.k8s.tally import Tally
 from tests.k8s.world import GI, World, result
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results" / "kubernetes.json"
 CLAIMS = 64
-BATCH = 10
+BATCH, STEPS = 10, 10
 #: Which part of the orders is tried on each node. Those behind a guardian take longest.
 SHARE_OF_ORDERS = {"claims": 0.5, "claims behind a guardian": 0.15, "claims with groups": 0.15, "units": 0.2}
 #: The names for time and memory of other systems, and the bytes of a unit of memory.
@@ -77,17 +76,7 @@ def restarts(options: argparse.Namespace, name: str) -> Iterator[dict[str, Any]]
     tally.expect(orders.world.perils)
     try:
         while tally.orders < wanted and tally.failed_orders < MOST_FAILED:
-            run_state_machine_as_test(
-                orders,
-                settings=settings(
-                    max_examples=min(BATCH, wanted - tally.orders),
-                    stateful_step_count=10,
-                    deadline=None,
-                    phases=[Phase.generate],
-                    suppress_health_check=list(HealthCheck),
-                    database=None,
-                ),
-            )
+            run(orders, min(BATCH, wanted - tally.orders), STEPS, phases=[Phase.generate])
             yield _with_others(name, tally)
     finally:
         orders.world.close()
@@ -156,12 +145,10 @@ def aliases(_options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for cores, memory, unit in ALIASES.values():
             given = [node.kubelet.allocate(cores, 35, cores), node.kubelet.allocate(memory, 40 * GI // unit, cores)]
             names = {device.name for each in given for device in each.cdi_devices}
-            ((device,),) = [
-                grant["devices"]
-                for grant in node.grants().values()
-                if {each["cdi"] for each in grant["devices"]} == names
-            ]
-            working += 2 * ((device["cores"], device["memory"]) == (35, 40 * GI))
+            node.kubelet.pre_start(cores)
+            parts = [each for grant in node.grants().values() for each in grant["devices"] if each["cdi"] in names]
+            got = tuple(sum(each[what] or 0 for each in parts) for what in ("cores", "memory"))
+            working += 2 * (got == (35, 40 * GI))
             node.kubelet.release(cores)
             node.eventually(lambda: not node.grants())
     finally:

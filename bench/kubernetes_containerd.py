@@ -1,9 +1,10 @@
-"""Prepared claims on a real containerd: the ratio of two shares, what a start costs, and forgeries that took effect.
+"""Claims on a real containerd: the ratio of two shares, restarts in any order, what a start costs, and forgeries.
 
-    python bench/kubernetes_containerd.py      # a minute, as root; docs/results/kubernetes-containerd.json
+    python bench/kubernetes_containerd.py      # ten minutes, as root; docs/results/kubernetes-containerd.json
 
-containerd is Debian's, unpacked into the cache (tests/k8s/containerd). The claims give 60 and 30 per cent of a
-simulated pGPU. The processes of the containers sleep, and the daemon floods the pGPU on behalf of each pod.
+containerd is Debian's, unpacked into the cache (tests/k8s/containerd). The ratio and the restarts are those of a whole
+node: the small API server and kubelet of ``tests/k8s``, the real driver and qgpud, and containers that run qgpu-load
+with 60 and 30 per cent of a simulated pGPU. For starts and forgeries, claims are prepared without a driver.
 """
 
 from __future__ import annotations
@@ -20,18 +21,34 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from qgpu.ipc.control_socket import Client
+from hypothesis import Phase
+
 from tests.k8s.containerd import engine, node
 from tests.k8s.containerd.claims import claim, granted
 from tests.k8s.containerd.forgeries import FORGERIES, OTHER
 from tests.k8s.containerd.node import Node
+from tests.k8s.containerd.orders import ContainerdOrders
+from tests.k8s.containerd.world import ContainerdWorld
+from tests.k8s.order_nodes import run
+from tests.k8s.orders import machine
+from tests.k8s.tally import Tally
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "docs" / "results" / "kubernetes-containerd.json"
 #: What each container's claim gives it, in per cent.
 CLAIMS = {"two": 60, "one": 30}
 _SETTLE_S, _WINDOW_S = 3, 10
-_FLOOD = {"kernel_us": 1000.0, "batch": 0}
+STEPS = 10
+#: What is counted of restarts: the name of the figure, and the tally's.
+COUNTED = {
+    "restart_orders": "orders",
+    "restart_kills": "kills",
+    "restart_containers": "containers",
+    "grants_lost": "grants_lost",
+    "sold_twice": "sold_twice",
+    "leaks": "leaks",
+    "failed_orders": "failed_orders",
+}
 
 
 def main() -> None:
@@ -39,7 +56,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--starts", type=int, default=20)
-    parser.add_argument("--release", choices=sorted(engine.RELEASES), default="2.1", help="of containerd")
+    parser.add_argument("--orders", type=int, default=200)
+    parser.add_argument("--release", choices=sorted(engine.RELEASES), default=engine.RELEASE, help="of containerd")
     parser.add_argument("--dry", action="store_true", help="do not write the results")
     options = parser.parse_args()
     if why := engine.missing():
@@ -47,18 +65,27 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="qgpu-bench-") as directory:
         home = Path(directory)
         with engine.running(options.release, home, home / "cdi") as containerd, node.running(containerd, home) as there:
-            ratios = [_ratio(there) for _ in range(options.repeats)]
             with_claim, without = _starts_ms(there, options.starts)
             taken = _forgeries_taken(there)
             version = there.runtime.call("Version", version="v1").runtime_version
+    whole = ContainerdWorld("--resync", "0.2", release=options.release)
+    try:
+        whole.start()
+        ratios = [_ratio(whole) for _ in range(options.repeats)]
+    finally:
+        whole.close()
+    tally = _restarts(options.release, options.orders)
     result = {
-        "command": f"python bench/kubernetes_containerd.py --repeats {options.repeats} --starts {options.starts}",
+        "command": f"python bench/kubernetes_containerd.py --repeats {options.repeats} --starts {options.starts} "
+        f"--orders {options.orders}",
         "device": "simulated pGPU",
         "containerd": version,
         "date": date.today().isoformat(),
         "figures": {
             "containerd_ratio_2_1": round(statistics.median(ratios), 3),
             "containerd_ratio_2_1_all": [round(ratio, 3) for ratio in ratios],
+            **{f"containerd_{name}": getattr(tally, what) for name, what in COUNTED.items()},
+            "containerd_restart_parts": tally.parts,
             "containerd_forgeries": len(FORGERIES),
             "containerd_forgeries_taken": len(taken),
             "containerd_start_ms_with_claim": round(statistics.median(with_claim), 1),
@@ -70,33 +97,30 @@ def main() -> None:
         FILE.write_text(json.dumps(result, indent=2) + "\n")
 
 
-def _ratio(there: Node) -> float:
+def _ratio(whole: ContainerdWorld) -> float:
     """Return how often the GPU time of the smaller claim goes into that of the larger."""
-    held = []
-    with Client(there.daemon.runtime_dir) as loads:
-        for name, cores in CLAIMS.items():
-            sandbox = there.runtime.sandbox(name)
-            held.append(claim(there, [sandbox.uid], cores=cores))
-            if said := there.runtime.run(sandbox, "load", *held[-1].prepare(there)):
-                sys.exit(f"container {name}: {said}")
-            loads.call("sim.start", pod=_pod(name), gpu=0, workload=_FLOOD)
-        time.sleep(_SETTLE_S)
-        before = _used_ns(there)
-        time.sleep(_WINDOW_S)
-        after = _used_ns(there)
-    there.clear()
-    for each in held:
-        each.drop(there)
-    two, one = (after[_pod(name)] - before[_pod(name)] for name in CLAIMS)
-    return two / one
+    for name, cores in CLAIMS.items():
+        whole.start_pod(name, load=True, cores=str(cores))
+    found = whole.ratio(*CLAIMS, _SETTLE_S, _WINDOW_S)
+    whole.clear()
+    return found
 
 
-def _pod(name: str) -> str:
-    return f"shop.{name}.load"
+def _restarts(release: str, orders: int) -> Tally:
+    """Try so many orders of restarts; count those that fail."""
 
+    def node() -> ContainerdWorld:
+        return ContainerdWorld("--resync", "0.2", release=release).start()
 
-def _used_ns(there: Node) -> dict[str, int]:
-    return {name: pod["usage"][0]["used_ns"] for name, pod in there.pods().items()}
+    tally = Tally()
+    tried = machine(ContainerdOrders, node(), tally, node)
+    tally.expect(tried.world.perils)
+    try:
+        run(tried, orders, STEPS, phases=[Phase.generate])
+    finally:
+        tried.world.close()
+    print(*tally.said, sep="\n", file=sys.stderr)
+    return tally
 
 
 def _forgeries_taken(there: Node) -> list[str]:
@@ -107,8 +131,8 @@ def _forgeries_taken(there: Node) -> list[str]:
         held, other = claim(there, [uid], cores=20, memory=1 << 30), claim(there, [OTHER], 1, cores=99)
         (device,), (foreign,) = held.prepare(there), other.prepare(there)
         forgery.start(there, uid, device, of_another=foreign)
-        held = {name: granted(pod) for name, pod in there.pods().items()}
-        if held not in ({}, {"shop.forger.model": {0: (20, 1 << 30, "offline", None)}}):
+        got = {name: granted(pod) for name, pod in there.pods().items()}
+        if got not in ({}, {"shop.forger.model": {0: (20, 1 << 30, "offline", None)}}):
             taken.append(str(forgery))
         there.clear()
         held.drop(there)

@@ -153,6 +153,7 @@ class Service:
             "events": self._events.listed,
             "gpu.history": ShareHistories(self._loops).read,
             "pod.waits": self._pod_waits,
+            "sim.card": loads.card,
             "sim.progress": loads.progress,
         }
         self._changing: dict[str, _Request] = {

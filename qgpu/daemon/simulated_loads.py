@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from qgpu.daemon.request_args import Arguments
-from qgpu.errors import NotSupportedError
+from qgpu.errors import NotSupportedError, no_pgpu
 from qgpu.ipc.control_socket import Session
 from qgpu.load.spec import Workload
 from qgpu.model.plane_api import Host
@@ -26,6 +26,13 @@ class SimulatedLoads:
     def in_pod(self, name: str) -> bool:
         """Tell whether any load runs in a pod."""
         return name in self._pods.values()
+
+    def card(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
+        """Return the name of a card. Raises a QgpuError."""
+        names = {pgpu.index: pgpu.name for pgpu in self._sim().pgpus()}
+        if (gpu := arguments.need("gpu", int)) not in names:
+            raise no_pgpu(gpu, names)
+        return {"name": names[gpu]}
 
     def start(self, session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
         """Start a load and return its number. Raises a QgpuError."""

@@ -12,7 +12,7 @@ from qgpu.errors import QgpuError, RefusedError
 from qgpu.k8s.device_units import unit_name
 from qgpu.k8s.grpc_server import Handler
 from qgpu.k8s.kubelet_api import DEVICE_PLUGIN, Service
-from qgpu.k8s.resources import Resource
+from qgpu.k8s.resources import Kind, Resource
 from qgpu.k8s.unit_allocator import UnitAllocator
 from qgpu.k8s.unit_watch import UnitWatch
 
@@ -51,13 +51,14 @@ class DevicePlugin:
             "ListAndWatch": self._list,
             "GetPreferredAllocation": self._prefer,
             "Allocate": self._allocate,
-            "PreStartContainer": lambda _request, _context: _MESSAGES.PreStartContainerResponse(),
+            "PreStartContainer": self._settle,
         }
         return [(DEVICE_PLUGIN.services["DevicePlugin"], handlers)]
 
-    @staticmethod
-    def _options() -> Any:
-        return _MESSAGES.DevicePluginOptions(get_preferred_allocation_available=True)
+    def _options(self) -> Any:
+        # Of time and memory, only the kubelet's list says whether they are one container's.
+        two = self._resource.kind is not Kind.SHARE
+        return _MESSAGES.DevicePluginOptions(get_preferred_allocation_available=True, pre_start_required=two)
 
     def _list(self, _request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         """Yield all units at every change."""
@@ -85,6 +86,14 @@ class DevicePlugin:
             )
             response.container_responses.add(deviceIDs=chosen)
         return response
+
+    def _settle(self, request: Any, context: grpc.ServicerContext) -> Any:
+        try:
+            self._allocator.settle(self._resource, request.devices_ids)
+        except QgpuError as error:
+            _log.warning("container not ready to start", resource=self._resource.name, error=str(error))
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{self._resource.name}: {error}")
+        return _MESSAGES.PreStartContainerResponse()
 
     def _allocate(self, request: Any, context: grpc.ServicerContext) -> Any:
         response = _MESSAGES.AllocateResponse()

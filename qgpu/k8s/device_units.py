@@ -1,14 +1,14 @@
 """The units that the device plugin sells: their names, and the name of the grant that a set of them stands for.
 
 A unit is called ``<card's UUID>::<number>``, as GPU monitors expect. A grant keeps the units that it stands for in its
-name, so that they are known after a restart: ``cores-0-39_memory-0-15``.
+name, so that they are known after a restart: ``cores-0-39``.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from qgpu.errors import InvalidValueError, RefusedError
@@ -51,9 +51,9 @@ def is_device_plugins(uid: str) -> bool:
     return uid.startswith(_UID_PREFIX)
 
 
-def grant_name(units: Mapping[str, Iterable[int]]) -> str:
-    """Return the name of a grant for units by their kind; ``named_units`` reads it back. Raises RefusedError."""
-    name = "_".join(f"{kind}-{ranges(numbers)}" for kind, numbers in units.items())
+def grant_name(kind: str, numbers: Iterable[int]) -> str:
+    """Return the name of a grant for units of a kind; ``named_units`` reads it back. Raises RefusedError."""
+    name = f"{kind}-{ranges(numbers)}"
     if len(name) > _NAME_MAX:
         raise RefusedError(
             "units: the kubelet chose them too scattered; delete a pod of this card, or ask for another amount"
@@ -61,19 +61,15 @@ def grant_name(units: Mapping[str, Iterable[int]]) -> str:
     return name
 
 
-def named_units(name: str) -> dict[str, frozenset[int]]:
-    """Return the units in a grant's name by their kind; none if it names none."""
-    units: dict[str, frozenset[int]] = {}
-    for part in name.split("_"):
-        kind, _, text = part.partition("-")
-        numbers: set[int] = set()
-        for stretch in text.split("."):
-            if (bounds := re.fullmatch(r"(\d+)(?:-(\d+))?", stretch)) is None:
-                return {}
-            first = int(bounds[1])
-            numbers.update(range(first, int(bounds[2] or first) + 1))
-        units[kind] = frozenset(numbers)
-    return units
+def named_units(name: str) -> frozenset[int]:
+    """Return the numbers of the units in a grant's name; none if it names none."""
+    numbers: set[int] = set()
+    for stretch in name.partition("-")[2].split("."):
+        if (bounds := re.fullmatch(r"(\d+)(?:-(\d+))?", stretch)) is None:
+            return frozenset()
+        first = int(bounds[1])
+        numbers.update(range(first, int(bounds[2] or first) + 1))
+    return frozenset(numbers)
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
+from weakref import WeakValueDictionary
 
 import grpc
 import structlog
@@ -27,18 +28,22 @@ _log = structlog.get_logger("k8s.dra")
 #: What the kubelet is told that this driver speaks, the newest first.
 VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth")
 
-_STRIPES = 64
-
 
 class ClaimLocks:
     """One change to a claim's grant at a time; changes to others go on beside it."""
 
     def __init__(self) -> None:
-        self._locks = [threading.Lock() for _ in range(_STRIPES)]
+        self._guard = threading.Lock()
+        #: By UID, as long as somebody has or awaits it.
+        self._locks: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
 
     def of(self, uid: str) -> AbstractContextManager[Any]:
-        """Return the lock of a claim; some claims share one."""
-        return self._locks[hash(uid) % _STRIPES]
+        """Return the lock of a claim."""
+        with self._guard:
+            lock = self._locks.get(uid)
+            if lock is None:
+                self._locks[uid] = lock = threading.Lock()
+            return lock
 
 
 class DraPlugin:

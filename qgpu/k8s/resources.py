@@ -14,10 +14,11 @@ from qgpu.errors import InvalidValueError
 from qgpu.k8s.names import DRIVER
 from qgpu.k8s.qgpud import Card
 from qgpu.model import Grant, PodClass
-from qgpu.model.prepared_grant import PreparedDevice
 
 _MI = 1024**2
 _PER_CENT = 100
+#: The bytes of a container's memory that its units of time hold: a grant without memory would have no limit.
+_BESIDE = _MI
 #: What fits into one message to the kubelet, which takes 4 MiB at most.
 MAX_UNITS = 50_000
 
@@ -93,17 +94,22 @@ def share_of_memory(card: Card, reserve: int, per_cent: int) -> int:
     return (card.memory - reserve) // _PER_CENT // _MI * _MI * per_cent
 
 
-def grant_device(card: Card, reserve: int, units: Mapping[Resource, Iterable[int]], request: str) -> PreparedDevice:
-    """Return what units of one family are worth. Without a unit of memory, memory goes in proportion to time.
+def worth(card: Card, reserve: int, units: Mapping[Resource, Iterable[int]]) -> dict[Resource, Grant]:
+    """Return what a container's units of one family give it, by resource; it gets all of it.
 
-    Raises InvalidValueError if that is nothing.
+    Units of time bring memory in proportion, unless there are units of memory. Raises InvalidValueError if that is
+    nothing.
     """
-    counts = {resource.kind: len(set(numbers)) for resource, numbers in units.items()}
-    cores = counts.get(Kind.SHARE, 0) + counts.get(Kind.CORES, 0)
-    memory = sum(resource.unit * len(set(numbers)) for resource, numbers in units.items())
-    pod_class = next(iter(units)).pod_class
-    grant = Grant(pod_class, cores or None, memory or share_of_memory(card, reserve, cores))
-    return PreparedDevice(request, "", card.uuid, grant)
+    counts = {resource: len(set(numbers)) for resource, numbers in units.items()}
+    memory = sum(resource.unit * count for resource, count in counts.items())
+    beside = min(_BESIDE, memory // 2) if len(counts) > 1 else 0
+    found = {}
+    for resource, count in counts.items():
+        if resource.kind is Kind.MEMORY:
+            found[resource] = Grant(resource.pod_class, None, memory - beside)
+        else:
+            found[resource] = Grant(resource.pod_class, count, beside or share_of_memory(card, reserve, count))
+    return found
 
 
 def room(resource: Resource, card: Card, reserve: int, cores_left: int, memory_left: int) -> int:

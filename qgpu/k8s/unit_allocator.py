@@ -1,15 +1,17 @@
 """Prepares the grant of a container's units when the kubelet allocates them, and gives up what it has freed.
 
-The kubelet never says which container units are for, nor when they are free. It allocates the resources of one
-container one after the other, before those of the next one: so time and memory of one family that come back to back
-belong together. What it allocates again, and what it has not listed for a while, is free.
+The kubelet allocates the resources of one container one after the other, before those of the next one. It never says
+which container they are for, nor when they are free. So the units of each resource have a grant of their own. Time and
+memory of one family that come back to back are taken for one container's, and what they are worth follows from that.
+Before a container starts, the kubelet's list says whose they are, and what is wrong is put right. What the kubelet
+allocates again, and what it has not listed for a while, is free.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from qgpu.k8s.grpc_server import socket_identity
 from qgpu.k8s.qgpud import Card, Qgpud
 from qgpu.k8s.resources import Kind, Resource
 from qgpu.k8s.unit_usage import HeldUnits
-from qgpu.model.prepared_grant import ANY_POD, PreparedGrant
+from qgpu.model.prepared_grant import ANY_POD, PreparedDevice, PreparedGrant
 
 _log = structlog.get_logger("k8s.units")
 
@@ -43,48 +45,60 @@ _Stretch = tuple[Resource, str, tuple[int, ...]]
 class _HalfAllocation:
     """An allocation whose other half, time or memory, may follow."""
 
-    uid: str
     resource: Resource
     card: str
     numbers: tuple[int, ...]
     at_s: float
 
+    def is_of(self, container: Iterable[_Stretch]) -> bool:
+        """Tell whether it is an allocation of a container with these units."""
+        return any(_overlap(each, (self.resource, self.card, self.numbers)) for each in container)
+
 
 class UnitAllocator:
     """The grants that stand for units, of all resources."""
 
-    def __init__(self, qgpud: Qgpud, served: Sequence[Resource], reserve: int, patience_s: float) -> None:
-        """``patience_s`` is how long the kubelet must not list units before they count as free."""
+    def __init__(
+        self, qgpud: Qgpud, served: Sequence[Resource], reserve: int, patience_s: float, pod_resources: Path
+    ) -> None:
+        """``patience_s`` is how long the kubelet must not list units, at this socket, before they count as free."""
         self._qgpud = qgpud
         self._served = served
         self._reserve = reserve
         self._patience_s = patience_s
+        self._socket = pod_resources
         self._lock = threading.Lock()
         self._open: _HalfAllocation | None = None
         #: Since when the kubelet, which is told by its socket, has not listed the units of a grant, by UID.
         self._absent: dict[str, float] = {}
         self._kubelet: tuple[int, int, int] | None = None
-        #: UIDs of grants that were reported because several containers share them.
-        self._joined: set[str] = set()
 
     def allocate(self, resource: Resource, names: Sequence[str]) -> str:
         """Prepare units for a container; return the CDI name. Raises QgpuError."""
         uuid, numbers = device_units.read_units(names)
         with self._lock:
-            card = self._card(uuid)
             half = self._other_half(resource)
-            if half is not None and half.card != uuid:
-                self._open = None
-                raise RefusedError(
-                    f"{half.resource.name} on card {half.card} and {resource.name} on card {uuid}: a container's share "
-                    "lies on one card; ask for less, or wait until one card has room"
-                )
+            self._open = None
+            first = [] if half is None else [(half.resource, half.card, half.numbers)]
             self._free(resource, uuid, numbers)
-            units = {resource: numbers} if half is None else {half.resource: half.numbers, resource: numbers}
-            uid = device_units.claim_uid(resource.name, uuid, numbers) if half is None else half.uid
-            name = self._prepare(uid, card, units)
-            self._open = None if half else _HalfAllocation(uid, resource, uuid, numbers, time.monotonic())
+            name = self._prepare([*first, (resource, uuid, numbers)])
+            if half is None:
+                self._open = _HalfAllocation(resource, uuid, numbers, time.monotonic())
         return name
+
+    def settle(self, resource: Resource, names: Sequence[str]) -> None:
+        """Give a container that is about to start what its units are worth. Raises QgpuError.
+
+        An init container's are not listed: they stay as they were allocated.
+        """
+        uuid, numbers = device_units.read_units(names)
+        listed = pod_resources.held(self._socket)
+        with self._lock:
+            for container in self._listed(listed).values():
+                if any(_overlap(stretch, (resource, uuid, numbers)) for stretch in container):
+                    if self._open is not None and self._open.is_of(container):
+                        self._open = None  # no other half follows
+                    self._prepare(container)
 
     def prefer(self, resource: Resource, available: Sequence[str], must: Sequence[str], size: int) -> list[str]:
         """Choose units of one card for a container, beside its other half if it has one."""
@@ -92,47 +106,35 @@ class UnitAllocator:
             half = self._other_half(resource)
         return device_units.preferred(available, must, size, half.card if half is not None else "")
 
-    def compare(self, socket: Path) -> None:
+    def compare(self) -> None:
         """Give up grants whose units the kubelet does not list any more; prepare what is missing. Raises QgpuError."""
-        kubelet = socket_identity(socket)
-        listed = pod_resources.held(socket)
+        kubelet = socket_identity(self._socket)
+        listed = pod_resources.held(self._socket)
         with self._lock:
             if kubelet != self._kubelet or kubelet is None:  # it lists nothing until it has found its pods again
                 self._kubelet = kubelet
                 self._absent.clear()
             held = unit_usage.taken(self._qgpud.grants(), self._served)
-            wanted = self._listed(listed)
+            wanted = self._listed(listed).values()
             now_s = time.monotonic()
             for each in held:
-                if any(each.overlaps(*units) for container in wanted.values() for units in container):
+                if any(each.overlaps(*units) for container in wanted for units in container):
                     self._absent.pop(each.uid, None)
                 elif now_s - self._absent.setdefault(each.uid, now_s) >= self._patience_s:
                     self._drop(each.uid)
             for uid in self._absent.keys() - {each.uid for each in held}:
                 del self._absent[uid]
-            for container in wanted.values():
-                if not any(each.overlaps(*units) for each in held for units in container):
+            for container in wanted:
+                if not all(any(each.overlaps(*units) for each in held) for units in container):
                     self._prepare_again(container)
-            self._report_joined(held, wanted)
 
     def _prepare_again(self, container: Sequence[_Stretch]) -> None:
         """Prepare what a container holds that has no grant any more."""
-        resource, uuid, numbers = container[0]
         try:
-            uid = device_units.claim_uid(resource.name, uuid, numbers)
-            self._prepare(uid, self._card(uuid), {each: found for each, _, found in container})
+            self._prepare(container)
         except QgpuError as error:
-            _log.error("units of a container have no grant", resource=resource.name, card=uuid, error=str(error))
-
-    def _report_joined(self, held: Sequence[HeldUnits], wanted: Mapping[_Container, Sequence[_Stretch]]) -> None:
-        """Name the containers that share a grant: the kubelet does not say whose half it allocates."""
-        for each in held:
-            users = [key for key, units in wanted.items() if any(each.overlaps(*stretch) for stretch in units)]
-            if len(users) > 1 and each.uid not in self._joined:
-                self._joined.add(each.uid)
-                names = ", ".join(f"{namespace}/{pod} {container}" for namespace, pod, container, _ in sorted(users))
-                _log.error("containers share one grant, delete the pod of one", containers=names, card=each.card)
-        self._joined &= {each.uid for each in held}
+            names = ", ".join(resource.name for resource, _, _ in container)
+            _log.error("units of a container have no grant", resources=names, error=str(error))
 
     def _listed(self, listed: pod_resources.Held) -> dict[_Container, list[_Stretch]]:
         """Return the units of each container and family, with resource, card and numbers."""
@@ -179,18 +181,36 @@ class UnitAllocator:
         except RefusedError as error:
             _log.info("units kept", uid=uid, error=str(error))
 
-    def _prepare(self, uid: str, card: Card, units: Mapping[Resource, Iterable[int]]) -> str:
-        """Prepare a grant for units of one card; return its CDI name. Raises QgpuError."""
-        first = next(iter(units))
-        name = device_units.grant_name({resource.kind.value: numbers for resource, numbers in units.items()})
-        device = resources.grant_device(card, self._reserve, units, first.name)
-        named = self._qgpud.prepare(PreparedGrant(uid, NAMESPACE, name, (ANY_POD,), (device,)))
-        grant = device.grant
-        _log.info("units prepared", uid=uid, name=name, card=card.uuid, cores=grant.cores, memory=grant.memory)
-        return named[device.request, device.gpu, device.share]
+    def _prepare(self, container: Sequence[_Stretch]) -> str:
+        """Prepare a container's units of one family, each resource's for itself; return the last one's CDI name.
+
+        Raises QgpuError.
+        """
+        cards = {uuid for _, uuid, _ in container}
+        if len(cards) > 1:
+            places = " and ".join(f"{resource.name} on card {uuid}" for resource, uuid, _ in container)
+            raise RefusedError(
+                f"{places}: a container's share lies on one card; ask for less, or wait until one card has room"
+            )
+        card = self._card(cards.pop())
+        units = {resource: numbers for resource, _, numbers in container}
+        cdi = ""
+        for resource, grant in resources.worth(card, self._reserve, units).items():
+            uid = device_units.claim_uid(resource.name, card.uuid, units[resource])
+            name = device_units.grant_name(resource.kind.value, units[resource])
+            device = PreparedDevice(resource.name, "", card.uuid, grant)
+            named = self._qgpud.prepare(PreparedGrant(uid, NAMESPACE, name, (ANY_POD,), (device,)))
+            cdi = named[device.request, device.gpu, device.share]
+            _log.info("units prepared", uid=uid, name=name, card=card.uuid, cores=grant.cores, memory=grant.memory)
+        return cdi
 
     def _card(self, uuid: str) -> Card:
         for card in self._qgpud.node().cards:
             if card.uuid == uuid:
                 return card
         raise UnknownNameError(f"card {uuid}: qgpud has no such card any more")
+
+
+def _overlap(one: _Stretch, other: _Stretch) -> bool:
+    """Tell whether two containers' units have some in common."""
+    return one[:2] == other[:2] and not set(one[2]).isdisjoint(other[2])

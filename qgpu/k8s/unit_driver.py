@@ -50,7 +50,7 @@ class _Driver:
         self._served = served
         self._reserve = reserve
         self._qgpud = Qgpud(config.runtime_dir)
-        self._allocator = UnitAllocator(self._qgpud, served, reserve, patience_s)
+        self._allocator = UnitAllocator(self._qgpud, served, reserve, patience_s, config.kubelet.pod_resources)
         self._compare_s = min(_COMPARE_S, patience_s)
         self._units = UnitWatch(self._qgpud, served, reserve)
         self._plugins = [DevicePlugin(resource, self._allocator, self._units) for resource in served]
@@ -106,6 +106,6 @@ class _Driver:
     def _compare(self, stop: Shutdown) -> None:
         while not stop.wait(self._compare_s):
             try:
-                self._allocator.compare(self._config.kubelet.pod_resources)
+                self._allocator.compare()
             except QgpuError as error:
                 _log.info("not compared, trying again", error=str(error))

@@ -25,12 +25,13 @@ class HeldUnits:
 
     uid: str
     card: str
-    #: Numbers by resource.
-    units: Mapping[Resource, frozenset[int]]
+    #: None: one that is not served any more.
+    resource: Resource | None
+    numbers: frozenset[int]
 
     def overlaps(self, resource: Resource, card: str, numbers: Iterable[int]) -> bool:
         """Tell whether some units of a resource are among them."""
-        return card == self.card and not self.units.get(resource, frozenset()).isdisjoint(numbers)
+        return (resource, card) == (self.resource, self.card) and not self.numbers.isdisjoint(numbers)
 
 
 def taken(grants: Iterable[Mapping[str, Any]], served: Sequence[Resource]) -> list[HeldUnits]:
@@ -39,12 +40,9 @@ def taken(grants: Iterable[Mapping[str, Any]], served: Sequence[Resource]) -> li
     found = []
     for grant in grants:
         if is_device_plugins(grant["uid"]):
-            device = grant["devices"][0]
-            known = by_name.get(device["request"])
-            family = known.family if known is not None else ""
-            kinds = {each.kind.value: each for each in served if each.family == family}
-            units = {kinds[kind]: numbers for kind, numbers in named_units(grant["name"]).items() if kind in kinds}
-            found.append(HeldUnits(grant["uid"], device["gpu"], units))
+            (device,) = grant["devices"]
+            resource = by_name.get(device["request"])
+            found.append(HeldUnits(grant["uid"], device["gpu"], resource, named_units(grant["name"])))
     return found
 
 
@@ -62,7 +60,9 @@ def for_sale(
         devices = [each for grant in grants for each in grant["devices"] if each["gpu"] == card.uuid]
         cores_left = 100 - card.held_cores - sum(each["cores"] or 0 for each in devices)
         memory_left = card.memory - reserve - card.held_memory - sum(each["memory"] or 0 for each in devices)
-        mine = frozenset[int]().union(*(each.units.get(resource, ()) for each in held if each.card == card.uuid))
+        mine = frozenset[int]().union(
+            *(each.numbers for each in held if (each.resource, each.card) == (resource, card.uuid))
+        )
         more = 0 if closed or card.problem else resources.room(resource, card, reserve, cores_left, memory_left)
         count = resource.units(card, reserve)
         found.append((card.uuid, count, mine, min(more, count - len(mine))))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from qgpu.errors import DaemonUnreachableError, no_pgpu
+from qgpu.errors import DaemonUnreachableError
 from qgpu.ipc.control_socket import Client
 from qgpu.load.record import Record
 from qgpu.model import NS_PER_S
@@ -23,10 +23,7 @@ class SimulatedDevice:
     def __init__(self, pod: str, gpu: int) -> None:
         self._client = Client(default_runtime_dir())
         self._pod, self._gpu = pod, gpu
-        names = {found["index"]: found["name"] for found in self._client.call("status")["gpus"]}
-        if gpu not in names:
-            raise no_pgpu(gpu, names)
-        self.name = str(names[gpu])
+        self.name = str(self._client.call("sim.card", gpu=gpu)["name"])
 
     def run(self, record: Record) -> None:
         """Run ``record.work`` until the record is complete."""

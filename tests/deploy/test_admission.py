@@ -15,7 +15,7 @@ _NAMES = ("object", "oldObject", "request", "namespaceObject", "variables")
 ENVIRONMENT = cel.NewEnv(variables=dict.fromkeys(_NAMES, cel.Type.DYN), extensions=[optional.ExtOptional()])
 POLICIES = {
     each["metadata"]["name"]: each["spec"]
-    for name in ("admission.yaml", "pods/pods.yaml")
+    for name in ("admission.yaml", "pods/pods.yaml", "examples/offline-memory-only.yaml")
     for each in parse((MANIFESTS / name).read_text())
     if each["kind"] == "ValidatingAdmissionPolicy"
 }
@@ -131,6 +131,33 @@ def test_examples_are_let_through(path: Any) -> None:
             assert refusals("claims.qgpu.io", object=each, request=request, namespaceObject=ALLOWED) == []
         elif each["kind"] == "Pod":
             assert refusals("pods.qgpu.io", object=each) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "refused"),
+    [
+        ({"exactly": {"deviceClassName": "qgpu", "capacity": {"requests": {"memory": "8Gi"}}}}, False),
+        ({"exactly": {"deviceClassName": "qgpu"}}, False),
+        ({"exactly": {"deviceClassName": "qgpu-online", "capacity": {"requests": {"cores": "60"}}}}, False),
+        ({"exactly": {"deviceClassName": "qgpu", "capacity": {"requests": {"cores": "1", "memory": "8Gi"}}}}, True),
+        (
+            {
+                "firstAvailable": [
+                    {"name": "a", "deviceClassName": "qgpu"},
+                    {"name": "b", "deviceClassName": "qgpu", "capacity": {"requests": {"cores": "30"}}},
+                ]
+            },
+            True,
+        ),
+    ],
+)
+@pytest.mark.parametrize("kind", ["resourceclaims", "resourceclaimtemplates"])
+def test_example_policy_lets_offline_pods_take_memory_only(asked: dict[str, Any], refused: bool, kind: str) -> None:
+    spec = {"devices": {"requests": [{"name": "gpu", **asked}]}}
+    made = {"spec": {"spec": spec} if kind == "resourceclaimtemplates" else spec}
+    found = refusals("offline-memory-only.example.com", object=made, request={"resource": {"resource": kind}})
+
+    assert found == (["offline pods take memory only in this namespace: leave out cores"] if refused else [])
 
 
 def test_claims_are_judged_only_when_they_are_created() -> None:

@@ -232,6 +232,7 @@ _REQUESTS: tuple[dict[str, Any], ...] = (
     {"op": "pod.remove", "name": "web"},
     {"op": "gpu.set", "gpu": 0, "policy": "fixed-share", "online_policy": "best-effort", "period_ns": 10**8},
     {"op": "sim.start", "pod": "web", "gpu": 0, "workload": {"kernel_us": 1000.0}},
+    {"op": "sim.card", "gpu": 0},
     {"op": "sim.progress", "load": 0},
     {
         "op": "container.bind",

@@ -6,7 +6,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.k8s.container import Container
+from tests.k8s.container import ContainerLike
 from tests.k8s.holdings import Holding
 from tests.k8s.orders import ACTIONS, Choice, Orders
 from tests.k8s.world import GI, result
@@ -21,7 +21,7 @@ class Live:
 
     claim: dict[str, Any]
     cards: dict[int, tuple[int, int]]
-    containers: list[Container] = field(default_factory=list)
+    containers: list[ContainerLike] = field(default_factory=list)
     #: Whether the kubelet has begun to end its containers.
     doomed: bool = False
 

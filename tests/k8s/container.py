@@ -7,7 +7,7 @@ import json
 import os
 import re
 import subprocess
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from qgpu.linux import cgroup
 
@@ -21,6 +21,31 @@ _numbers = itertools.count(1)
 
 class UnresolvableDeviceError(AssertionError):
     """A runtime finds no CDI device of this name."""
+
+
+class ContainerLike(Protocol):
+    """What restart orders do with a container, whatever runs it."""
+
+    @property
+    def cgroup(self) -> str:
+        """Its cgroup, as qgpud calls it."""
+        ...
+
+    def bind(self, may_be_refused: bool = False) -> str:
+        """Start it; return what is said against it, which must be nothing unless it may be refused."""
+        ...
+
+    def lacks(self) -> str:
+        """Say what it lacks of its card; "" if nothing."""
+        ...
+
+    def exceeds(self, memory: int) -> str:
+        """Say whether it gets more memory than this many bytes, or less; "" if not."""
+        ...
+
+    def kill(self) -> None:
+        """End it."""
+        ...
 
 
 class Container:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from qgpu.daemon.prepared_grants import FOLDER
-from tests.k8s.container import Container
+from tests.k8s.container import ContainerLike
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Holding:
     claim: str
     #: Memory in bytes and cores in per cent, by the card's number.
     cards: Mapping[int, tuple[int, int]]
-    containers: Sequence[Container]
+    containers: Sequence[ContainerLike]
     #: The CDI names that its containers get, if it is to be kept.
     devices: frozenset[str] = frozenset()
     #: The name of its group's pod; empty for none.

@@ -25,6 +25,10 @@ _LOOK_S = 0.02
 _ALONE = [("grpc.use_local_subchannel_pool", 1)]
 
 
+class EndedError(grpc.RpcError):
+    """The kubelet ended meanwhile: what it had asked for is lost."""
+
+
 @dataclass
 class Prepared:
     """A claim that the driver was asked to prepare."""
@@ -61,6 +65,8 @@ class Kubelet:
     #: The containers' units: (namespace, pod, container, resource) to names. Part of the checkpoint.
     held_units: dict[tuple[str, str, str, str], tuple[str, ...]] = field(default_factory=dict)
     registered: int = 0
+    #: Resources whose plugins want to know of a container before it starts.
+    told_of_starts: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.directory = KubeletDirectory(self.root, self.root / "device-plugins")
@@ -69,6 +75,8 @@ class Kubelet:
         self.changed = threading.Condition()
         self.plugins: dict[str, Plugin] = {}
         self.device_plugins: dict[str, Any] = {}
+        #: Held from an allocation until it is on record: a list of units shows it before a plugin misses it.
+        self.allocating = threading.Lock()
         self._ended = threading.Event()
         self._ended.set()
         self._servers: list[grpc.Server] = []
@@ -188,8 +196,9 @@ class Kubelet:
         The kubelet asks the plugin which units to take, unless ``units`` are given. Raises grpc.RpcError.
         """
         messages = MESSAGES["device_plugin"]
-        stub = self.wait_for(lambda: self.device_plugins.get(resource))
-        self.wait_for(lambda: resource in self.units)
+        self.wait_for(lambda: not self.running or (resource in self.device_plugins and resource in self.units))
+        if (stub := self.device_plugins.get(resource)) is None:
+            raise EndedError
         taken = {name for (_, _, _, of), names in self.held_units.items() if of == resource for name in names}
         if units is None:
             free = [name for name, health in self.units[resource].items() if health == "Healthy" and name not in taken]
@@ -198,9 +207,18 @@ class Kubelet:
             units = list(answer.container_responses[0].deviceIDs)
             assert len(units) == count
         request = messages.ContainerAllocateRequest(devices_ids=units)
-        answer = stub.Allocate(messages.AllocateRequest(container_requests=[request]))
-        self.held_units["team", pod, "main", resource] = tuple(units)
+        with self.allocating:
+            answer = stub.Allocate(messages.AllocateRequest(container_requests=[request]))
+            self.held_units["team", pod, "main", resource] = tuple(units)
         return answer.container_responses[0]
+
+    def pre_start(self, pod: str) -> None:
+        """Tell plugins that a pod's container is about to start, those that want to know. Raises grpc.RpcError."""
+        messages = MESSAGES["device_plugin"]
+        for (_, name, _, resource), units in list(self.held_units.items()):
+            if name == pod and resource in self.told_of_starts:
+                stub = self.wait_for(lambda of=resource: self.device_plugins.get(of))
+                stub.PreStartContainer(messages.PreStartContainerRequest(devices_ids=units))
 
     def release(self, pod: str) -> None:
         """Free a pod's units. No plugin is told."""
@@ -282,7 +300,9 @@ class _Lister:
                     found = claim.claim_resources.add(driver_name=DRIVER, device_name=device.device_name)
                     for name in device.cdi_device_ids:
                         found.cdi_devices.add(name=name)
-        for (namespace, name, container, resource), units in list(self._kubelet.held_units.items()):
+        with self._kubelet.allocating:
+            held_units = dict(self._kubelet.held_units)
+        for (namespace, name, container, resource), units in held_units.items():
             pod = response.pod_resources.add(name=name, namespace=namespace)
             pod.containers.add(name=container).devices.add(resource_name=resource, device_ids=units)
         return response
@@ -300,6 +320,8 @@ class _Registry:
         stub = STUBS["device_plugin"].DevicePluginStub(channel)
         with kubelet.changed:
             kubelet.device_plugins[request.resource_name] = stub
+            if request.options.pre_start_required:
+                kubelet.told_of_starts.add(request.resource_name)
             kubelet.registered += 1
             kubelet.changed.notify_all()
         threading.Thread(target=self._follow, args=(request.resource_name, stub), daemon=True).start()

@@ -20,13 +20,15 @@ from hypothesis.errors import HypothesisException
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from qgpu.errors import QgpuError
-from tests.k8s.container import Container, UnresolvableDeviceError
+from tests.k8s.container import ContainerLike, UnresolvableDeviceError
 from tests.k8s.holdings import Holding, sold_twice, strays
 from tests.k8s.tally import Tally
 from tests.k8s.world import GI, PATIENCE_S, World, card
 
 #: What may happen to the parts, as often as it stands here.
 ACTIONS = ("time_passes", "start_all", *("kill", "beside_failure", "start", "kubelet_works") * 2)
+#: The parts without which no container starts.
+STARTS = frozenset({"node", "containerd"})
 #: How many orders may fail where failures are only counted; no order begins after them.
 MOST_FAILED = 5
 _T = TypeVar("_T")
@@ -198,7 +200,7 @@ class Orders(RuleBasedStateMachine):
         perils = choice.failing(self.world.perils)
         return [each for each in perils if each not in self.world.parts or self.world.runs(each)]
 
-    def run(self, pod: str, devices: list[str], containers: list[Container]) -> None:
+    def run(self, pod: str, devices: list[str], containers: list[ContainerLike]) -> None:
         """Start a container of a pod."""
         try:
             container = self.world.container(pod, devices, "side" if containers else "main")
@@ -209,7 +211,7 @@ class Orders(RuleBasedStateMachine):
         if why := container.bind(may_be_refused=True):
             container.kill()
             # else a part stays away, or is longer in coming than a hook waits
-            if "tried for" not in why and "node" not in self.failing:
+            if "tried for" not in why and STARTS.isdisjoint(self.failing):
                 self.broken("grants_lost", why)
             return
         containers.append(container)  # before it is judged: it is ended with the others, whatever comes of it

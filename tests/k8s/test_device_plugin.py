@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.k8s.container import Container
 from tests.k8s.rivals import listener
+from tests.k8s.wire import MESSAGES
 from tests.k8s.world import GI, World, card, result
 
 CORES, ONLINE = "qgpu.io/cores", "qgpu.io/online-cores"
@@ -46,20 +50,32 @@ def world(running: World) -> Iterator[World]:
 
 
 def only(world: World) -> tuple[str, str, int | None, int]:
-    """The one grant there is: card, class, cores, memory."""
-    ((device,),) = [grant["devices"] for grant in world.grants().values()]
-    return device["gpu"], device["class"], device["cores"], device["memory"]
+    """What all grants give together: card, class, cores, memory."""
+    return share(world, *(device["cdi"] for grant in world.grants().values() for device in grant["devices"]))
+
+
+def share(world: World, *names: str) -> tuple[str, str, int | None, int]:
+    """What a container with these CDI devices gets: card, class, cores, memory."""
+    devices = [device for grant in world.grants().values() for device in grant["devices"] if device["cdi"] in names]
+    ((gpu, pod_class),) = {(device["gpu"], device["class"]) for device in devices}
+    cores = sum(device["cores"] or 0 for device in devices)
+    return gpu, pod_class, cores or None, sum(device["memory"] for device in devices)
+
+
+def names_of(*given: Any) -> list[str]:
+    """The CDI devices that the kubelet was given for a container."""
+    return [device.name for each in given for device in each.cdi_devices]
 
 
 @pytest.mark.parametrize(("resource", "pod_class"), [(CORES, "offline"), (ONLINE, "online")])
 def test_units_give_time_and_memory_in_proportion(world: World, resource: str, pod_class: str) -> None:
-    given = world.kubelet.allocate(resource, 30, "p")
-    (device,) = given.cdi_devices
+    got = world.kubelet.allocate(resource, 30, "p")
+    (device,) = got.cdi_devices
 
     assert only(world) == (card(0), pod_class, 30, 30 * PER_CENT)
     assert device.name in world.files()
-    assert list(given.annotations.values()) == [device.name]
-    assert all(key.startswith("cdi.k8s.io/") and len(key) <= 74 for key in given.annotations)
+    assert list(got.annotations.values()) == [device.name]
+    assert all(key.startswith("cdi.k8s.io/") and len(key) <= 74 for key in got.annotations)
 
 
 def test_units_of_two_cards_are_refused(world: World) -> None:
@@ -113,8 +129,8 @@ def test_units_allocated_again_are_given_up_at_once(world: World) -> None:
 @pytest.mark.root
 def test_units_that_a_process_uses_are_not_sold_again(world: World) -> None:
     units = [f"{card(0)}::{number}" for number in range(60)]
-    given = world.kubelet.allocate(CORES, 60, "p", units=units)
-    container = Container(world, "any-pod", [device.name for device in given.cdi_devices])
+    got = world.kubelet.allocate(CORES, 60, "p", units=units)
+    container = Container(world, "any-pod", [device.name for device in got.cdi_devices])
     try:
         container.bind()
         world.kubelet.release("p")
@@ -160,14 +176,28 @@ def test_grant_that_was_lost_is_prepared_again(world: World) -> None:
 
 @pytest.mark.parametrize("alias", ALIASES)
 @pytest.mark.parametrize("first", ["cores", "memory"])
-def test_alias_gives_both_halves_to_one_grant(world: World, alias: str, first: str) -> None:
+def test_alias_gives_a_container_both_halves(world: World, alias: str, first: str) -> None:
     cores, memory, unit = ALIASES[alias]
     asked = [(cores, 35), (memory, 40 * GI // unit)]
-    given = [world.kubelet.allocate(*each, "p") for each in (asked if first == "cores" else reversed(asked))]
+    got = [world.kubelet.allocate(*each, "p") for each in (asked if first == "cores" else reversed(asked))]
 
+    assert share(world, *names_of(*got)) == only(world) == (card(0), "offline", 35, 40 * GI)
+    world.kubelet.pre_start("p")
     assert only(world) == (card(0), "offline", 35, 40 * GI)
-    assert len({device.name for each in given for device in each.cdi_devices}) == 1
     world.eventually(lambda: world.kubelet.healthy(CORES, card(0)) == 65)
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+@pytest.mark.parametrize("first", ["cores", "memory"])
+def test_alias_gives_all_memory_of_a_card_beside_cores(world: World, alias: str, first: str) -> None:
+    cores, memory, unit = ALIASES[alias]
+    asked = [(cores, 100), (memory, world.kubelet.healthy(memory, card(1)))]
+    units = {name: [f"{card(1)}::{number}" for number in range(count)] for name, count in asked}
+    for name, count in asked if first == "cores" else reversed(asked):
+        world.kubelet.allocate(name, count, "p", units=units[name])
+    world.kubelet.pre_start("p")
+
+    assert only(world) == (card(1), "offline", 100, asked[1][1] * unit)
 
 
 @pytest.mark.parametrize("alias", ALIASES)
@@ -201,16 +231,61 @@ def test_second_half_follows_the_first_to_its_card(world: World) -> None:
     assert only(world) == (card(1), "offline", 5, GI)
 
 
-def test_containers_that_got_one_grant_are_named(world: World) -> None:
-    cores, memory, unit = ALIASES["qgpu"]
-    world.kubelet.allocate(memory, 4 * GI // unit, "small")
-    world.kubelet.allocate(cores, 30, "large")
-    world.kubelet.allocate(memory, 8 * GI // unit, "large")
+#: What a container asks for, in the order in which the kubelet allocates it: per cent, and GiB.
+ASKED = st.sampled_from(
+    [(("cores", 10),), (("memory", 2),), (("cores", 7), ("memory", 3)), (("memory", 3), ("cores", 7))]
+)
 
-    world.eventually(lambda: "containers share one grant" in world.log)
-    (line,) = [each for each in world.log.splitlines() if "containers share one grant" in each]
-    assert "large" in line
-    assert "small" in line
+
+@settings(max_examples=8, suppress_health_check=list(HealthCheck))
+@given(alias=st.sampled_from(sorted(ALIASES)), pods=st.lists(ASKED, min_size=2, max_size=4), data=st.data())
+def test_containers_allocated_back_to_back_get_their_own(
+    world: World, alias: str, pods: list[tuple[tuple[str, int], ...]], data: st.DataObject
+) -> None:
+    cores, memory, unit = ALIASES[alias]
+    world.kubelet.held_units.clear()  # of an example that failed
+    world.eventually(lambda: not world.grants())
+    names: dict[str, list[str]] = {}
+    for number, asked in enumerate(pods):
+        wanted = [(cores, count) if what == "cores" else (memory, count * GI // unit) for what, count in asked]
+        names[f"p{number}"] = names_of(*(world.kubelet.allocate(*each, f"p{number}") for each in wanted))
+    for pod in data.draw(st.permutations(sorted(names))):
+        world.kubelet.pre_start(pod)
+
+    for pod, asked in zip(names, map(dict, pods), strict=True):
+        per_cent = asked.get("cores")
+        expected = asked["memory"] * GI if "memory" in asked else (per_cent or 0) * PER_CENT
+        assert share(world, *names[pod])[2:] == (per_cent, expected)
+        world.kubelet.release(pod)
+    world.eventually(lambda: not world.grants())
+
+
+def test_container_that_the_kubelet_does_not_list_starts() -> None:
+    cores, memory, unit = ALIASES["qgpu"]
+    made = World("--alias", "qgpu", mode="device-plugin").start()
+    try:
+        got = [made.kubelet.allocate(cores, 20, "p"), made.kubelet.allocate(memory, 4 * GI // unit, "p")]
+        units = made.kubelet.held_units["team", "p", "main", cores]
+        made.kubelet.release("p")  # as for an init container
+        asked = MESSAGES["device_plugin"].PreStartContainerRequest(devices_ids=units)
+        made.kubelet.device_plugins[cores].PreStartContainer(asked)
+
+        assert share(made, *names_of(*got)) == (card(0), "offline", 20, 4 * GI)
+    finally:
+        made.close()
+
+
+def test_no_container_starts_while_the_kubelet_does_not_list(world: World) -> None:
+    cores, _, _ = ALIASES["qgpu"]
+    world.kubelet.allocate(cores, 20, "p")
+    path = world.kubelet.directory.pod_resources
+    path.rename(path.with_suffix(".away"))
+    try:
+        with pytest.raises(grpc.RpcError, match="is the kubelet running"):
+            world.kubelet.pre_start("p")
+    finally:
+        path.with_suffix(".away").rename(path)
+    world.kubelet.pre_start("p")
 
 
 def test_units_of_both_halves_are_known_after_a_restart(world: World) -> None:

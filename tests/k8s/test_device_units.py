@@ -15,9 +15,9 @@ NUMBERS = st.frozensets(st.integers(0, 5000), min_size=1)
 
 @given(NUMBERS)
 def test_numbers_are_read_back_from_a_name(numbers: frozenset[int]) -> None:
-    name = "_".join(f"{kind}-{device_units.ranges(numbers)}" for kind in ("cores", "memory"))
+    name = f"cores-{device_units.ranges(numbers)}"
 
-    assert device_units.named_units(name) == {"cores": numbers, "memory": numbers}
+    assert device_units.named_units(name) == numbers
 
 
 @given(NUMBERS, NUMBERS)
@@ -69,4 +69,4 @@ def test_choice_takes_the_fullest_card_that_suffices() -> None:
 
 def test_too_scattered_units_are_refused() -> None:
     with pytest.raises(RefusedError, match="scattered"):
-        device_units.grant_name({"share": range(0, 2000, 2)})
+        device_units.grant_name("share", range(0, 2000, 2))

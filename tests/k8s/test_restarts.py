@@ -5,12 +5,8 @@ from __future__ import annotations
 import os
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis.stateful import run_state_machine_as_test
 
-from tests.k8s.order_nodes import NODES
-from tests.k8s.orders import machine
-from tests.k8s.tally import Tally
+from tests.k8s.order_nodes import NODES, try_orders
 
 ORDERS = int(os.environ.get("QGPU_RESTART_ORDERS", "6"))
 
@@ -19,22 +15,7 @@ ORDERS = int(os.environ.get("QGPU_RESTART_ORDERS", "6"))
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", NODES)
 def test_restarts_in_any_order_keep_every_promise(name: str) -> None:
-    kind, make = NODES[name]
-    node, tally = make(), Tally()
-    try:
-        node.start()
-        run_state_machine_as_test(
-            machine(kind, node, tally),
-            settings=settings(
-                max_examples=ORDERS,
-                stateful_step_count=14,
-                deadline=None,
-                suppress_health_check=list(HealthCheck),
-                database=None,
-            ),
-        )
-    finally:
-        node.close()
+    tally = try_orders(*NODES[name], ORDERS)
 
     assert tally.orders >= ORDERS
     assert tally.kills

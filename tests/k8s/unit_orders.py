@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from tests.k8s.container import Container
+from tests.k8s.container import ContainerLike
 from tests.k8s.holdings import Holding
 from tests.k8s.orders import ACTIONS, Choice, Orders
 from tests.k8s.world import GI, card
@@ -27,7 +27,7 @@ class Live:
     units: int
     #: The CDI names that the plugin gave its container.
     devices: list[str]
-    containers: list[Container] = field(default_factory=list)
+    containers: list[ContainerLike] = field(default_factory=list)
 
     def end_containers(self) -> None:
         """End them."""

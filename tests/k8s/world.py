@@ -22,7 +22,7 @@ from qgpu.k8s.names import DRIVER
 from qgpu.k8s.qgpud import Qgpud
 from tests.cli import programs
 from tests.k8s.api_server import ApiServer
-from tests.k8s.container import Container
+from tests.k8s.container import Container, ContainerLike
 from tests.k8s.holdings import on_disk
 from tests.k8s.kubelet import Kubelet
 
@@ -232,7 +232,7 @@ class World:
         """The prepared devices by the place where qgpud keeps them."""
         return on_disk(self.cdi, self.directory / "state")
 
-    def container(self, pod: str, devices: list[str], name: str = "main") -> Container:
+    def container(self, pod: str, devices: list[str], name: str = "main") -> ContainerLike:
         """Make a container of a pod that is given devices."""
         return Container(self, pod, devices, name)
 

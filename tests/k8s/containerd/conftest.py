@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -11,16 +10,16 @@ from tests.k8s.containerd import cri, engine, needs
 from tests.k8s.containerd import node as node_of_tests
 from tests.k8s.containerd.node import Node
 
-#: The release that the tests run on.
-RELEASE = os.environ.get("QGPU_CONTAINERD", "2.1")
-
 
 @pytest.fixture(scope="session")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     """A node, for all tests."""
-    needs.check(containerd=lambda: engine.programs(RELEASE), cri=cri.description)
+    needs.check(containerd=lambda: engine.programs(engine.RELEASE), cri=cri.description)
     home = tmp_path_factory.mktemp("c")
-    with engine.running(RELEASE, home, home / "cdi") as containerd, node_of_tests.running(containerd, home) as running:
+    with (
+        engine.running(engine.RELEASE, home, home / "cdi") as containerd,
+        node_of_tests.running(containerd, home) as running,
+    ):
         yield running
 
 

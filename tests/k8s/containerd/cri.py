@@ -59,6 +59,8 @@ class Runtime:
 
     channel: grpc.Channel
     api: Any
+    #: The cgroup of all pods.
+    cgroup_parent: str = "/qgpu-test"
     made: list[Sandbox] = field(default_factory=list)
 
     def call(self, verb: str, **fields: Any) -> Any:
@@ -71,16 +73,16 @@ class Runtime:
         )
         return do(ask(**fields), timeout=_TIMEOUT_S)
 
-    def sandbox(self, name: str, uid: str = "", annotations: Mapping[str, str] = {}) -> Sandbox:
+    def sandbox(self, name: str, uid: str = "", annotations: Mapping[str, str] = {}, attempt: int = 0) -> Sandbox:
         """Start a pod's sandbox on the host's network. Raises grpc.RpcError."""
         uid = uid or str(uuid.uuid4())
         node = self.api.NamespaceOption(network=self.api.NODE)
         config = self.api.PodSandboxConfig(
-            metadata=self.api.PodSandboxMetadata(name=name, uid=uid, namespace="shop", attempt=0),
+            metadata=self.api.PodSandboxMetadata(name=name, uid=uid, namespace="shop", attempt=attempt),
             annotations=annotations,
             log_directory="",
             linux=self.api.LinuxPodSandboxConfig(
-                cgroup_parent=f"/qgpu-test/{uid}",
+                cgroup_parent=f"{self.cgroup_parent}/{uid}",
                 security_context=self.api.LinuxSandboxSecurityContext(namespace_options=node),
             ),
         )
@@ -153,13 +155,21 @@ class Runtime:
             self.call("RemovePodSandbox", pod_sandbox_id=sandbox.id)
 
 
+def connected(containerd: engine.Containerd, api: Any, cgroup_parent: str = Runtime.cgroup_parent) -> Runtime:
+    """Return the runtime service of a containerd; another one after each of its starts."""
+    # by itself: a connection that was refused a moment ago keeps later ones waiting
+    channel = grpc.insecure_channel(f"unix:{containerd.socket}", [("grpc.use_local_subchannel_pool", 1)])
+    return Runtime(channel, api, cgroup_parent)
+
+
 @contextmanager
 def runtime(containerd: engine.Containerd, api: Any) -> Iterator[Runtime]:
     """Talk to a containerd; the sandboxes made end with the context."""
-    with grpc.insecure_channel(f"unix:{containerd.socket}") as channel:
-        found = Runtime(channel, api)
+    found = connected(containerd, api)
+    with found.channel:
         try:
             yield found
         finally:
             found.end_all()
             found.end_others()
+            engine.remove_cgroups(found.cgroup_parent)

@@ -14,8 +14,14 @@ from tests.k8s.real_kubelet.process import HOST, Kubelet
 
 #: What the device plugin sells.
 RESOURCES = ("qgpu.io/cores", "qgpu.io/online-cores")
+#: Names of other systems for time and memory, and the bytes of a unit of memory.
+ALIASES = {
+    "qgpu": ("tke.cloud.tencent.com/qgpu-core", "tke.cloud.tencent.com/qgpu-memory", 1 << 30),
+    "hami": ("nvidia.com/gpucores", "nvidia.com/gpumem", 8 << 20),
+    "vcuda": ("tencent.com/vcuda-core", "tencent.com/vcuda-memory", 256 << 20),
+}
 
-#: What a pod holds of one card: per cent, bytes, class.
+#: What a pod holds of one card: per cent (0: no quota), bytes, class.
 Part = tuple[int, int, str]
 
 
@@ -30,6 +36,7 @@ class KubeletNode:
     def start_plugin(self) -> None:
         """Start the device plugin."""
         command = [sys.executable, "-m", "qgpu.k8s.main", "device-plugin", "--patience", "2", "--node-name", HOST]
+        command += ["--memory-factor", "8", *(word for alias in ALIASES for word in ("--alias", alias))]
         paths = ["--kubelet-dir", str(self.kubelet.root), "--runtime-dir", str(self.node.daemon.runtime_dir)]
         paths += ["--device-plugin-dir", str(self.kubelet.root / "device-plugins")]
         before = self._registered()
@@ -53,7 +60,7 @@ class KubeletNode:
     def _registered(self) -> int:
         """Return how often the kubelet has taken the plugin with all of its resources."""
         log = self._plugin_log.read_text() if self._plugin_log.exists() else ""
-        return log.count("registered with the kubelet") // len(RESOURCES)
+        return log.count("registered with the kubelet") // (len(RESOURCES) + 2 * len(ALIASES))
 
     def stop_plugin(self, how: signal.Signals = signal.SIGTERM) -> None:
         """End the device plugin."""
@@ -79,7 +86,7 @@ class KubeletNode:
         for pod in self._of(name):
             for card, (cores, memory, pod_class, _) in granted(pod).items():
                 before = held.get(card, (0, 0, pod_class))
-                held[card] = before[0] + cores, before[1] + memory, pod_class
+                held[card] = before[0] + (cores or 0), before[1] + memory, pod_class
         return held
 
     def pids(self, name: str) -> set[int]:

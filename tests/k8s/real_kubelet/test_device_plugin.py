@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from tests.k8s.containerd.node import until
-from tests.k8s.real_kubelet.node import RESOURCES
+from tests.k8s.real_kubelet.node import ALIASES, RESOURCES
 
 
 def cores(held):
@@ -112,3 +112,32 @@ def test_environment_of_a_pod_adds_nothing_to_its_part(node, said):
 
     assert cores(held) == {0: 20}
     assert held[0][2] == "offline"
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_pod_with_names_of_another_system_has_what_it_asks_for(node, alias):
+    time, memory, unit = ALIASES[alias]
+    node.kubelet.run("web", {time: 30, memory: (8 << 30) // unit})
+    until(lambda: node.pids("web"))
+
+    assert list(node.held("web").values()) == [(30, 8 << 30, "offline")]
+
+
+def test_pods_of_another_system_at_once_get_their_own(node):
+    time, memory, unit = ALIASES["qgpu"]
+    limits = {
+        "time": {time: 10},
+        "memory": {memory: (2 << 30) // unit},
+        "both": {time: 20, memory: (4 << 30) // unit},
+        "more": {memory: (3 << 30) // unit, time: 15},
+    }
+    for name, asked in limits.items():
+        node.kubelet.run(name, asked)
+    until(lambda: all(node.pids(name) for name in limits))
+
+    ((cores, proportion, _),) = node.held("time").values()
+    assert cores == 10
+    assert proportion > 4 << 30
+    assert list(node.held("memory").values()) == [(0, 2 << 30, "offline")]
+    assert list(node.held("both").values()) == [(20, 4 << 30, "offline")]
+    assert list(node.held("more").values()) == [(15, 3 << 30, "offline")]
