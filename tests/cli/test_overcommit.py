@@ -114,6 +114,7 @@ def test_draining_takes_pods_that_wait_for_their_turn(tmp_path: Path) -> None:
         web = cards.start("run", "--name", "web", "--memory", "20GiB", "--class", "online", "--", *load(20))
         until(lambda: shown(cards, "train")["state"] == "suspended")
         assert shown(cards, "train")["yielded"]
+        until(lambda: bool(shown(cards, "web")["usage"][0]["memory"]))
         drained = cards.ctl("gpu", "drain", "0")
         moved = shown(cards, "train")
 
