@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
-from script import sources
+from provenance import sources
 
 from tests.k8s.order_nodes import NODES
 from tests.k8s.orders import MOST_FAILED, machine
