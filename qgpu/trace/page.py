@@ -37,15 +37,15 @@ _HEADER = (
 )
 
 _STYLE = """
-body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem; background: var(--paper); color: var(--ink);
+body { max-width: 64rem; margin: 2rem auto; padding: 0 1rem; background: var(--paper); color: var(--ink);
   font: 15px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; }
 h1 { font-size: 1.4rem; margin-bottom: .2rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 h3 { font-size: .95rem; margin: 1.4rem 0 .2rem; } p, th { color: var(--soft); }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .9rem; }
 th { text-align: left; font-weight: 500; } th, td { padding: .3rem .5rem; border-bottom: 1px solid var(--line); }
 i { display: inline-block; width: .7rem; height: .7rem; border-radius: .2rem; margin-right: .5rem; }
-svg { width: 100%; height: auto; } .wide { overflow-x: auto; } h1, td { overflow-wrap: anywhere; }
-@media (max-width: 40rem) {
+svg { width: 100%; height: auto; } .wide { overflow-x: auto; } h1, td:first-child { overflow-wrap: anywhere; }
+@media (max-width: 54rem) {
   .wide svg { min-width: 40rem; }
   thead { display: none; } tr { display: block; padding: .6rem 0; border-bottom: 1px solid var(--line); }
   td { display: flex; justify-content: space-between; gap: 1rem; border: 0; padding: .1rem 0; text-align: right; }
