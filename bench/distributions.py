@@ -2,11 +2,14 @@
 
     distributions.py [--only ubuntu-22.04,...]
     distributions.py --paste [--only ubuntu-22.04,...]
+    distributions.py --services
     distributions.py --demo
 
 The packages must lie in dist/ (make packages). Results of distributions that are not named are kept. ``--paste`` pastes
-there every block of README and docs/install.md that a container can run; it needs the wheel in dist/, too. ``--demo``
-runs ``make demo`` in a new clone of this tree, and measures how long it takes and how large its ``.venv`` is.
+there every block of README and docs/install.md that a container can run, and says why not the others; it needs the
+wheel in dist/, too. ``--services`` counts what ``make check`` changes of a machine's services when root installs what
+it needs. ``--demo`` runs ``make demo`` in a new clone of this tree, and measures its time and the size of its
+``.venv``.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ def on_distributions(only: list[str]) -> dict[str, Any]:
 def pasted_on(only: list[str]) -> dict[str, Any]:
     """Paste the documents' blocks on each distribution; the figures of these and of those tried before."""
     import distributions_lane
+    import pasting_guest
 
     kept: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {}
     found: dict[str, Any] = kept.get("figures", {}).get("pasted_on", {})
@@ -51,7 +55,30 @@ def pasted_on(only: list[str]) -> dict[str, Any]:
         found[name] = distributions_lane.pasted(name, ROOT / "dist")
     blocks = sum(each.get("pasted", 0) for each in found.values())
     failed = sum(len(each["failed"]) for each in found.values())
-    return {"pasted_blocks": blocks, "pasted_blocks_failed": failed, "pasted_on": found}
+    left_out = [
+        {"block": f"{document}: {first.strip()}", "reason": reason}
+        for (document, first), reason in pasting_guest.LEFT_OUT.items()
+    ]
+    return {
+        "pasted_blocks": blocks,
+        "pasted_blocks_failed": failed,
+        "pasted_blocks_left_out": left_out,
+        "pasted_on": found,
+    }
+
+
+def services() -> dict[str, Any]:
+    """Install what ``make check`` installs as root, in a clean Debian; what it changed of the machine's services."""
+    import distributions_lane
+
+    found = distributions_lane.tools()
+    if found["failed"]:
+        sys.exit(f"not measured: {', '.join(found['failed'])}")
+    return {
+        "services_changed": len(found["changed"]),
+        "services_watched": found["watched"],
+        "services_changed_by_name": found["changed"],
+    }
 
 
 def demo() -> dict[str, Any]:
@@ -73,11 +100,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="distributions, with commas between them")
     parser.add_argument("--paste", action="store_true", help="paste the documents' blocks instead")
+    parser.add_argument("--services", action="store_true", help="look at what make check installs instead")
     parser.add_argument("--demo", action="store_true", help="measure the demo instead")
     arguments = parser.parse_args()
     only = [name for name in arguments.only.split(",") if name]
     if arguments.demo:
         figures, command = demo(), "python bench/distributions.py --demo"
+    elif arguments.services:
+        figures, command = services(), "python bench/distributions.py --services"
     elif arguments.paste:
         figures, command = pasted_on(only), "python bench/distributions.py --paste"
     else:

@@ -22,7 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from figures import About, Figure, at_most, median, write
-from script import sources
+from provenance import sources
 
 from qgpu.guardian.accounting.rm_object import RmObject, object_fact
 from qgpu.guardian.failover.handover import StateFds

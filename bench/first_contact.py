@@ -31,34 +31,43 @@ from tests.doctor import self_test_kills  # noqa: E402
 RESULTS = ROOT / "docs" / "results" / "operator.json"
 _PASTES, _KILLS, _HELPS = 12, 30, 15
 
-#: What went wrong in the operator trial, by its topics, and the tests that show that it does not any more.
+#: What went wrong in the operator trial, by its numbers, and the tests that show that it does not any more.
 DEFECTS = {
     "D1 pasted blocks, and waiting for the socket": [
         "tests/cli/test_pasted_blocks.py",
         "tests/cli/test_bad_input.py::test_without_a_daemon_a_request_says_so_and_runs_nothing",
     ],
-    "D2 top": ["tests/cli/test_top.py", "tests/cli/test_top_page.py", "tests/metrics/test_quota_check.py"],
-    "D3 floors of Burst Share as promised": [
+    "D2 self-tests change no policy": [
+        "tests/doctor/test_self_test_kills.py",
+        "tests/daemon/test_temporary_policies.py",
+    ],
+    "D3 quotas hold under Burst Share, and views say who is below": [
+        "tests/sched/test_feedback.py::test_a_quota_holds_every_second_beside_a_guest",
         "tests/policies/test_properties.py::test_a_quota_is_a_floor_where_the_policy_guarantees_it",
         "tests/policies/test_registry.py::test_the_table_of_promises_says_what_the_registry_says",
-        "tests/policies/test_online_first.py",
+        "tests/metrics/test_quota_check.py",
     ],
-    "D4 help, completion and manual pages": ["tests/cli/test_help.py"],
-    "D5 names and units": ["tests/cli/test_json_units.py", "tests/test_config.py"],
+    "D4 top": ["tests/cli/test_top.py", "tests/cli/test_top_page.py"],
+    "D5 the local page": ["tests/web"],
     "D6 malformed requests": ["tests/ipc/test_http_server.py", "tests/cli/test_bad_input.py"],
-    "D7 memory limits below a context": ["tests/test_units.py"],
+    "D7 memory limits below a context": [
+        "tests/test_units.py",
+        "tests/daemon/test_service.py::test_a_limit_below_any_context_is_refused",
+        "tests/runtime/test_requested_limits.py",
+    ],
     "D8 old and new values, and the record of changes": [
         "tests/cli/test_events.py",
         "tests/daemon/test_events.py",
-        "tests/daemon/test_temporary_policies.py",
+        "tests/daemon/test_state.py",
         "tests/groups/test_groups.py::test_what_later_members_get_is_told_and_recorded",
     ],
-    "D9 SIGHUP, removed directories, killed self-tests, scenarios, pictures, small screens": [
+    "D9 SIGHUP, removed directories, scenarios, pictures, names and units, help, completion, manual pages": [
         "tests/cli/test_restart.py",
-        "tests/doctor/test_self_test_kills.py",
         "tests/simulate",
         "tests/trace/test_report_page.py",
-        "tests/web",
+        "tests/cli/test_json_units.py",
+        "tests/test_config.py",
+        "tests/cli/test_help.py",
     ],
     "D10 packages and services": ["tests/packaging"],
     "D11 profilers and MIG": [
@@ -72,7 +81,8 @@ DEFECTS = {
 #: Lanes that measure what those tests cannot see. Each lane's own figures have its outcome.
 LANES = {
     "D3": ("python bench/real_programs.py",),
-    "D10": ("make packages-check", "make hosttest", "make distributiontest"),
+    "D5": ("python bench/page_widths.py",),
+    "D10": ("python bench/distributions.py", "make packages-check", "make hosttest", "make distributiontest"),
     "D11": ("python bench/compatibility.py", "make gputest"),
 }
 

@@ -36,7 +36,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from hypothesis import Phase
-from script import sources
+from provenance import sources
 
 from tests.k8s.order_nodes import NODES, run
 from tests.k8s.orders import MOST_FAILED, machine

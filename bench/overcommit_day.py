@@ -27,7 +27,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from figures import About, Figure, at_most, median, write
-from script import _sources
+from provenance import sources
 
 from qgpu.model import NS_PER_S, PodClass
 from qgpu.policies.memory_turns import GIB, Place
@@ -240,7 +240,7 @@ def main() -> None:
         print(figure.row())
     command = f"python bench/overcommit_day.py --days {options.days}"
     date = time.strftime("%Y-%m-%d %H:%M:%S %Z")
-    about = About(command, "none", date, "simulated day", "sim", time.monotonic() - began, _sources())
+    about = About(command, "none", date, "simulated day", "sim", time.monotonic() - began, sources())
     write(options.out, "overcommit-simulated", about, found, {})
 
 

@@ -25,7 +25,7 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from figures import About, Figure, at_most, median, write
-from script import sources
+from provenance import sources
 
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_S, Grant

@@ -7,7 +7,6 @@ the others still run.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import shlex
 import signal
@@ -24,6 +23,7 @@ from harness import ROOT, Bench
 from plots import Plot, svg
 from pods import BenchError, Pod, tail
 from progress import Span
+from provenance import sources
 
 DRIVER = Path("/proc/driver/nvidia/version")
 KERNELS = ("50us", "100us", "1ms", "100ms")
@@ -223,14 +223,6 @@ def _what(arguments: Sequence[str]) -> list[str]:
             kept.append(argument)
         skip = argument in ("--out", "--name")
     return kept
-
-
-def sources(package: Path = ROOT / "qgpu") -> str:
-    """Return a digest of a package's Python files, which identifies runs of the same tree."""
-    digest = hashlib.sha256()
-    for file in sorted(package.rglob("*.py")):
-        digest.update(str(file.relative_to(package)).encode() + b"\0" + file.read_bytes() + b"\0")
-    return digest.hexdigest()[:12]
 
 
 def _driver() -> str:

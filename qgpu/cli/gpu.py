@@ -101,13 +101,14 @@ def show(context: Context, index: int, output: str) -> None:
     if output == "json":
         print_json({"schema": SCHEMA, "gpu": found})
         return
-    print_facts(list(_facts(found, context.ask("pod.list")["pods"], context.ask("status"))))
+    print_facts(list(facts(found, context.ask("pod.list")["pods"], context.ask("status"))))
 
 
-def _facts(gpu: dict[str, Any], pods: list[dict[str, Any]], status: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def facts(gpu: dict[str, Any], pods: list[dict[str, Any]], status: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield what is known about a pGPU."""
     grants = [(pod["name"], grant) for pod in pods for grant in pod["grants"] if grant["gpu"] == gpu["index"]]
     below = [f"{name} ({reason})" for name, reason in gpu["below_quota"].items()]
+    stuck = [f"{name} ({reason})" for name, reason in gpu["memory_stuck"].items()]
     outside = [each for each in status["unmanaged_processes"] if each["gpu"] == gpu["index"]]
     yield "pGPU", str(gpu["index"])
     yield "name", gpu["name"]
@@ -130,6 +131,7 @@ def _facts(gpu: dict[str, Any], pods: list[dict[str, Any]], status: dict[str, An
     yield "quotas granted", per_cent(sum(grant["cores"] or 0 for _, grant in grants))
     yield "pods", ", ".join(name for name, _ in grants) or "-"
     yield "below their quota", "; ".join(below) or "-"
+    yield "cannot yield memory", "; ".join(stuck) or "-"
     yield "outside pods", ", ".join(f"{each['pid']} ({each['name']})" for each in outside) or "-"
     yield "problem", gpu["problem"] or "-"
 

@@ -270,6 +270,7 @@ class Service:
             "version": qgpu.__version__,
             "driver": driver_version(self._chosen.plane),
             "uptime_s": round((time.monotonic_ns() - self._started_ns) / 1e9, 3),
+            "state_dir": None if (kept_in := self._state.directory) is None else str(kept_in.absolute()),
             "traces": self._traces.count,
             "policies": {name: info.number for name, info in POLICIES.items()},
             "gpus": self._gpus(pods),
@@ -320,7 +321,7 @@ class Service:
             with self._events.changing(session, "policy set", {"gpu": index}, old, new) as who:
                 self._state.keep(self._pgpus[index].uuid, self._configured(index), settings)
                 loop.settings = settings
-        return {"old": old, "new": new, "by": who, "kept": self._state.kept}
+        return {"old": old, "new": new, "by": who, "kept": self._state.directory is not None}
 
     def _module_switched(self, session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
         self._events.switched(session, f"module switched {'on' if arguments.need('on', bool) else 'off'}")

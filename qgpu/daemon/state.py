@@ -74,9 +74,9 @@ class State:
         return configured
 
     @property
-    def kept(self) -> bool:
-        """Tell whether settings outlive this daemon."""
-        return self._path is not None
+    def directory(self) -> Path | None:
+        """Return where settings are kept; None if they end with this daemon."""
+        return self._path and self._path.parent
 
     def keep(self, uuid: str, configured: GpuSettings, settings: GpuSettings) -> None:
         """Save a card's settings. Raises QgpuError if that is impossible, as on a full disk."""

@@ -1,4 +1,4 @@
-"""Checks of the daemon: its runtime directory, whether it answers, whether its loops work, and overcommitted memory."""
+"""Checks of the daemon: its directories, whether it answers, whether its loops work, and overcommitted memory."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from qgpu import units
 from qgpu.checkpoint.cuda_checkpoint import FIRST_BRANCH
 from qgpu.doctor.report import Check, Verdict
+from qgpu.doctor.state_directory import check_state_directory
 from qgpu.errors import QgpuError
 from qgpu.ipc.control_socket import Client
 
@@ -29,7 +30,13 @@ def check_daemon(runtime_dir: Path, timeout_s: float) -> list[Check]:
     if problems:
         return [here, Check("daemon", Verdict.FAIL, "; ".join(problems), "see the daemon's log")]
     found = f"qgpu {status['version']} on plane {status['plane']} ({status['why']}), {len(status['gpus'])} pGPUs"
-    return [here, Check("daemon", Verdict.OK, found), *_beside(status), *check_memory(status, pods)]
+    return [here, Check("daemon", Verdict.OK, found), *_state(status), *_beside(status), *check_memory(status, pods)]
+
+
+def _state(status: Mapping[str, Any]) -> Iterator[Check]:
+    """Check the state directory; a daemon of an earlier version does not tell it."""
+    if "state_dir" in status:
+        yield check_state_directory(None if (kept_in := status["state_dir"]) is None else Path(kept_in))
 
 
 def _beside(status: dict[str, Any]) -> list[Check]:

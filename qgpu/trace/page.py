@@ -1,4 +1,4 @@
-"""A recording as one self-contained HTML page: shares and quotas, turns, gates, refusals."""
+"""A recording as one self-contained HTML page: shares and quotas, turns, gates, suspended pods, refusals."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from qgpu.model import NS_PER_MS, NS_PER_S, Span
+from qgpu.model.suspension import Residency
 from qgpu.trace.chart import STYLE, Line, Strip, over_time, strips
 from qgpu.trace.group_candidates import of_track
 from qgpu.trace.recording import GpuTrack, PodTrack, Recording, shares
@@ -21,6 +22,7 @@ _SHARE_NS = 500 * NS_PER_MS
 #: How much of the recording the page shows switch by switch.
 _CLOSE_S = 0.5
 _COLOURS = 8
+_ON_THE_WAY = tuple(state for state in Residency if state.moving)
 _HEADER = (
     ("pod", ""),
     ("class", ""),
@@ -29,20 +31,21 @@ _HEADER = (
     ("turns", "times it was on the engine, and how long on average"),
     ("off engine p50 / p99 / longest", "between two turns, its own pauses included"),
     ("gate closed", "of the time recorded"),
+    ("suspended", "of the time recorded, with the way off the card and back"),
     ("wake-ups", "turns of an online pod that began where another pod ran"),
     ("refused", "allocations over its limit; driver calls that would change its share"),
 )
 
 _STYLE = """
-body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem; background: var(--paper); color: var(--ink);
+body { max-width: 64rem; margin: 2rem auto; padding: 0 1rem; background: var(--paper); color: var(--ink);
   font: 15px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; }
 h1 { font-size: 1.4rem; margin-bottom: .2rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 h3 { font-size: .95rem; margin: 1.4rem 0 .2rem; } p, th { color: var(--soft); }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .9rem; }
 th { text-align: left; font-weight: 500; } th, td { padding: .3rem .5rem; border-bottom: 1px solid var(--line); }
 i { display: inline-block; width: .7rem; height: .7rem; border-radius: .2rem; margin-right: .5rem; }
-svg { width: 100%; height: auto; } .wide { overflow-x: auto; } h1, td { overflow-wrap: anywhere; }
-@media (max-width: 40rem) {
+svg { width: 100%; height: auto; } .wide { overflow-x: auto; } h1, td:first-child { overflow-wrap: anywhere; }
+@media (max-width: 54rem) {
   .wide svg { min-width: 40rem; }
   thead { display: none; } tr { display: block; padding: .6rem 0; border-bottom: 1px solid var(--line); }
   td { display: flex; justify-content: space-between; gap: 1rem; border: 0; padding: .1rem 0; text-align: right; }
@@ -119,7 +122,24 @@ def _gpu(gpu: GpuTrack, about: About) -> str:
         + f"<h3>Shares, each over {step_ns / NS_PER_S:.2g} s; dotted: quota</h3>{_wide(over_time(lines, seconds))}"
         + f"<h3>Who was on the engine in the first {close_s:g} s; hatched: gate closed</h3>"
         + _wide(strips(rows, close_s))
+        + _suspensions(gpu, pods, colours)
     )
+
+
+def _suspensions(gpu: GpuTrack, pods: Sequence[PodTrack], colours: Mapping[str, str]) -> str:
+    """Show when pods were off the card; nothing if none was."""
+    seconds = max(gpu.span_ns, 1) / NS_PER_S
+    rows = [
+        Strip(
+            pod.pod,
+            colours[pod.pod],
+            _seconds(gpu, pod.spans(Residency.SUSPENDED), seconds),
+            _seconds(gpu, pod.spans(*_ON_THE_WAY), seconds),
+        )
+        for pod in pods
+        if pod.suspended
+    ]
+    return f"<h3>Who was suspended; hatched: on the way</h3>{_wide(strips(rows, seconds))}" if rows else ""
 
 
 def _wide(chart: str) -> str:
@@ -161,6 +181,7 @@ def _cells(gpu: GpuTrack, pod: PodTrack, about: About) -> tuple[str, ...]:
     away = sorted(after[0] - before[1] for before, after in pairwise(pod.runs))
     mean_ns = pod.traced_ns / len(pod.runs) if pod.runs else 0.0
     closed_ns = sum(end_ns - start_ns for start_ns, end_ns in pod.closed)
+    off_ns = sum(end_ns - start_ns for start_ns, end_ns in pod.spans(Residency.SUSPENDED, *_ON_THE_WAY))
     refused = about.refused.get(pod.pod, (None, None))
     return (
         pod.pod_class,
@@ -169,6 +190,7 @@ def _cells(gpu: GpuTrack, pod: PodTrack, about: About) -> tuple[str, ...]:
         f"{len(pod.runs)} of {mean_ns / NS_PER_MS:.2f} ms",
         " / ".join(f"{_at(away, part) / NS_PER_MS:.2f}" for part in (0.5, 0.99, 1.0)) + " ms" if away else "-",
         f"{closed_ns / max(1, gpu.span_ns):.1%}" if pod.closed else "-",
+        f"{off_ns / max(1, gpu.span_ns):.1%}" if pod.suspended else "-",
         str(sum(1 for _ in wakeups(gpu, pod))) if pod.pod_class == "online" else "-",
         ", ".join("not counted" if n is None else str(n) for n in refused) if any(refused) else "-",
     )

@@ -69,6 +69,10 @@ class PodTrack:
         """Tell whether it was off its cards, or on the way, at any tick."""
         return any(state != Residency.RUNNING for _, _, state in self.stays)
 
+    def spans(self, *states: Residency) -> list[Span]:
+        """Return when it was in any of these states."""
+        return [(start_ns, end_ns) for start_ns, end_ns, state in self.stays if state in states and end_ns > start_ns]
+
     @property
     def error(self) -> float:
         """Return the relative difference between the runs and the ledger's total; 0 if both are 0."""

@@ -134,12 +134,12 @@ def test_show_tells_all_about_a_pod_and_a_gpu(running: Daemon) -> None:
 
 
 def test_show_tells_the_expected_p99_of_an_online_pod(tmp_path: Path) -> None:
-    online = ("--class", "online", "--", *programs.LOAD)
+    online = ("--class", "online", "--", *programs.LOAD, "--kernel", "1ms", "--period", "10ms")
     with (
         programs.daemon(tmp_path / "run") as daemon,
         programs.pods(daemon, {"chat": online, "train": ("--", *programs.LOAD)}),
     ):
-        while daemon.json("pod", "show", "chat")["pod"]["usage"][0]["expected_wait_p99_ns"] is None:
+        while not daemon.json("pod", "show", "chat")["pod"]["usage"][0]["expected_wait_p99_ns"]:
             pass
         shown = daemon.ctl("pod", "show", "chat").stdout
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from qgpu.cli.gpu import facts
 from qgpu.errors import ExitCode
 from tests.cli import programs
 from tests.cli.programs import TIMEOUT_S, Daemon
@@ -113,6 +114,7 @@ def test_draining_takes_pods_that_wait_for_their_turn(tmp_path: Path) -> None:
         web = cards.start("run", "--name", "web", "--memory", "20GiB", "--class", "online", "--", *load(20))
         until(lambda: shown(cards, "train")["state"] == "suspended")
         assert shown(cards, "train")["yielded"]
+        until(lambda: bool(shown(cards, "web")["usage"][0]["memory"]))
         drained = cards.ctl("gpu", "drain", "0")
         moved = shown(cards, "train")
 
@@ -120,3 +122,11 @@ def test_draining_takes_pods_that_wait_for_their_turn(tmp_path: Path) -> None:
         assert "by hand" not in drained.stdout
         assert (moved["state"], moved["yielded"], moved["grants"][0]["gpu"] in (1, 2)) == ("running", False, True)
         end(web, train)
+
+
+def test_show_names_the_pods_that_cannot_yield_memory(daemon: Daemon) -> None:
+    gpu, status = daemon.json("gpu", "show", "0")["gpu"], daemon.json("status")
+    assert dict(facts(gpu, [], status))["cannot yield memory"] == "-"
+
+    gpu["memory_stuck"] = {"one": "memory is shared"}
+    assert dict(facts(gpu, [], status))["cannot yield memory"] == "one (memory is shared)"

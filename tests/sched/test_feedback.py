@@ -59,6 +59,26 @@ def test_every_second_is_shared_by_quota_where_the_card_is_full(
     assert max(error(second.work, weights) for second in stage.seconds(8)) <= ONE_POINT
 
 
+#: Quotas beside a pod without one: a pod waits between its steps, or the pod without a quota wakes often.
+BESIDE_GUESTS = {
+    "a pod that waits": [(40, [FLOOD]), (20, [Workload(kernel_us=1000, batch=8, gap_us=3000)]), (None, [FLOOD])],
+    "a guest that wakes": [(60, [FLOOD]), (30, [FLOOD]), (None, [every(5000, 100)])],
+}
+
+
+@pytest.mark.parametrize("late_ms", [0, 4])
+@pytest.mark.parametrize("pods", BESIDE_GUESTS.values(), ids=BESIDE_GUESTS.keys())
+def test_a_quota_holds_every_second_beside_a_guest(
+    pods: Sequence[tuple[int | None, Sequence[Workload]]], late_ms: float
+) -> None:
+    stage = staged("burst-share", pods, late_ms=late_ms)
+    stage.pass_by(3)
+
+    for second in stage.seconds(8):
+        for name, (cores, _) in zip("abc", pods, strict=True):
+            assert second.shares[name] >= (cores or 0) / 100 - ONE_POINT
+
+
 GAPPY = [eager(3500, 0.49), eager(3500, 0.74), eager(2500, 0.26), eager(7300, 0.26)]
 FULL_LENGTH = batches(57_000, 600)
 

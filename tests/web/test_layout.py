@@ -65,6 +65,21 @@ def test_few_pods_fit_every_width(tmp_path: Path, browser: Any, pods: int) -> No
             assert overflow_px(browser) == 0
 
 
+def test_a_pgpu_without_pods_says_how_to_start_one_there(tmp_path: Path, browser: Any) -> None:
+    with crowd(tmp_path / "run", 1) as daemon, page(daemon) as url:
+        show(browser, url, 375, 1)
+        told = [each.text for each in browser.find_elements("css selector", ".empty code")]
+
+        assert overflow_px(browser) == 0
+    # the one pod is on pGPU 1
+    assert told == [
+        "qgpuctl run --cores 50 -- COMMAND",
+        "",
+        "qgpuctl run --gpu 2 --cores 50 -- COMMAND",
+        "qgpuctl run --gpu 3 --cores 50 -- COMMAND",
+    ]
+
+
 @pytest.mark.parametrize("width", SCREENS)
 def test_no_value_sticks_out_of_its_cell(many: str, browser: Any, width: int) -> None:
     show(browser, many, width, MANY)

@@ -23,6 +23,8 @@ export class Card {
     heading.id = `name-${index}`;
     this.section.setAttribute('aria-labelledby', heading.id);
     this.timeline = new Timeline(this.section.querySelector('.chart'));
+    const where = index ? ` --gpu ${index}` : '';
+    put(this.section.querySelector('.empty code'), `qgpuctl run${where} --cores 50 -- COMMAND`);
     const group = this.section.querySelector('.policies');
     group.setAttribute('aria-label', `policy of pGPU ${index}`);
     for (const policy of policies) {

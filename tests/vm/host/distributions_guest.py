@@ -95,6 +95,8 @@ def main() -> None:
     node_joins()
     apt("purge", "qgpu-k8s", "qgpu")
     apt("autoremove", "--purge")
+    # systemd lets go of a unit and its cgroup somewhat later than of its file
+    until(lambda: not sh("systemctl", "list-units", "--all", "--plain", "--no-legend", "qgpu*")[1])
     found["left"] = trace_of.difference(before, trace_of.snapshot())
     check("removed without a trace", not found["left"], found["left"])
 

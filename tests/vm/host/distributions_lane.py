@@ -10,8 +10,8 @@ module are the host lane's (lane.py). As root; nothing of this machine is change
 
 ``--paste`` pastes there instead what README and docs/install.md tell a reader to type (pasting_guest.py).
 
-``--tools`` installs on Debian 12 what ``make check`` installs (tests/install_tools.sh), and finds the services and the
-browser as they were.
+``--tools`` installs on Debian 12 what ``make check`` installs, and finds the services and the browser as they were
+(tools_guest.py).
 """
 
 from __future__ import annotations
@@ -116,20 +116,26 @@ def pasted(name: str, dist: Path) -> dict[str, Any]:
         for file in PASTING:
             shutil.copy(ROOT / file, share)
         shutil.copy(CERTIFICATES, Path(share, "certificates"))
-        tree = Path(share, "tree.tar")
-        subprocess.run(["git", "-C", str(ROOT), "archive", "--output", str(tree), "HEAD"], check=True)
-        with tarfile.open(tree, "a") as archive:
+        with tarfile.open(_tree(share), "a") as archive:
             for package in [*dist.glob("qgpu*_amd64.deb"), *dist.glob("*.whl")]:
                 archive.add(package, f"dist/{package.name}")
         return contained(root, Path(share), "/usr/bin/python3 /run/share/pasting_guest.py", 3600)
 
 
 def tools() -> dict[str, Any]:
-    """Install what tests use; what it changed of services and browser is printed, and fails."""
+    """Install what ``make check`` does as root; what that changed of services and browser."""
+    print("== what make check installs", flush=True)
     with tempfile.TemporaryDirectory(prefix="qgpu-share.") as share:
-        for file in (HERE / "tools_guest.sh", ROOT / "tests/install_tools.sh"):
-            shutil.copy(file, share)
-        return contained(image.build(("apt",)), Path(share), "/bin/sh /run/share/tools_guest.sh")
+        shutil.copy(HERE / "tools_guest.py", share)
+        _tree(share)
+        return contained(image.build(("apt",)), Path(share), "/usr/bin/python3 /run/share/tools_guest.py", 1200)
+
+
+def _tree(share: str) -> Path:
+    """Put what is committed into a folder, as one archive."""
+    tree = Path(share, "tree.tar")
+    subprocess.run(["git", "-C", str(ROOT), "archive", "--output", str(tree), "HEAD"], check=True)
+    return tree
 
 
 def main() -> int:
@@ -140,7 +146,8 @@ def main() -> int:
     parser.add_argument("--tools", action="store_true", help="what make check installs, instead")
     arguments = parser.parse_args()
     if arguments.tools:
-        return 1 if tools()["failed"] else 0
+        found = tools()
+        return 1 if found["failed"] or found.get("changed") else 0
     if unknown := set(arguments.only.split(",")) - DISTRIBUTIONS.keys():
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(DISTRIBUTIONS)}")
     lane = pasted if arguments.paste else tried
