@@ -32,7 +32,7 @@ FIRST = (
     *("groups/test_keeper.py", "web/test_layout.py", "cli/test_bad_input.py", "test_docs_run.py"),
     *("sched/test_feedback.py", "k8s/test_claim_groups.py", "guardian/failover/test_death.py"),
     *("guardian/proxy/test_profiling.py", "hostile/test_moments.py", "daemon/test_metrics_endpoint.py"),
-    *("daemon/test_claim_lifetimes.py", "doctor/test_self_test_kills.py", "sched/test_loop.py"),
+    *("daemon/test_claim_lifetimes.py", "doctor/test_self_test_kills.py", "sched/test_loop.py", "trace/test_trace.py"),
 )
 
 

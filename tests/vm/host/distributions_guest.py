@@ -157,6 +157,7 @@ def node_joins() -> None:
     says = until(lambda: "give --kubeconfig" in journal("qgpu-k8s"))
     check("on a node it starts", says, journal("qgpu-k8s")[-1000:])
     sh("systemctl", "stop", "qgpu-k8s")
+    sh("systemctl", "reset-failed", "qgpu-k8s")  # it may end by its error first; systemd keeps units that failed
     for folder in (NODE[0], Path(NODE[1]).parent):
         shutil.rmtree(folder)
 
