@@ -6,6 +6,7 @@
  * The entry of a file is stable during a call on that file. It goes in release(), which runs after the last call, or
  * when the module detaches from the driver, which waits for calls.
  */
+#include <linux/hash.h>
 #include <linux/ktime.h>
 #include <linux/rhashtable.h>
 #include <linux/slab.h>
@@ -20,7 +21,14 @@
 
 static struct rhashtable files;
 
+/* Every call on the driver's files looks here first, those of processes outside all pods too. */
+static u32 hash(const void *filp, u32 length, u32 seed)
+{
+	return hash_ptr(*(struct file *const *)filp, 32) ^ seed;
+}
+
 static const struct rhashtable_params file_params = {
+	.hashfn = hash,
 	.key_len = sizeof(struct file *),
 	.key_offset = offsetof(struct qgpu_file, filp),
 	.head_offset = offsetof(struct qgpu_file, node),

@@ -65,9 +65,9 @@ struct qgpu_pod *qgpu_pod_of_current(void)
 		found = NULL;
 		deepest = -1;
 		list_for_each_entry_rcu(pod, &pods, node) {
-			level = qgpu_joined_level(&pod->joined, cgroup);
-			if (cgroup_is_descendant(cgroup, pod->cgroup))
-				level = max(level, pod->cgroup->level);
+			level = cgroup_is_descendant(cgroup, pod->cgroup) ? pod->cgroup->level : -1;
+			if (!list_empty(&pod->joined))
+				level = max(level, qgpu_joined_level(&pod->joined, cgroup));
 			if (level > deepest) {
 				deepest = level;
 				found = pod;
