@@ -276,7 +276,7 @@ void qgpu_attach_info(struct qgpu_info *info)
 	info->nr_gpus = qgpu_gpu_count();
 	info->missing = qgpu_guard_check();
 	info->flags = (qgpu_toctou_sealed() ? QGPU_INFO_SEALED : 0) | (qgpu_uvm_bounded() ? QGPU_INFO_MANAGED : 0) |
-		      (qgpu_uvm_mem_counted() ? QGPU_INFO_HELD : 0);
+		      (qgpu_uvm_mem_counted() ? QGPU_INFO_HELD : 0) | QGPU_INFO_GROUPS;
 	info->stalled = qgpu_gpus_stalled();
 	spin_lock(&state_lock);
 	info->state = state;

@@ -102,6 +102,27 @@ static int do_pod_next(void *owner, void *arg)
 	return 0;
 }
 
+static int do_pod_join(void *owner, void *arg)
+{
+	const struct qgpu_pod_cgroup *join = arg;
+
+	return join->cgroup || join->flags ? -EINVAL : qgpu_pod_join(join->pod, join->cgroup_fd);
+}
+
+static int do_pod_leave(void *owner, void *arg)
+{
+	const struct qgpu_pod_cgroup *leave = arg;
+
+	return leave->cgroup_fd || leave->flags ? -EINVAL : qgpu_pod_leave_cgroup(leave->pod, leave->cgroup);
+}
+
+static int do_pod_joined_next(void *owner, void *arg)
+{
+	struct qgpu_pod_cgroup *next = arg;
+
+	return next->cgroup_fd || next->flags ? -EINVAL : qgpu_pod_joined_next(next->pod, &next->cgroup);
+}
+
 static int do_grant_set(void *owner, void *arg)
 {
 	const struct qgpu_grant *grant = arg;
@@ -159,6 +180,14 @@ static int do_tsg_next(void *owner, void *arg)
 	return gpu ? qgpu_tsg_next(gpu, next) : -EINVAL;
 }
 
+static int do_handle_next(void *owner, void *arg)
+{
+	struct qgpu_handle_next *next = arg;
+	struct qgpu_gpu *gpu = gpu_at(next->gpu);
+
+	return gpu ? qgpu_tsg_handle_next(gpu, next) : -EINVAL;
+}
+
 static int do_plan(void *owner, void *arg)
 {
 	const struct qgpu_plan *plan = arg;
@@ -210,6 +239,10 @@ static const struct {
 	{ QGPU_IOC_PLAN, do_plan },
 	{ QGPU_IOC_RENEW, do_renew },
 	{ QGPU_IOC_IDLE, do_idle },
+	{ QGPU_IOC_HANDLE_NEXT, do_handle_next },
+	{ QGPU_IOC_POD_JOIN, do_pod_join },
+	{ QGPU_IOC_POD_LEAVE, do_pod_leave },
+	{ QGPU_IOC_POD_JOINED_NEXT, do_pod_joined_next },
 };
 
 #define ARG_MAX_SIZE 256

@@ -208,19 +208,21 @@ static struct qgpu_client *take_first(struct list_head *from, struct list_head *
 	return client;
 }
 
-void qgpu_clients_open(struct list_head *file_clients)
+bool qgpu_clients_open(struct list_head *file_clients)
 {
 	struct qgpu_client *client;
+	bool shared = false;
 	LIST_HEAD(opened);
 
 	while ((client = take_first(file_clients, &opened))) {
-		qgpu_objects_hold(client, client->handle);
+		shared |= qgpu_objects_hold(client, client->handle) && qgpu_objects_share(client);
 		WRITE_ONCE(client->dead, true);
 		qgpu_client_unlock(client);
 	}
 	spin_lock(&files_lock);
 	list_splice(&opened, file_clients);
 	spin_unlock(&files_lock);
+	return shared;
 }
 
 void qgpu_clients_remove(struct list_head *file_clients)
@@ -249,4 +251,22 @@ struct qgpu_mem *qgpu_client_mem(u32 handle, u32 memory)
 		mem = qgpu_mem_of(object);
 	rcu_read_unlock();
 	return mem;
+}
+
+struct qgpu_tsg *qgpu_client_tsg(u32 handle, u32 object_handle, const struct qgpu_pod *pod)
+{
+	struct qgpu_client *client;
+	struct qgpu_object *object = NULL;
+	struct qgpu_tsg *tsg = NULL;
+
+	rcu_read_lock();
+	client = rhashtable_lookup(&clients, &handle, client_params);
+	if (client && client->pod == pod)
+		object = xa_load(&client->objects, object_handle);
+	if (object && object->class == KEPLER_CHANNEL_GROUP_A)
+		tsg = smp_load_acquire(&object->tsg);
+	if (tsg && !kref_get_unless_zero(&tsg->ref))
+		tsg = NULL;
+	rcu_read_unlock();
+	return tsg;
 }

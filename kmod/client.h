@@ -25,14 +25,17 @@ void qgpu_client_discard(struct qgpu_client *client);
 int qgpu_client_add(struct qgpu_client *client, struct list_head *file_clients, u32 handle, bool sure);
 /*
  * For a file that is being released: the first opens all gates of its clients for good, the second forgets the clients.
+ * True: a gate that should be closed is open, of a TSG on which other clients have handles.
  */
-void qgpu_clients_open(struct list_head *file_clients);
+bool qgpu_clients_open(struct list_head *file_clients);
 void qgpu_clients_remove(struct list_head *file_clients);
 /* The caller holds the lock and has removed the objects: forget the client itself. */
 void qgpu_client_unlink(struct qgpu_client *client);
 
 /* The memory object of any client, with a reference to the memory, or NULL. */
 struct qgpu_mem *qgpu_client_mem(u32 client, u32 handle);
+/* The TSG that a handle of one of the pod's clients is, with a reference, or NULL. */
+struct qgpu_tsg *qgpu_client_tsg(u32 client, u32 handle, const struct qgpu_pod *pod);
 
 extern atomic_t qgpu_nr_clients;
 

@@ -34,12 +34,17 @@ static struct qgpu_tsg *tsg_above(struct qgpu_client *client, u32 parent)
 	return above && above->class == KEPLER_CHANNEL_GROUP_A ? above->tsg : NULL;
 }
 
+u64 qgpu_tsg_bytes(u32 engine)
+{
+	return is_compute(engine) ? COMPUTE_TSG_BYTES : OTHER_TSG_BYTES;
+}
+
 static u64 taken_for(struct qgpu_client *client, u32 parent, u32 class, u32 engine)
 {
 	if (class == NV01_DEVICE_0 || class == FERMI_VASPACE_A)
 		return SPACE_BYTES;
 	if (class == KEPLER_CHANNEL_GROUP_A || (NV_IS_GPFIFO(class) && !tsg_above(client, parent)))
-		return is_compute(engine) ? COMPUTE_TSG_BYTES : OTHER_TSG_BYTES;
+		return qgpu_tsg_bytes(engine);
 	return 0;
 }
 
@@ -90,18 +95,19 @@ void qgpu_make_preemptible(struct qgpu_client *client, u32 channel)
 {
 	struct qgpu_object *object = qgpu_object_find(client, channel);
 	struct qgpu_tsg *tsg = object ? object->tsg : NULL;
+	u32 device = qgpu_object_device(client, channel);
 	struct nv2080_preemption_mode mode = {
 		.flags = NV2080_PREEMPTION_MODE_FLAGS_CILP,
 		.compute = NV2080_PREEMPTION_MODE_COMPUTE_CILP,
 	};
 	u32 subdevice;
 
-	if (!tsg || tsg->preemptible)
+	if (!tsg || READ_ONCE(tsg->preemptible))
 		return;
-	mode.channel = qgpu_tsg_hidden(tsg) ? channel : tsg->handle;
-	if (qgpu_rm_subdevice(client->handle, tsg->device, &subdevice) == NV_OK)
-		tsg->preemptible = qgpu_rm_control(client->handle, subdevice, NV2080_GR_SET_CTXSW_PREEMPTION_MODE, &mode,
-						   sizeof(mode)) == NV_OK;
+	mode.channel = qgpu_tsg_hidden(tsg) ? channel : object->parent;
+	if (qgpu_rm_subdevice(client->handle, device, &subdevice) == NV_OK &&
+	    qgpu_rm_control(client->handle, subdevice, NV2080_GR_SET_CTXSW_PREEMPTION_MODE, &mode, sizeof(mode)) == NV_OK)
+		WRITE_ONCE(tsg->preemptible, true);
 }
 
 /* The TSG that the object is, or (handle 0) the one that RM makes for the object. */
@@ -117,11 +123,11 @@ static int enter_as_channel(struct qgpu_client *client, struct qgpu_object *chan
 
 	if (IS_ERR(tsg))
 		return PTR_ERR(tsg);
-	ret = qgpu_channel_add(tsg, channel->handle);
+	ret = qgpu_channel_add(tsg, client->handle, channel->handle);
 	if (!ret)
 		channel->tsg = tsg;
 	else if (qgpu_tsg_hidden(tsg))
-		qgpu_tsg_remove(tsg);
+		qgpu_tsg_drop(tsg, client->handle, 0, false);
 	return ret;
 }
 
@@ -138,6 +144,15 @@ int qgpu_enter_tsg(struct qgpu_client *client, struct qgpu_object *object, u32 e
 	tsg = add(client, object, object->handle, engine);
 	if (IS_ERR(tsg))
 		return PTR_ERR(tsg);
-	object->tsg = tsg;
+	smp_store_release(&object->tsg, tsg);	/* pairs with qgpu_client_tsg() */
 	return 0;
+}
+
+int qgpu_enter_shared_tsg(struct qgpu_client *client, struct qgpu_object *object, struct qgpu_tsg *tsg, u64 stamp)
+{
+	int ret = qgpu_tsg_share(tsg, stamp, client, object->handle, qgpu_object_device(client, object->parent));
+
+	if (!ret)
+		smp_store_release(&object->tsg, tsg);	/* pairs with qgpu_client_tsg() */
+	return ret;
 }

@@ -7,6 +7,7 @@
 struct qgpu_client;
 struct qgpu_mem;
 struct qgpu_object;
+struct qgpu_tsg;
 
 /*
  * Charge what RM takes of the card for an object that is about to be made and has no memory handle; NULL: nothing.
@@ -20,5 +21,9 @@ bool qgpu_is_in_compute_tsg(struct qgpu_client *client, u32 channel);
 void qgpu_make_preemptible(struct qgpu_client *client, u32 channel);
 /* Set the object's TSG if it is a TSG or channel, else do nothing. -ENODEV: its card is unknown. */
 int qgpu_enter_tsg(struct qgpu_client *client, struct qgpu_object *object, u32 engine);
+/* The object is a further handle on a TSG of its card; as for qgpu_tsg_share(). */
+int qgpu_enter_shared_tsg(struct qgpu_client *client, struct qgpu_object *object, struct qgpu_tsg *tsg, u64 stamp);
+/* What is charged for each handle on a TSG of this engine. */
+u64 qgpu_tsg_bytes(u32 engine);
 
 #endif

@@ -2,13 +2,17 @@
 /*
  * dup.c - second names of objects: imports, and duplicates that a pod makes of its own objects or of another pod's.
  * Memory of the pod's own stays charged once, as long as it is known which memory it is. Unknown memory, and memory of
- * another pod, is charged like a new allocation. An object that carries a gate, or that takes channels with it when it
- * is freed, may have only one name.
+ * another pod, is charged like a new allocation. A TSG may have further names in clients of its pod, each charged like a
+ * TSG (docs/decisions/0044-groups.md). Any other object that carries a gate, or that takes channels with it when it is
+ * freed, may have only one name.
  */
 #include "client.h"
+#include "context.h"
 #include "dup.h"
+#include "gate_penalty.h"
 #include "mem.h"
 #include "rm.h"
+#include "tsg.h"
 #include "uvm_mem.h"
 #include "vram_heap.h"
 
@@ -26,6 +30,31 @@ static u32 charge(const struct qgpu_arrival *arrival, struct qgpu_object *object
 	return NV_OK;
 }
 
+/* Without a seal the pod may have said itself which handle RM has made. Returns an RM status. */
+static u32 share_tsg(const struct qgpu_arrival *arrival, bool sealed)
+{
+	struct qgpu_client *client = arrival->client;
+	struct qgpu_object *object;
+	u32 status = NV_OK;
+
+	if (!arrival->tsg || !sealed)
+		return NV_ERR_NOT_SUPPORTED;
+	object = qgpu_object_add(client, arrival->handle, arrival->parent, KEPLER_CHANNEL_GROUP_A, sealed);
+	if (IS_ERR(object))
+		return NV_ERR_NO_MEMORY;
+	if (object->gpu != qgpu_gpu_index(arrival->tsg->gpu))	/* a device without a card, or on another one */
+		status = NV_ERR_INVALID_STATE;
+	else if (qgpu_mem_resize(arrival->spare, BIT(object->gpu), qgpu_tsg_bytes(arrival->tsg->engine)))
+		status = NV_ERR_NO_MEMORY;
+	else if (qgpu_enter_shared_tsg(client, object, arrival->tsg, arrival->stamp))
+		status = NV_ERR_INSUFFICIENT_RESOURCES;
+	else
+		qgpu_mem_name(object, qgpu_mem_get(arrival->spare));
+	if (status != NV_OK)
+		qgpu_objects_remove(client, arrival->handle);
+	return status;
+}
+
 /* Ask RM what it is. A status other than NV_OK: the object must go. */
 static u32 book(struct qgpu_arrival *arrival, bool sealed, qgpu_finder find, void *about)
 {
@@ -37,7 +66,9 @@ static u32 book(struct qgpu_arrival *arrival, bool sealed, qgpu_finder find, voi
 		return sealed ? NV_ERR_NO_MEMORY : NV_OK;
 	if (qgpu_is_physical(class))
 		return NV_ERR_INSUFFICIENT_PERMISSIONS;
-	if (qgpu_is_registered(class))	/* objects below a duplicated TSG would have no gate */
+	if (class == KEPLER_CHANNEL_GROUP_A)
+		return share_tsg(arrival, sealed);
+	if (qgpu_is_registered(class))	/* objects below it would have no gate, or go unseen */
 		return NV_ERR_NOT_SUPPORTED;
 	if (class != NV01_MEMORY_LOCAL_USER)
 		return NV_OK;
@@ -87,6 +118,26 @@ static struct qgpu_mem *find_source(const struct qgpu_arrival *arrival, void *ab
 	return NULL;
 }
 
+/*
+ * A process that ends with a handle on a TSG opens the gate of the TSG's other handles too, and does not wait. So the
+ * pod pays before it has another handle.
+ */
+static int find_tsg(const struct qgpu_call *call, struct qgpu_arrival *arrival)
+{
+	const struct nvos55 *dup = &call->in.dup;
+	int ret;
+
+	arrival->tsg = qgpu_client_tsg(dup->client_src, dup->object_src, call->pod);
+	if (!arrival->tsg)
+		return 0;
+	ret = qgpu_gate_penalty_begin(call->pod);
+	if (ret)
+		return ret;
+	qgpu_gate_penalty_end(call->pod, false);
+	arrival->stamp = qgpu_tsg_stamp(arrival->tsg, dup->client_src, dup->object_src);
+	return 0;
+}
+
 long qgpu_dup(struct qgpu_call *call)
 {
 	struct qgpu_client *client = qgpu_client_lock(call->in.dup.client, call->pod);
@@ -104,6 +155,9 @@ long qgpu_dup(struct qgpu_call *call)
 		qgpu_client_unlock(client);
 		return qgpu_call_answer(call, offsetof(struct nvos55, status), NV_ERR_NO_MEMORY);
 	}
+	ret = find_tsg(call, &arrival);
+	if (ret)
+		goto out;
 	source.before = qgpu_client_mem(call->in.dup.client_src, call->in.dup.object_src);
 	ret = qgpu_call_forward(call);
 	if (call->out.dup.status == NV_OK) {
@@ -112,7 +166,10 @@ long qgpu_dup(struct qgpu_call *call)
 		if (status != NV_OK)
 			ret = qgpu_call_answer(call, offsetof(struct nvos55, status), status) ?: ret;
 	}
+out:
 	qgpu_client_unlock(client);
+	if (arrival.tsg)
+		qgpu_tsg_put(arrival.tsg);
 	qgpu_mem_put(source.before);
 	qgpu_mem_put(arrival.spare);
 	return ret;

@@ -6,6 +6,7 @@
 
 struct qgpu_client;
 struct qgpu_mem;
+struct qgpu_tsg;
 
 /* An object that a call has given to a client under a second name. */
 struct qgpu_arrival {
@@ -14,6 +15,8 @@ struct qgpu_arrival {
 	int gpu;		/* found out here, as is its size */
 	u64 size;
 	struct qgpu_mem *spare;	/* an empty charge, in case it is charged like new memory; made before RM is asked */
+	struct qgpu_tsg *tsg;	/* what the name that was duplicated stood for before RM was asked, or NULL */
+	u64 stamp;		/* of that name */
 };
 
 /* A reference to the memory that it is, if known and charged to the pod; else NULL. */

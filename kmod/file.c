@@ -6,19 +6,29 @@
  * The entry of a file is stable during a call on that file. It goes in release(), which runs after the last call, or
  * when the module detaches from the driver, which waits for calls.
  */
+#include <linux/hash.h>
+#include <linux/ktime.h>
 #include <linux/rhashtable.h>
 #include <linux/slab.h>
 
 #include "client.h"
 #include "events.h"
 #include "file.h"
+#include "gate_penalty.h"
 #include "mem.h"
 #include "nvrm.h"
 #include "pod.h"
 
 static struct rhashtable files;
 
+/* Every call on the driver's files looks here first, those of processes outside all pods too. */
+static u32 hash(const void *filp, u32 length, u32 seed)
+{
+	return hash_ptr(*(struct file *const *)filp, 32) ^ seed;
+}
+
 static const struct rhashtable_params file_params = {
+	.hashfn = hash,
 	.key_len = sizeof(struct file *),
 	.key_offset = offsetof(struct qgpu_file, filp),
 	.head_offset = offsetof(struct qgpu_file, node),
@@ -113,13 +123,18 @@ struct qgpu_file *qgpu_file_of(struct file *filp)
 
 void qgpu_file_close(struct qgpu_file *file)
 {
-	qgpu_clients_open(&file->clients);
+	u64 now_ns = ktime_get_ns();
+
+	if (qgpu_clients_open(&file->clients))
+		file->open_since_ns = now_ns;
 	rhashtable_remove_fast(&files, &file->node, file_params);
 }
 
 void qgpu_file_closed(struct qgpu_file *file)
 {
 	qgpu_clients_remove(&file->clients);
+	if (file->open_since_ns)
+		qgpu_gate_penalty_owe(file->pod, ktime_get_ns() - file->open_since_ns);
 	qgpu_mem_file_closed(file->pod);
 	file_free(file);
 }

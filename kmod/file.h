@@ -14,6 +14,7 @@ struct qgpu_file {
 	struct file *filp;
 	struct qgpu_pod *pod;		/* a reference */
 	struct list_head clients;	/* client.c */
+	u64 open_since_ns;		/* since when its release keeps a gate open that should be closed; 0: it does not */
 	struct rcu_head rcu;
 };
 

@@ -106,25 +106,33 @@ static bool is_general(struct qgpu_gpu *gpu, const struct qgpu_tsg *tsg, u32 sta
 }
 
 /* A subdevice handle can be freed and made anew, so ask for it again if a control failed. */
-static u32 subdevice_of(struct qgpu_gpu *gpu, struct qgpu_tsg *tsg, bool again)
+static u32 subdevice_of(struct qgpu_gpu *gpu, struct qgpu_tsg *tsg, u32 client, bool again)
 {
+	struct qgpu_tsg_handle *handle = qgpu_tsg_handle_of(tsg, client);
 	struct nv0080_find_subdevice find = {};
 
-	if (!tsg->subdevice || again) {
-		qgpu_gpu_control(gpu, tsg->client, tsg->device, NV0080_GPU_FIND_SUBDEVICE_HANDLE, &find, sizeof(find));
-		tsg->subdevice = find.subdevice;
-	}
-	return tsg->subdevice;
+	if (!handle)
+		return 0;
+	if (handle->subdevice && !again)
+		return handle->subdevice;
+	qgpu_gpu_control(gpu, client, handle->device, NV0080_GPU_FIND_SUBDEVICE_HANDLE, &find, sizeof(find));
+	handle = qgpu_tsg_handle_of(tsg, client);	/* it may have been freed meanwhile */
+	if (handle)
+		handle->subdevice = find.subdevice;
+	return find.subdevice;
 }
 
+/* In the name of the client that has the first channel. */
 static u32 send_gate(struct qgpu_gpu *gpu, struct qgpu_tsg *tsg)
 {
-	u32 subdevice = subdevice_of(gpu, tsg, false), status;
+	u32 client = gpu->gate.clients[0], subdevice = subdevice_of(gpu, tsg, client, false), status, found;
 
-	status = qgpu_gpu_control(gpu, tsg->client, subdevice, NV2080_FIFO_DISABLE_CHANNELS, &gpu->gate,
-				  sizeof(gpu->gate));
-	if (status != NV_OK && !gpu->silent && !is_busy(status) && subdevice_of(gpu, tsg, true) != subdevice)
-		status = qgpu_gpu_control(gpu, tsg->client, tsg->subdevice, NV2080_FIFO_DISABLE_CHANNELS, &gpu->gate,
+	status = qgpu_gpu_control(gpu, client, subdevice, NV2080_FIFO_DISABLE_CHANNELS, &gpu->gate, sizeof(gpu->gate));
+	if (status == NV_OK || gpu->silent || is_busy(status))
+		return status;
+	found = subdevice_of(gpu, tsg, client, true);
+	if (found != subdevice)
+		status = qgpu_gpu_control(gpu, client, found, NV2080_FIFO_DISABLE_CHANNELS, &gpu->gate,
 					  sizeof(gpu->gate));
 	return status;
 }
@@ -169,19 +177,22 @@ static enum apart apart_of(const struct qgpu_gpu *gpu, const struct qgpu_tsg *ts
 	return apart;
 }
 
-static bool joins(struct qgpu_gpu *gpu, struct batch *batch, const struct qgpu_tsg *tsg, enum apart apart)
+static bool joins(struct qgpu_gpu *gpu, struct batch *batch, const struct qgpu_tsg *tsg,
+		  const struct qgpu_channel *channel)
 {
+	enum apart apart = apart_of(gpu, tsg, channel);
 	const struct qgpu_tsg *first = gpu->gated[0].tsg;
+	u32 first_client = gpu->gate.clients[0];
 
 	if (!batch->num) {
 		batch->apart = apart;
 		return true;
 	}
 	if (apart != batch->apart || (apart >= BY_POD && first->pod != tsg->pod) ||
-	    (apart >= BY_CLIENT && first->client != tsg->client))
+	    (apart >= BY_CLIENT && first_client != channel->client))
 		return false;
 	batch->pods |= first->pod != tsg->pod;
-	batch->clients |= first->client != tsg->client;
+	batch->clients |= first_client != channel->client;
 	return true;
 }
 
@@ -196,11 +207,11 @@ static void collect(struct qgpu_gpu *gpu, struct batch *batch)
 		for (channel = tsg->channels; channel < tsg->channels + tsg->nr_channels; channel++) {
 			if (action_of(tsg, channel) != batch->action ||
 			    allowed_at(gpu, &channel->retry, batch->action == OPEN) > now_ns ||
-			    !joins(gpu, batch, tsg, apart_of(gpu, tsg, channel)))
+			    !joins(gpu, batch, tsg, channel))
 				continue;
 			kref_get(&tsg->ref);
 			gpu->gated[batch->num] = (struct qgpu_gated){ tsg, channel->stamp };
-			gpu->gate.clients[batch->num] = tsg->client;
+			gpu->gate.clients[batch->num] = channel->client;
 			gpu->gate.channels[batch->num] = channel->handle;
 			batch->num++;
 			channel->unsure = true;
@@ -390,7 +401,7 @@ static bool is_slice_due(const struct qgpu_tsg *tsg)
 
 static void note_slice_refused(struct qgpu_gpu *gpu, struct qgpu_tsg *tsg, u32 status)
 {
-	bool absent = is_absent(gpu, tsg->client, tsg->handle, false);
+	bool absent = is_absent(gpu, tsg->first.client, tsg->first.handle, false);
 
 	tsg->absent = absent ? tsg->absent + 1 : 0;
 	if (retry_later(&tsg->retry) && !absent && tsg->listed)
@@ -408,7 +419,7 @@ static void set_slice(struct qgpu_gpu *gpu, struct qgpu_tsg *tsg)
 
 	kref_get(&tsg->ref);
 	tsg->set_us = UNSURE_US;
-	status = qgpu_gpu_control(gpu, tsg->client, tsg->handle, NVA06C_SET_TIMESLICE, &slice, sizeof(slice));
+	status = qgpu_gpu_control(gpu, tsg->first.client, tsg->first.handle, NVA06C_SET_TIMESLICE, &slice, sizeof(slice));
 	if (status == NV_OK) {
 		tsg->set_us = due_us;
 		tsg->absent = 0;

@@ -163,6 +163,19 @@ static bool goes_with(struct qgpu_client *client, struct qgpu_object *object, u3
 	return is_below(client, object, handle);
 }
 
+bool qgpu_objects_share(struct qgpu_client *client)
+{
+	struct qgpu_object *object;
+	unsigned long index;
+
+	lockdep_assert_held(&client->lock);
+	for_each_object(client, index, object) {
+		if (object->tsg && qgpu_tsg_shared(object->tsg))
+			return true;
+	}
+	return false;
+}
+
 /* Freeing one channel opens its TSG's gate: RM preempts by TSG, and waits for all of it. */
 bool qgpu_objects_hold(struct qgpu_client *client, u32 handle)
 {
@@ -210,9 +223,9 @@ static void object_remove(struct qgpu_client *client, struct qgpu_object *object
 	if (object->mem)
 		qgpu_mem_drop(object);
 	if (object->tsg && NV_IS_GPFIFO(object->class))
-		qgpu_channel_remove(object->tsg, object->handle);
+		qgpu_channel_remove(object->tsg, client->handle, object->handle);
 	else if (object->tsg)
-		qgpu_tsg_remove(object->tsg);
+		qgpu_tsg_drop(object->tsg, client->handle, object->handle, object->held);
 	if (held) {	/* what is left of its TSG is gated as before */
 		qgpu_tsg_hold(tsg, -1, &gpus);
 		qgpu_tsgs_wait(gpus);

@@ -15,6 +15,8 @@ bool qgpu_object_needed(struct qgpu_client *client, struct qgpu_object *object);
 bool qgpu_is_registered(u32 class);
 /* Whether the client has channels. */
 bool qgpu_objects_run(struct qgpu_client *client);
+/* Whether it has a handle on a TSG that has others. */
+bool qgpu_objects_share(struct qgpu_client *client);
 /*
  * Keep the gates of everything below an object, and of everything that depends on it, open while the driver frees it.
  * True: this opened a closed gate.

@@ -2,8 +2,8 @@
 /*
  * pod.c - the list of pods, the processes that belong to each, and its grants.
  *
- * A pod is a cgroup of the v2 tree. A process belongs to the deepest pod whose cgroup is its own or above it. mem.c and
- * plan_runner.c enforce grants.
+ * A pod is a cgroup of the v2 tree; containers of a share group join its pod by cgroups of their own. A process belongs
+ * to the pod of the deepest such cgroup that is its own or above it. mem.c and plan_runner.c enforce grants.
  */
 #include <linux/cgroup.h>
 #include <linux/module.h>
@@ -12,6 +12,7 @@
 #include <linux/slab.h>
 
 #include "events.h"
+#include "joined.h"
 #include "pod.h"
 
 /* Each entry holds kernel memory here and more in the driver. A whole card in pieces of 2 MiB is a quarter of this. */
@@ -54,6 +55,7 @@ struct qgpu_pod *qgpu_pod_of_current(void)
 {
 	struct qgpu_pod *pod, *found;
 	struct cgroup *cgroup;
+	int level, deepest;
 
 	if (!READ_ONCE(nr_pods))
 		return NULL;
@@ -61,10 +63,15 @@ struct qgpu_pod *qgpu_pod_of_current(void)
 	cgroup = task_dfl_cgroup(current);
 	do {	/* start over if it was removed meanwhile: the pod above it is next */
 		found = NULL;
+		deepest = -1;
 		list_for_each_entry_rcu(pod, &pods, node) {
-			if (cgroup_is_descendant(cgroup, pod->cgroup) &&
-			    (!found || pod->cgroup->level > found->cgroup->level))
+			level = cgroup_is_descendant(cgroup, pod->cgroup) ? pod->cgroup->level : -1;
+			if (!list_empty(&pod->joined))
+				level = max(level, qgpu_joined_level(&pod->joined, cgroup));
+			if (level > deepest) {
+				deepest = level;
 				found = pod;
+			}
 		}
 	} while (found && !kref_get_unless_zero(&found->ref));
 	rcu_read_unlock();
@@ -100,6 +107,19 @@ struct qgpu_pod *qgpu_pod_next(u64 id)
 	return found;
 }
 
+/* Whether the cgroup is a pod's, its own or a joined one. */
+static bool is_taken(const struct cgroup *cgroup)
+{
+	const struct qgpu_pod *pod;
+
+	lockdep_assert_held(&pods_lock);
+	list_for_each_entry(pod, &pods, node) {
+		if (pod->cgroup == cgroup || qgpu_joined_has(&pod->joined, cgroup))
+			return true;
+	}
+	return false;
+}
+
 static int pod_insert(struct qgpu_pod *pod, const char *name)
 {
 	struct qgpu_pod *other;
@@ -107,8 +127,10 @@ static int pod_insert(struct qgpu_pod *pod, const char *name)
 	lockdep_assert_held(&pods_lock);
 	if (nr_pods >= QGPU_MAX_PODS)
 		return -ENOSPC;
+	if (is_taken(pod->cgroup))
+		return -EEXIST;
 	list_for_each_entry(other, &pods, node) {
-		if (other->cgroup == pod->cgroup || !strcmp(other->name, name))
+		if (!strcmp(other->name, name))
 			return -EEXIST;
 	}
 	strscpy_pad(pod->name, name, sizeof(pod->name));
@@ -152,6 +174,8 @@ static struct qgpu_pod *pod_new(struct cgroup *cgroup)
 	kref_init(&pod->ref);
 	sema_init(&pod->calls, QGPU_POD_CALLS);
 	mutex_init(&pod->penalty_lock);
+	spin_lock_init(&pod->owed_lock);
+	INIT_LIST_HEAD(&pod->joined);
 	INIT_LIST_HEAD(&pod->kept);
 	INIT_LIST_HEAD(&pod->former_node);
 	forget_grants(pod);
@@ -180,15 +204,11 @@ static struct qgpu_pod *find_former(const struct cgroup *cgroup)
  */
 static struct qgpu_pod *pod_for(int cgroup_fd)
 {
-	struct cgroup *cgroup = cgroup_get_from_fd(cgroup_fd);
+	struct cgroup *cgroup = qgpu_cgroup_of(cgroup_fd);
 	struct qgpu_pod *pod;
 
 	if (IS_ERR(cgroup))
 		return ERR_CAST(cgroup);
-	if (cgroup->root != &cgrp_dfl_root) {	/* in a v1 tree: no process would ever be found in it */
-		cgroup_put(cgroup);
-		return ERR_PTR(-EBADF);
-	}
 	pod = find_former(cgroup);
 	if (!pod)
 		return pod_new(cgroup);
@@ -215,9 +235,58 @@ int qgpu_pod_add(int cgroup_fd, const char *name, u64 *id)
 	return ret;
 }
 
+int qgpu_pod_join(u64 id, int cgroup_fd)
+{
+	struct qgpu_pod *pod = qgpu_pod_find(id);
+	struct cgroup *cgroup;
+	int ret;
+
+	if (IS_ERR(pod))
+		return PTR_ERR(pod);
+	cgroup = qgpu_cgroup_of(cgroup_fd);
+	ret = PTR_ERR_OR_ZERO(cgroup);
+	if (!ret) {
+		mutex_lock(&pods_lock);
+		ret = pod->gone ? -ENOENT : is_taken(cgroup) ? -EEXIST : qgpu_joined_add(&pod->joined, cgroup);
+		mutex_unlock(&pods_lock);
+		if (ret)
+			cgroup_put(cgroup);
+	}
+	qgpu_pod_put(pod);
+	return ret;
+}
+
+int qgpu_pod_leave_cgroup(u64 id, u64 cgroup)
+{
+	struct qgpu_pod *pod = qgpu_pod_find(id);
+	int ret;
+
+	if (IS_ERR(pod))
+		return PTR_ERR(pod);
+	mutex_lock(&pods_lock);
+	ret = qgpu_joined_remove(&pod->joined, cgroup);
+	mutex_unlock(&pods_lock);
+	qgpu_pod_put(pod);
+	return ret;
+}
+
+int qgpu_pod_joined_next(u64 id, u64 *cgroup)
+{
+	struct qgpu_pod *pod = qgpu_pod_find(id);
+
+	if (IS_ERR(pod))
+		return PTR_ERR(pod);
+	mutex_lock(&pods_lock);
+	*cgroup = qgpu_joined_next(&pod->joined, *cgroup);
+	mutex_unlock(&pods_lock);
+	qgpu_pod_put(pod);
+	return *cgroup ? 0 : -ENOENT;
+}
+
 static void pod_unlist(struct qgpu_pod *pod)
 {
 	lockdep_assert_held(&pods_lock);
+	qgpu_joined_end(&pod->joined);
 	list_del_rcu(&pod->node);
 	WRITE_ONCE(nr_pods, nr_pods - 1);
 	WRITE_ONCE(pod->gone, true);

@@ -48,6 +48,7 @@ struct qgpu_pod {
 	struct rcu_head rcu;
 	u64 id;
 	struct cgroup *cgroup;
+	struct list_head joined;	/* further cgroups: written under pods_lock, walked under RCU */
 	char name[QGPU_NAME_LEN];
 	bool gone;		/* removed: nothing is enforced, while files still name it; until its cgroup is added again */
 	struct list_head former_node;	/* in former, if gone */
@@ -60,7 +61,9 @@ struct qgpu_pod {
 	atomic64_t refused_controls;
 	struct semaphore calls;	/* limits inspected calls */
 	struct mutex penalty_lock;	/* gate_penalty.c: serializes calls that open closed gates */
-	u64 penalty_until_ns, open_since_ns;	/* under penalty_lock */
+	u64 open_since_ns;	/* under penalty_lock */
+	spinlock_t owed_lock;
+	u64 penalty_until_ns;	/* under owed_lock */
 	struct list_head kept;	/* memory that stays charged until the last file goes: mem.c, under mem_lock */
 	struct qgpu_share shares[QGPU_MAX_GPUS];
 };
@@ -68,7 +71,7 @@ struct qgpu_pod {
 struct qgpu_pod *qgpu_pod_get(struct qgpu_pod *pod);
 void qgpu_pod_put(struct qgpu_pod *pod);
 
-/* The pod whose cgroup the current task is in, or NULL; the caller puts it. */
+/* The pod in one of whose cgroups the current task is, or NULL; the caller puts it. */
 struct qgpu_pod *qgpu_pod_of_current(void);
 /* By id; the caller puts it. ERR_PTR(-ENOENT): removed, ERR_PTR(-EINVAL): no pod ever had this id. */
 struct qgpu_pod *qgpu_pod_find(u64 id);
@@ -77,6 +80,10 @@ struct qgpu_pod *qgpu_pod_next(u64 id);
 
 int qgpu_pod_add(int cgroup_fd, const char *name, u64 *id);
 int qgpu_pod_remove(u64 id);
+/* Further cgroups of a pod. leave: by id; joined_next: the one with the lowest id above *cgroup, or -ENOENT. */
+int qgpu_pod_join(u64 id, int cgroup_fd);
+int qgpu_pod_leave_cgroup(u64 id, u64 cgroup);
+int qgpu_pod_joined_next(u64 id, u64 *cgroup);
 /* -EOPNOTSUPP: it brings a limit that the pod does not have, and limits are not safe now. */
 int qgpu_pod_grant(u64 id, const struct qgpu_grant *grant, bool safe);
 /* The pGPUs on which the pod has a memory limit: a mask of indexes. */

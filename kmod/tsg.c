@@ -4,6 +4,9 @@
  * gate.c moves gates and sets timeslices.
  *
  * All TSGs of a pod are gated, not only those declared for compute, because a pod may declare a TSG falsely.
+ *
+ * A TSG may have several handles, in clients of one pod: a client of an MPS server duplicates the server's TSG and makes
+ * its channels below that. RM keeps the TSG until the last handle is freed.
  */
 #include <linux/atomic.h>
 #include <linux/slab.h>
@@ -30,6 +33,17 @@ bool qgpu_tsgs_paused(void)
 	return atomic_read(&paused);
 }
 
+static void name(struct qgpu_tsg_handle *as, const struct qgpu_client *client, u32 handle, u32 device)
+{
+	*as = (struct qgpu_tsg_handle){
+		.stamp = atomic64_inc_return(&last_stamp),
+		.client = client->handle,
+		.device = device,
+		.handle = handle,
+		.tgid = client->tgid,
+	};
+}
+
 struct qgpu_tsg *qgpu_tsg_add(struct qgpu_client *client, struct qgpu_gpu *gpu, u32 handle, u32 device, u32 engine)
 {
 	struct qgpu_tsg *tsg = kzalloc(sizeof(*tsg), GFP_KERNEL_ACCOUNT);
@@ -41,11 +55,9 @@ struct qgpu_tsg *qgpu_tsg_add(struct qgpu_client *client, struct qgpu_gpu *gpu, 
 	tsg->listed = true;
 	tsg->pod = client->pod;
 	tsg->gpu = gpu;
-	tsg->client = client->handle;
-	tsg->device = device;
-	tsg->handle = handle;
+	name(&tsg->first, client, handle, device);
+	INIT_LIST_HEAD(&tsg->further);
 	tsg->engine = engine;
-	tsg->tgid = client->tgid;
 	tsg->wish_us = NV_DEFAULT_TIMESLICE_US;
 	mutex_lock(&gpu->lock);
 	tsg->id = id = atomic64_inc_return(&last_id);	/* under the lock: the list is in order of ids */
@@ -57,9 +69,12 @@ struct qgpu_tsg *qgpu_tsg_add(struct qgpu_client *client, struct qgpu_gpu *gpu, 
 	return tsg;
 }
 
+/* Finders look at it under RCU. */
 static void tsg_free(struct kref *ref)
 {
-	kfree(container_of(ref, struct qgpu_tsg, ref));
+	struct qgpu_tsg *tsg = container_of(ref, struct qgpu_tsg, ref);
+
+	kfree_rcu(tsg, rcu);
 }
 
 void qgpu_tsg_put(struct qgpu_tsg *tsg)
@@ -67,20 +82,130 @@ void qgpu_tsg_put(struct qgpu_tsg *tsg)
 	kref_put(&tsg->ref, tsg_free);
 }
 
-void qgpu_tsg_remove(struct qgpu_tsg *tsg)
+static struct qgpu_tsg_handle *handle_of(struct qgpu_tsg *tsg, u32 client, u32 handle)
 {
+	struct qgpu_tsg_handle *each;
+
+	lockdep_assert_held(&tsg->gpu->lock);
+	if (tsg->first.client == client && tsg->first.handle == handle)
+		return &tsg->first;
+	list_for_each_entry(each, &tsg->further, node) {
+		if (each->client == client && each->handle == handle)
+			return each;
+	}
+	return NULL;
+}
+
+struct qgpu_tsg_handle *qgpu_tsg_handle_of(struct qgpu_tsg *tsg, u32 client)
+{
+	struct qgpu_tsg_handle *each;
+
+	lockdep_assert_held(&tsg->gpu->lock);
+	if (tsg->first.client == client)
+		return &tsg->first;
+	list_for_each_entry(each, &tsg->further, node) {
+		if (each->client == client)
+			return each;
+	}
+	return NULL;
+}
+
+u64 qgpu_tsg_stamp(struct qgpu_tsg *tsg, u32 client, u32 handle)
+{
+	const struct qgpu_tsg_handle *found;
+	u64 stamp;
+
+	mutex_lock(&tsg->gpu->lock);
+	found = tsg->listed ? handle_of(tsg, client, handle) : NULL;
+	stamp = found ? found->stamp : 0;
+	mutex_unlock(&tsg->gpu->lock);
+	return stamp;
+}
+
+static bool has_stamp(const struct qgpu_tsg *tsg, u64 stamp)
+{
+	const struct qgpu_tsg_handle *each;
+
+	if (!tsg->listed)
+		return false;
+	if (tsg->first.stamp == stamp)
+		return true;
+	list_for_each_entry(each, &tsg->further, node) {
+		if (each->stamp == stamp)
+			return true;
+	}
+	return false;
+}
+
+int qgpu_tsg_share(struct qgpu_tsg *tsg, u64 stamp, const struct qgpu_client *client, u32 handle, u32 device)
+{
+	struct qgpu_tsg_handle *further = kzalloc(sizeof(*further), GFP_KERNEL_ACCOUNT);
+	int ret = 0;
+
+	if (!further)
+		return -ENOMEM;
+	mutex_lock(&tsg->gpu->lock);
+	if (!has_stamp(tsg, stamp)) {
+		ret = -ESTALE;
+	} else if (tsg->nr_further + 1 >= QGPU_TSG_HANDLES_MAX) {
+		ret = -ENOSPC;
+	} else {
+		name(further, client, handle, device);
+		list_add_tail(&further->node, &tsg->further);
+		WRITE_ONCE(tsg->nr_further, tsg->nr_further + 1);
+	}
+	mutex_unlock(&tsg->gpu->lock);
+	if (ret)
+		kfree(further);
+	return ret;
+}
+
+/* Take a handle out; the entry returned is free. */
+static struct qgpu_tsg_handle *take_out(struct qgpu_tsg *tsg, u32 client, u32 handle)
+{
+	struct qgpu_tsg_handle *gone = handle_of(tsg, client, handle);
+
+	if (!gone)
+		return NULL;
+	if (gone == &tsg->first) {
+		gone = list_first_entry(&tsg->further, struct qgpu_tsg_handle, node);
+		tsg->first = *gone;
+		tsg->absent = 0;	/* that was said of the former */
+	}
+	list_del(&gone->node);
+	WRITE_ONCE(tsg->nr_further, tsg->nr_further - 1);
+	return gone;
+}
+
+void qgpu_tsg_drop(struct qgpu_tsg *tsg, u32 client, u32 handle, bool held)
+{
+	struct qgpu_tsg_handle *gone = NULL;
 	struct qgpu_gpu *gpu = tsg->gpu;
+	u64 asked;
+	bool last;
 
 	mutex_lock(&gpu->lock);
-	list_del(&tsg->node);
-	tsg->listed = false;
-	qgpu_gpu_ask(gpu);	/* it may have been the last whose gate was not known to be open */
+	last = list_empty(&tsg->further);
+	if (last) {
+		list_del(&tsg->node);
+		tsg->listed = false;
+	} else {
+		gone = take_out(tsg, client, handle);
+		tsg->hold -= held;
+	}
+	asked = qgpu_gpu_ask(gpu);	/* it may have been the last whose gate was not known to be open */
 	mutex_unlock(&gpu->lock);
+	kfree(gone);
+	if (!last) {
+		if (held)	/* what is left of it is gated as before */
+			qgpu_gpu_wait_gates(gpu, asked);
+		return;
+	}
 	qgpu_event(QGPU_EVENT_TSG_GONE, tsg->pod->id, qgpu_gpu_index(gpu), tsg->id);
 	qgpu_tsg_put(tsg);
 }
 
-int qgpu_channel_add(struct qgpu_tsg *tsg, u32 handle)
+int qgpu_channel_add(struct qgpu_tsg *tsg, u32 client, u32 handle)
 {
 	u64 asked = 0;
 	int ret = -ENOSPC;
@@ -88,6 +213,7 @@ int qgpu_channel_add(struct qgpu_tsg *tsg, u32 handle)
 	mutex_lock(&tsg->gpu->lock);
 	if (tsg->nr_channels < QGPU_TSG_CHANNELS_MAX) {
 		tsg->channels[tsg->nr_channels++] = (struct qgpu_channel){
+			.client = client,
 			.handle = handle,
 			.stamp = atomic64_inc_return(&last_stamp),
 		};
@@ -99,13 +225,13 @@ int qgpu_channel_add(struct qgpu_tsg *tsg, u32 handle)
 	return ret;
 }
 
-void qgpu_channel_remove(struct qgpu_tsg *tsg, u32 handle)
+void qgpu_channel_remove(struct qgpu_tsg *tsg, u32 client, u32 handle)
 {
 	u32 i;
 
 	mutex_lock(&tsg->gpu->lock);
 	for (i = 0; i < tsg->nr_channels; i++) {
-		if (tsg->channels[i].handle == handle) {
+		if (tsg->channels[i].client == client && tsg->channels[i].handle == handle) {
 			tsg->channels[i] = tsg->channels[--tsg->nr_channels];
 			break;
 		}
@@ -113,7 +239,7 @@ void qgpu_channel_remove(struct qgpu_tsg *tsg, u32 handle)
 	qgpu_gpu_ask(tsg->gpu);
 	mutex_unlock(&tsg->gpu->lock);
 	if (qgpu_tsg_hidden(tsg))
-		qgpu_tsg_remove(tsg);
+		qgpu_tsg_drop(tsg, client, 0, false);
 }
 
 bool qgpu_tsg_closed(const struct qgpu_tsg *tsg)
@@ -188,13 +314,54 @@ int qgpu_tsg_next(struct qgpu_gpu *gpu, struct qgpu_tsg_next *next)
 		if (tsg->pod->id != next->pod || tsg->id <= next->id)
 			continue;
 		next->id = tsg->id;
-		next->client = tsg->client;
-		next->handle = tsg->handle;
-		next->tgid = tsg->tgid;
+		next->client = tsg->first.client;
+		next->handle = tsg->first.handle;
+		next->tgid = tsg->first.tgid;
 		next->nr_channels = tsg->nr_channels;
 		next->flags = NV_IS_COMPUTE(tsg->engine) ? QGPU_ENGINE_COMPUTE : 0;
+		next->flags |= tsg->nr_further ? QGPU_TSG_SHARED : 0;
 		next->timeslice_us = tsg->set_us == U64_MAX ? 0 : tsg->set_us;
 		ret = 0;
+		break;
+	}
+	mutex_unlock(&gpu->lock);
+	return ret;
+}
+
+static bool is_next(const struct qgpu_tsg_handle *handle, struct qgpu_handle_next *next)
+{
+	if (handle->stamp <= next->stamp)
+		return false;
+	next->stamp = handle->stamp;
+	next->client = handle->client;
+	next->handle = handle->handle;
+	next->tgid = handle->tgid;
+	return true;
+}
+
+static bool next_of(const struct qgpu_tsg *tsg, struct qgpu_handle_next *next)
+{
+	const struct qgpu_tsg_handle *each;
+
+	if (is_next(&tsg->first, next))
+		return true;
+	list_for_each_entry(each, &tsg->further, node) {
+		if (is_next(each, next))
+			return true;
+	}
+	return false;
+}
+
+int qgpu_tsg_handle_next(struct qgpu_gpu *gpu, struct qgpu_handle_next *next)
+{
+	const struct qgpu_tsg *tsg;
+	int ret = -ENOENT;
+
+	mutex_lock(&gpu->lock);
+	list_for_each_entry(tsg, &gpu->tsgs, node) {
+		if (tsg->id != next->tsg)
+			continue;
+		ret = next_of(tsg, next) ? 0 : -ENOENT;
 		break;
 	}
 	mutex_unlock(&gpu->lock);

@@ -8,8 +8,21 @@
 #include "object_table.h"
 
 #define QGPU_TSG_CHANNELS_MAX 128	/* RM's own limit */
+#define QGPU_TSG_HANDLES_MAX 128	/* an MPS server has up to 60 clients */
+
+/* A TSG as one RM client names it: that of its maker, or a duplicate in another client of the pod. */
+struct qgpu_tsg_handle {
+	struct list_head node;	/* of a further one */
+	u64 stamp;		/* never given twice, as handles are */
+	u32 client;
+	u32 device;
+	u32 handle;
+	u32 subdevice;		/* 0: not asked yet; the pGPU's thread's own */
+	u32 tgid;
+};
 
 struct qgpu_channel {
+	u32 client;
 	u32 handle;
 	u64 stamp;		/* never given twice, as handles are */
 	bool off;		/* taken off the GPU by the gate */
@@ -22,18 +35,17 @@ struct qgpu_channel {
 /* A TSG, or (handle 0) the TSG that RM makes implicitly for a channel directly below a device. */
 struct qgpu_tsg {
 	struct list_head node;
-	struct kref ref;	/* the list's; another while a control for it is under way */
+	struct rcu_head rcu;
+	struct kref ref;	/* the list's; another while a call or a control for it is under way */
 	bool listed;
 	u64 id;
-	struct qgpu_pod *pod;	/* its client's pod, which outlives the listed TSG */
+	struct qgpu_pod *pod;	/* its clients' pod, which outlives the listed TSG */
 	struct qgpu_gpu *gpu;
-	u32 client;
-	u32 device;
-	u32 subdevice;		/* 0: not asked yet; the pGPU's thread's own */
-	u32 handle;
+	struct qgpu_tsg_handle first;	/* stands for the TSG; if it is freed, the next one does */
+	struct list_head further;	/* its other handles, by stamp, ascending */
+	u32 nr_further;
 	u32 engine;		/* as the pod declared it */
-	bool preemptible;	/* in mid-kernel; under the client's lock */
-	u32 tgid;
+	bool preemptible;	/* in mid-kernel */
 	u64 wish_us;		/* what the pod asked for itself */
 	u64 set_us;		/* what the plan set; 0: nothing; all ones: RM's answer is missing, or was an error */
 	u8 absent;		/* how often RM said in a row that there is no such TSG */
@@ -45,14 +57,29 @@ struct qgpu_tsg {
 
 /* Returns once its timeslice and those of its channels that exist are as they should be. */
 struct qgpu_tsg *qgpu_tsg_add(struct qgpu_client *client, struct qgpu_gpu *gpu, u32 handle, u32 device, u32 engine);
-void qgpu_tsg_remove(struct qgpu_tsg *tsg);
 void qgpu_tsg_put(struct qgpu_tsg *tsg);
+/* The stamp of one of its handles; 0: it has no such handle. */
+u64 qgpu_tsg_stamp(struct qgpu_tsg *tsg, u32 client, u32 handle);
+/*
+ * Note a further handle, which RM made as a duplicate of the one with this stamp. -ESTALE: that one has gone since, so
+ * it is not known what RM has duplicated; -ENOSPC: the TSG has too many.
+ */
+int qgpu_tsg_share(struct qgpu_tsg *tsg, u64 stamp, const struct qgpu_client *client, u32 handle, u32 device);
+/* Forget a handle, and the TSG with its last one. held: as long as it was there, it held the TSG's gate open. */
+void qgpu_tsg_drop(struct qgpu_tsg *tsg, u32 client, u32 handle, bool held);
+/* The first of the handles that a client has on it, or NULL. Needs the pGPU's lock. */
+struct qgpu_tsg_handle *qgpu_tsg_handle_of(struct qgpu_tsg *tsg, u32 client);
+static inline bool qgpu_tsg_shared(const struct qgpu_tsg *tsg)
+{
+	return READ_ONCE(tsg->nr_further);
+}
+
 /* Returns once its gate is as it should be. */
-int qgpu_channel_add(struct qgpu_tsg *tsg, u32 handle);
-void qgpu_channel_remove(struct qgpu_tsg *tsg, u32 handle);
+int qgpu_channel_add(struct qgpu_tsg *tsg, u32 client, u32 handle);
+void qgpu_channel_remove(struct qgpu_tsg *tsg, u32 client, u32 handle);
 static inline bool qgpu_tsg_hidden(const struct qgpu_tsg *tsg)
 {
-	return !tsg->handle;
+	return !READ_ONCE(tsg->first.handle);
 }
 
 /* Whether its gate should be closed. Needs the pGPU's lock. */
@@ -77,5 +104,7 @@ bool qgpu_tsgs_paused(void);
 
 /* The pod's TSG with the lowest id above next->id, or -ENOENT. */
 int qgpu_tsg_next(struct qgpu_gpu *gpu, struct qgpu_tsg_next *next);
+/* The TSG's handle with the lowest stamp above next->stamp, or -ENOENT. */
+int qgpu_tsg_handle_next(struct qgpu_gpu *gpu, struct qgpu_handle_next *next);
 
 #endif

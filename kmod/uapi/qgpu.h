@@ -55,6 +55,8 @@
 #define QGPU_INFO_MANAGED 0x2
 /* Memory that UVM holds after its handle is gone stays charged. */
 #define QGPU_INFO_HELD 0x4
+/* Share groups: a TSG may have further handles in clients of its pod, and a pod further cgroups. */
+#define QGPU_INFO_GROUPS 0x8
 
 /*
  * What limits need and the module lacks, tried at each call. While anything is missing a grant with a limit is refused
@@ -111,6 +113,22 @@ struct qgpu_pod_remove {
 	__u32 pad;
 };
 
+/*
+ * QGPU_IOC_POD_JOIN: the processes of one more cgroup (v2; cgroup_fd) and of its descendants are the pod's too. EEXIST:
+ * the cgroup is a pod's already. QGPU_IOC_POD_LEAVE: no longer, for processes that open a file of the driver from now on;
+ * ENOENT: it was not. QGPU_IOC_POD_JOINED_NEXT: the pod's joined cgroup with the lowest id above cgroup (in, then out);
+ * ENOENT at the end. A pod's end ends them all. There are at most QGPU_MAX_JOINED, of all pods. Members that the call
+ * does not use must be 0.
+ */
+#define QGPU_MAX_JOINED 256
+
+struct qgpu_pod_cgroup {
+	__u64 pod;
+	__u64 cgroup;
+	__s32 cgroup_fd;
+	__u32 flags;
+};
+
 #define QGPU_CLASS_OFFLINE 0
 #define QGPU_CLASS_ONLINE 1
 
@@ -164,11 +182,13 @@ struct qgpu_usage {
 };
 
 #define QGPU_ENGINE_COMPUTE 0x1
+/* It has further handles: QGPU_IOC_HANDLE_NEXT. */
+#define QGPU_TSG_SHARED 0x2
 
 /*
  * QGPU_IOC_TSG_NEXT: the TSG of a pod on a pGPU with the lowest id above id (in, then out); ENOENT at the end. client
- * and handle are RM's names for it, tgid is the kernel's. timeslice_us is 0 while the driver's own timeslice is in
- * force.
+ * and handle are RM's names for it, tgid is the kernel's name of the client's maker; if the TSG has several handles, of
+ * the oldest. timeslice_us is 0 while the driver's own timeslice is in force.
  */
 struct qgpu_tsg_next {
 	__u64 pod;
@@ -180,6 +200,19 @@ struct qgpu_tsg_next {
 	__u32 nr_channels;
 	__u32 flags;
 	__u64 timeslice_us;
+};
+
+/*
+ * QGPU_IOC_HANDLE_NEXT: the handle of a TSG (its id) with the lowest stamp above stamp (in, then out); ENOENT at the
+ * end. The oldest has the lowest. Clients of an MPS server have a handle each on the server's TSG.
+ */
+struct qgpu_handle_next {
+	__u64 tsg;
+	__u64 stamp;
+	__u32 gpu;
+	__u32 client;
+	__u32 handle;
+	__u32 tgid;
 };
 
 /* What happens to the rest of a window when its pod is idle: with YIELD it goes to the pods that yield too. */
@@ -279,5 +312,9 @@ struct qgpu_event {
 #define QGPU_IOC_PLAN _IOW('Q', 10, struct qgpu_plan)
 #define QGPU_IOC_RENEW _IOW('Q', 11, struct qgpu_renew)
 #define QGPU_IOC_IDLE _IOW('Q', 12, struct qgpu_idle)
+#define QGPU_IOC_HANDLE_NEXT _IOWR('Q', 13, struct qgpu_handle_next)
+#define QGPU_IOC_POD_JOIN _IOW('Q', 14, struct qgpu_pod_cgroup)
+#define QGPU_IOC_POD_LEAVE _IOW('Q', 15, struct qgpu_pod_cgroup)
+#define QGPU_IOC_POD_JOINED_NEXT _IOWR('Q', 16, struct qgpu_pod_cgroup)
 
 #endif /* _UAPI_QGPU_H */

@@ -23,6 +23,7 @@ from qgpu.cli.grant_options import PROFILING_HELP, class_option
 from qgpu.cli.params import DURATION, FIRST_PGPU, MEMORY, PGPU
 from qgpu.errors import QgpuError, TimedOutError
 from qgpu.groups.group_files import GroupFiles, check_not_claims
+from qgpu.groups.mps_server import WITH_MPS
 from qgpu.ipc.control_socket import Client
 from qgpu.runtime import launch
 
@@ -134,7 +135,7 @@ def _run_in_group(context: Context, name: str, sm: int | None, memory: int | Non
     pod = {"plane": context.ask("status")["plane"], "name": name, "gpus": [uuids[gpu] for gpu in gpus]}
     part = files.part
     variables = files.server.environment(part.sm if sm is None else sm, part.memory if memory is None else memory)
-    if pod["plane"] == "seccomp" and not files.is_server(command) and not files.server.wait(context.timeout_s):
+    if pod["plane"] in WITH_MPS and not files.is_server(command) and not files.server.wait(context.timeout_s):
         raise TimedOutError(f"group {name}: its MPS control daemon takes no clients; see {files.directory}/log")
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_FORWARDED, signal.SIGCHLD})
     child = os.fork()

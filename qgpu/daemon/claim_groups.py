@@ -45,11 +45,8 @@ class ClaimGroups:
         if not grant.group:
             return
         cgroup.check_name(grant.group)
-        if self._plane is Plane.KMOD:
-            raise NotSupportedError(
-                f"{grant}: sharing MPS: on the kmod plane a TSG has one handle, but MPS needs several; drop the "
-                "parameter, or choose nodes of plane seccomp"
-            )
+        if why := self._pods.host.no_groups:
+            raise NotSupportedError(f"{grant}: sharing MPS: {why}, or drop the parameter")
         if self._plane in WITH_MPS:
             check_installed()
 

@@ -1,7 +1,7 @@
 """Composes the kmod plane: the module's host, GPU time from context switches, and names from NVML.
 
 The module cannot see kernels run. As on the seccomp plane, GPU time comes from the card's own log of context switches.
-A process's time counts for its first compute TSG.
+A process's time counts for its first compute TSG, which may be that of the MPS server of its share group.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class CtxswSource:
 
     def read(self, tsgs: Sequence[TsgRef]) -> Reading:
         """Return what each TSG did since the last call. Raises BackendGoneError if the card fails."""
-        firsts = {ref.tgid: ref for ref in reversed(tsgs)}
+        firsts = {tgid: ref for ref in reversed(tsgs) for tgid in ref.tgids}
         try:
             self._reader.drain()
             seen = self._reader.read(lambda who: firsts.get(_pid(who)), detailed=self.detailed)
         except (RmError, OSError) as error:
             raise BackendGoneError(f"card {self._reader.device.pci}: {error}; dmesg may say why") from error
         samples = {}
-        for ref in firsts.values():
+        for ref in set(firsts.values()):
             use, ran = seen.uses.get(ref, NOTHING), tuple(seen.runs.get(ref, ()))
             samples[ref.ident] = TsgSample(ref.name, use.run_ns, use.starts, ref == seen.resident, ran, use.longest_ns)
         return Reading(samples, {(a.ident, b.ident): count for (a, b), count in seen.handovers.items()})

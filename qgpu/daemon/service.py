@@ -278,6 +278,7 @@ class Service:
             "excluded_cards": [
                 {"gpu": card.index, "pci": card.pci, "why": card.why} for card in self._host.excluded_cards()
             ],
+            "no_groups": self._host.no_groups,
             "device_files": self._isolation.shown(),
             "unmanaged_processes": [asdict(each) for there in self._unmanaged.seen.values() for each in there],
         }

@@ -95,11 +95,10 @@ class Keeper:
     def begin(self) -> None:
         """Make the pod and start its MPS control daemon. Raises a QgpuError; nothing is left then."""
         self._client = client = Client(self._runtime_dir, _TIMEOUT_S)
-        plane = client.call("status")["plane"]
-        if plane == "kmod":
-            raise NotSupportedError(
-                f"group {self._name}: on the kmod plane a TSG has one handle, but MPS needs several; use seccomp"
-            )
+        status = client.call("status")
+        plane = status["plane"]
+        if why := status["no_groups"]:
+            raise NotSupportedError(f"group {self._name}: {why}")
         client.call("pod.create", name=self._name, grants=self._grants, may_wait=False)
         try:
             self._files.claim(os.getpid(), _ident(self._pod(client)))

@@ -22,7 +22,7 @@ from qgpu.linux import mounts, proc
 
 CONTROL = "nvidia-cuda-mps-control"
 #: The planes on which a group has MPS.
-WITH_MPS = frozenset({"seccomp"})
+WITH_MPS = frozenset({"seccomp", "kmod"})
 #: Where MPS's server and clients share memory, and how much that may be: as much as a container's usually is.
 SHARED_MEMORY, _SHARED_BYTES = Path("/dev/shm"), 64 << 20  # noqa: S108
 #: What /proc/PID/comm says of the control daemon and of the server, cut off after 15 characters.

@@ -123,6 +123,8 @@ class Host(Protocol):
 
     #: "sim", "seccomp" or "kmod".
     plane: str
+    #: Why no pod can be a share group here; empty if one can.
+    no_groups: str
 
     def pgpus(self) -> Sequence[Pgpu]:
         """Return the pGPUs that this plane can share."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from qgpu.ipc import wire
+from qgpu.linux import cgroup
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_S
 from qgpu.model.plane_api import Host
@@ -48,6 +49,7 @@ class GpuRig:
         self._directory = directory
         self._iterations: dict[float, int] = {}
         self._loads: list[_Load] = []
+        self._containers: list[str] = []
         for kernel_us in (100.0, 1000.0):
             self._iterations[kernel_us] = _calibrated(kernel_us)
         self.host = open_host()
@@ -83,6 +85,12 @@ class GpuRig:
             time.sleep(0.01)
         return number
 
+    def container(self) -> str:
+        """Make a cgroup."""
+        cgroup.create("container")
+        self._containers.append("container")
+        return cgroup.path_of("container")
+
     def kill(self, load: int) -> None:
         """Kill it."""
         self._loads[load].process.send_signal(signal.SIGKILL)
@@ -114,6 +122,8 @@ class GpuRig:
             self.kill(number)
         for pod in self.host.pods():
             self.host.retire(pod.name)
+        for name in self._containers:
+            cgroup.remove(name)
         self.host.close()
 
 

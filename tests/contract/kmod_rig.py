@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from qgpu.linux import cgroup
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_S
 from qgpu.planes.kmod.backend import LEASE_NS
@@ -40,6 +41,7 @@ class KmodRig:
     def __init__(self) -> None:
         self.host = simcard.open_host()
         self._loads: list[qg.Process] = []
+        self._containers: list[str] = []
         self._seen: dict[int, int] = {}
 
     def start(self, pod: str, workload: Workload) -> int:
@@ -50,6 +52,12 @@ class KmodRig:
         process.run(_load, workload.kernel_us, count, workload.period_us)
         self._loads.append(process)
         return len(self._loads) - 1
+
+    def container(self) -> str:
+        """Make a cgroup."""
+        cgroup.create("container")
+        self._containers.append("container")
+        return cgroup.path_of("container")
 
     def kill(self, load: int) -> None:
         """Kill it."""
@@ -81,6 +89,8 @@ class KmodRig:
             process.kill()
         for pod in self.host.pods():
             self.host.retire(pod.name)
+        for name in self._containers:
+            cgroup.remove(name)
         self.host.close()
 
 

@@ -32,6 +32,9 @@ class Rig(Protocol):
     def start(self, pod: str, workload: Workload) -> int:
         """Start a process of an admitted pod that puts this load on its pGPU; return its number."""
 
+    def container(self) -> str:
+        """Make a cgroup as an engine makes a container's; return its path."""
+
     def kill(self, load: int) -> None:
         """End a load's process without warning."""
 

@@ -26,6 +26,10 @@ class SimRig:
         """Start a load."""
         return self.host.start_load(pod, self.pgpu, workload)
 
+    def container(self) -> str:
+        """Return a path: the simulator looks at no cgroup."""
+        return "/container"
+
     def kill(self, load: int) -> None:
         """End it."""
         self.host.stop_load(load)

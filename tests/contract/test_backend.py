@@ -300,6 +300,19 @@ def test_a_restarted_daemon_finds_its_pods_and_goes_on(rig: Rig) -> None:
     assert two_to_one(measured, "a", "b"), measured
 
 
+def test_a_containers_cgroup_counts_to_its_groups_pod(rig: Rig) -> None:
+    admit(rig, group=60)
+    own, container = rig.host.pods()[0].cgroups, rig.container()
+    rig.host.join("group", [container])
+    rig.restart()
+    (kept,) = rig.host.pods()
+    rig.host.join("group", [])
+    (left,) = rig.host.pods()
+
+    assert rig.host.no_groups == ""
+    assert (kept.cgroups, left.cgroups) == ((*own, container), own)
+
+
 def test_grants_of_a_pod_there_is_not_are_refused(rig: Rig) -> None:
     with pytest.raises(QgpuError):
         rig.host.amend("ghost", {rig.pgpu: Grant()})

@@ -131,9 +131,12 @@ def test_pod_of_that_name_with_other_limits_is_not_the_group(rig: Rig) -> None:
     assert not rig.listed()
 
 
-def test_group_is_refused_on_a_plane_that_cannot_have_it(rig: Rig) -> None:
-    with pytest.raises(NotSupportedError, match="on the kmod plane a TSG has one handle"):
-        ClaimGroups(rig.service.pods, Plane.KMOD, lambda name: GroupFiles(Path("/"), name)).check(grant())
+def test_group_is_refused_where_the_plane_cannot_have_it(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rig.service.pods.host, "no_groups", "this qgpu.ko is older")
+    with pytest.raises(NotSupportedError, match=r"sharing MPS: this qgpu.ko is older, or drop the parameter"):
+        prepare(rig)
+
+    assert not rig.listed()
 
 
 def test_group_is_refused_where_mps_is_not_installed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ def log():
 
 
 def ref(ident, pid):
-    return TsgRef(ident, 0xC0 + pid, 0x30 + ident, pid)
+    return TsgRef(ident, 0xC0 + pid, 0x30 + ident, (pid,))
 
 
 def used(reading):
@@ -74,6 +74,16 @@ def test_all_contexts_of_a_process_count_for_its_first_tsg(log):
     log.turn(102, 7, 4)
 
     assert used(source.read([ref(1, 7), ref(2, 7)])) == {1: (7, 2)}
+
+
+def test_time_of_every_process_with_a_handle_counts_for_the_tsg(log):
+    source = CtxswSource(GpuTimeReader(log.device, log))
+    group = TsgRef(1, 0xC7, 0x31, (7, 8))
+    log.turn(100, 7, 3)
+    log.turn(101, 8, 4)
+    log.turn(102, 9, 5)
+
+    assert used(source.read([group, ref(2, 9)])) == {1: (7, 2), 2: (5, 1)}
 
 
 def test_a_new_tsg_is_not_given_what_its_process_did_before(log):

@@ -40,7 +40,7 @@ def floods():
 def test_two_floods_are_metered_as_what_they_are(card, floods):
     source = open_gpu_time(card)
     source.detailed = True
-    refs = [TsgRef(ident, 0xC0, ident, process.pid) for ident, process in enumerate(floods, 1)]
+    refs = [TsgRef(ident, 0xC0, ident, (process.pid,)) for ident, process in enumerate(floods, 1)]
     while not all(sample.run_ns for sample in source.read(refs).tsgs.values()):
         assert all(process.poll() is None for process in floods)
         time.sleep(0.1)

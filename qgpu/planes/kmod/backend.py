@@ -38,7 +38,8 @@ class TsgRef:
     ident: int
     client: int
     handle: int
-    tgid: int
+    #: The makers of the clients that have a handle on it: of a share group's TSG, MPS's server and its clients.
+    tgids: tuple[int, ...]
 
     @property
     def name(self) -> str:
@@ -180,10 +181,16 @@ class KmodBackend:
 
     def _tsgs(self, pod: int) -> list[TsgRef]:
         return [
-            TsgRef(tsg.id, tsg.client, tsg.handle, tsg.tgid)
+            TsgRef(tsg.id, tsg.client, tsg.handle, self._tgids(tsg))
             for tsg in self._device.each("TSG_NEXT", "id", pod=pod, gpu=self._card.number)
             if tsg.flags & NUMBERS["QGPU_ENGINE_COMPUTE"]
         ]
+
+    def _tgids(self, tsg: Any) -> tuple[int, ...]:
+        if not tsg.flags & NUMBERS["QGPU_TSG_SHARED"]:
+            return (tsg.tgid,)
+        handles = self._device.each("HANDLE_NEXT", "stamp", tsg=tsg.id, gpu=self._card.number)
+        return tuple(dict.fromkeys(handle.tgid for handle in handles)) or (tsg.tgid,)
 
     def _take_gated_ns(self, pod: int, before: Mapping[int, int]) -> int:
         try:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from qgpu.checkpoint.process_checkpointer import ProcessCheckpointer
@@ -14,7 +14,17 @@ from qgpu.linux import cgroup
 from qgpu.model import Grant
 from qgpu.model.plane_api import ExcludedCard, Pgpu, PodInfo
 from qgpu.planes.kmod.backend import GpuTimeSource, KmodBackend
-from qgpu.planes.kmod.device import CLASSES, Card, Device, card_of, grant_of, missing_for_limits, problem_of, text_of
+from qgpu.planes.kmod.device import (
+    CLASSES,
+    Card,
+    Device,
+    card_of,
+    grant_of,
+    has_groups,
+    missing_for_limits,
+    problem_of,
+    text_of,
+)
 from qgpu.planes.kmod.uapi import NUMBERS
 
 
@@ -45,6 +55,9 @@ class KmodHost:
             raise NotSupportedError(f"qgpu.ko: it speaks ABI {info.abi}, this is {NUMBERS['QGPU_ABI_VERSION']}")
         if problem := problem_of(info):
             raise NotSupportedError(f"qgpu.ko: {problem}")
+        self.no_groups = (
+            "" if has_groups(info) else "this qgpu.ko is older than share groups on kmod; load the newest one"
+        )
         #: The last known path of each cgroup id.
         self._paths: dict[int, str] = {}
         self._cards = sorted(map(self._card, range(info.nr_gpus)), key=lambda card: card.pci)
@@ -69,9 +82,11 @@ class KmodHost:
     def pods(self) -> Sequence[PodInfo]:
         """List the module's pods."""
         pods = list(self._device.each("POD_NEXT", "pod"))
-        paths = {pod.cgroup: self._path(pod) for pod in pods}
-        self._paths = {ident: path for ident, path in paths.items() if path is not None}
-        return [self._info(pod, paths[pod.cgroup]) for pod in pods]
+        paths = {pod.cgroup: self._path(pod.cgroup, text_of(pod.name)) for pod in pods}
+        joined = {pod.pod: self._joined(pod.pod) for pod in pods}
+        known = [paths, *joined.values()]
+        self._paths = {ident: path for each in known for ident, path in each.items() if path is not None}
+        return [self._info(pod, paths[pod.cgroup], joined[pod.pod].values()) for pod in pods]
 
     def admit(self, name: str, grants: Mapping[int, Grant], at: str = "") -> None:
         """Make a pod in an existing cgroup, or in a new one."""
@@ -91,14 +106,8 @@ class KmodHost:
 
     def _add(self, name: str, path: str) -> int:
         """Register a cgroup as a pod, and return the pod's number."""
-        try:
-            fd = os.open(cgroup.mount() / path.lstrip("/"), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                return int(self._device.call("POD_ADD", cgroup_fd=fd, name=name.encode()).pod)
-            finally:
-                os.close(fd)
-        except OSError as error:
-            raise RefusedError(f"pod {name}: cgroup {path}: {error.strerror}") from error
+        with _cgroup_fd(name, path) as fd:
+            return int(self._device.call("POD_ADD", cgroup_fd=fd, name=name.encode()).pod)
 
     def amend(self, name: str, grants: Mapping[int, Grant]) -> None:
         """Change a pod's grants."""
@@ -108,11 +117,27 @@ class KmodHost:
         """Bring a process into a pod; what it opens from now on belongs to the pod."""
         for fd in fds:
             os.close(fd)
-        cgroup.ensure_in(name, pid, self._path(self._pod(name)) or "")
+        pod = self._pod(name)
+        joined = filter(None, self._joined(pod.pod).values())
+        cgroup.ensure_in(name, pid, self._path(pod.cgroup, name) or "", joined)
 
-    def join(self, name: str, cgroups: Sequence[str]) -> None:  # noqa: ARG002 - the interface's
-        """Refuse: the module knows one cgroup for each pod. Raises NotSupportedError."""
-        raise NotSupportedError(f"pod {name}: on the kmod plane a pod has one cgroup; use seccomp")
+    def join(self, name: str, cgroups: Sequence[str]) -> None:
+        """Let exactly these containers' cgroups count to a pod besides its own.
+
+        Raises NotSupportedError, RefusedError.
+        """
+        if self.no_groups:
+            raise NotSupportedError(f"pod {name}: {self.no_groups}")
+        pod = self._pod(name).pod
+        there = self._joined(pod)
+        for ident, path in there.items():
+            if path not in cgroups:
+                with suppress(FileNotFoundError):  # another request was first
+                    self._device.call("POD_LEAVE", pod=pod, cgroup=ident)
+        for path in cgroups:
+            if path not in there.values():
+                with _cgroup_fd(name, path) as fd:
+                    self._device.call("POD_JOIN", pod=pod, cgroup_fd=fd)
 
     def orphaned_memory(self) -> Mapping[int, int]:
         """Return nothing: on this plane a pod's memory is freed with the pod."""
@@ -162,26 +187,53 @@ class KmodHost:
                     raise RefusedError(f"pGPU {pgpu}: no limit can be enforced now: {why}") from error
                 raise QgpuError(f"pGPU {pgpu}: the module refused the grant: {error.strerror}") from error
 
-    def _info(self, pod: Any, path: str | None) -> PodInfo:
+    def _info(self, pod: Any, path: str | None, joined: Iterable[str | None]) -> PodInfo:
         grants, memory = {}, {}
         for index, card in enumerate(self._cards):
             if (grant := grant_of(self._device, pod.pod, card)) is not None:
                 grants[index] = grant
                 with suppress(FileNotFoundError):  # removed meanwhile
                     memory[index] = int(self._device.call("USAGE", pod=pod.pod, gpu=card.number).memory)
-        inside = cgroup.members(path) if path else cgroup.CgroupMembers(alive=path is None)
+        found = tuple(filter(None, joined))
+        inside = cgroup.members(*filter(None, [path]), *found)
+        alive = inside.alive or path is None or None in joined
         refused = int(pod.refused_allocs), int(pod.refused_controls)
         return PodInfo(
-            text_of(pod.name), grants, inside.pids, memory, _problem(pod), path or "", *refused, inside.alive
+            text_of(pod.name), grants, inside.pids, memory, _problem(pod), path or "", *refused, alive, found
         )
 
-    def _path(self, pod: Any) -> str | None:
-        """Return a pod's cgroup by its id, empty if it is gone; None if the search fails."""
-        likely = self._paths.get(pod.cgroup) or cgroup.path_of(text_of(pod.name))
+    def _path(self, ident: int, name: str) -> str | None:
+        """Return a cgroup by its id, after a look at a pod's; empty if it is gone, None if the search fails."""
+        likely = self._paths.get(ident) or cgroup.path_of(name)
         try:
-            return cgroup.find(pod.cgroup, likely) or ""
+            return cgroup.find(ident, likely) or ""
         except OSError:
             return None
+
+    def _joined(self, pod: int) -> dict[int, str | None]:
+        """Return a pod's joined cgroups by id; of one that is gone the last known path, None if a search fails."""
+        found: dict[int, str | None] = {}
+        try:
+            for each in self._device.each("POD_JOINED_NEXT", "cgroup", pod=pod):
+                path = self._path(each.cgroup, "")
+                found[each.cgroup] = path if path != "" else self._paths.get(each.cgroup, "")
+        except OSError as error:
+            if error.errno != errno.ENOTTY:  # an older module has none
+                raise
+        return found
+
+
+@contextmanager
+def _cgroup_fd(name: str, path: str) -> Iterator[int]:
+    """Open a cgroup to tell the module of it. Raises RefusedError, also for what the module says then."""
+    try:
+        fd = os.open(cgroup.mount() / path.lstrip("/"), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise RefusedError(f"pod {name}: cgroup {path}: {error.strerror}") from error
 
 
 def _problem(pod: Any) -> str:

@@ -56,6 +56,7 @@ class SeccompHost:
     """The pGPUs and pods of this machine, without a kernel module."""
 
     plane = "seccomp"
+    no_groups = ""
 
     def __init__(self, kept: RestoredFds, divided: Collection[int | str] = ()) -> None:
         """Take ``divided``: the cards in MIG mode whose instances are shared, by number or UUID."""

@@ -133,6 +133,7 @@ class SimHost:
     """Simulated pGPUs and their pods, with loads in place of processes."""
 
     plane = "sim"
+    no_groups = ""
 
     def __init__(
         self,

@@ -17,10 +17,19 @@ def record(nr: int, data: bytes, params: bytes) -> bytes:
 def corpus(traces: Iterable[Path]) -> bytes:
     """Records as fuzz.c reads them."""
     client, device, memory = 0xC1D00001, 0x5C000001, 0x5C00000E
+    tsg, further, compute = 0x5C0000E1, 0x5C0000E2, struct.pack("12xI4x", 1)
     out = [
         record(0x2B, struct.pack("IIIIQQIIII", 0, 0, 0, 0x41, 0, 0, 0, 0, 0, 0), b""),
         record(0x2B, struct.pack("IIIIQQIIII", client, client, device, 0x80, 1, 0, 0, 0, 0, 0), bytes(56)),
         record(0x34, struct.pack("7I", client, device, 0x5C0000AA, client, 0x5C00000E, 0, 0), b""),
+        # a TSG, its duplicates, channels below them, and their ends
+        record(0x2B, struct.pack("IIIIQQIIII", client, device, tsg, 0xA06C, 1, 0, 0, 0, 0, 0), compute),
+        *(record(0x34, struct.pack("7I", client, device, second, client, tsg, 0, 0), b"") for second in (further, 0)),
+        *(
+            record(0x2B, struct.pack("IIIIQQIIII", client, below, 0, 0x906F, 1, 0, 0, 0, 0, 0), bytes(368))
+            for below in (tsg, further)
+        ),
+        *(record(0x29, struct.pack("IIII", client, 0, handle, 0), b"") for handle in (tsg, further)),
         record(0x29, struct.pack("IIII", client, client, client, 0), b""),
         record(0x29, struct.pack("IIII", client, client, device, 0), b""),
         record(0x2A, struct.pack("IIIIQII", client, 0x5C000015, 0xA06C0101, 0, 1, 3, 0), b"\1\0\0"),

@@ -46,6 +46,7 @@ static uint64_t value(void)
 static const unsigned long commands[] = {
 	QGPU_IOC_INFO, QGPU_IOC_GPU, QGPU_IOC_POD_ADD, QGPU_IOC_POD_REMOVE, QGPU_IOC_POD_NEXT, QGPU_IOC_GRANT_SET,
 	QGPU_IOC_GRANT_GET, QGPU_IOC_USAGE, QGPU_IOC_TSG_NEXT, QGPU_IOC_PLAN, QGPU_IOC_RENEW, QGPU_IOC_IDLE,
+	QGPU_IOC_HANDLE_NEXT, QGPU_IOC_POD_JOIN, QGPU_IOC_POD_LEAVE, QGPU_IOC_POD_JOINED_NEXT,
 };
 
 static uint64_t last_pod;
@@ -161,9 +162,9 @@ static void fuzz_nvidia(long count, const char *path)
 		}
 		memcpy(data, record + 3, size);
 		memcpy(params, record + 3 + (size + 3) / 4, record[2]);
-		for (i = 0; i < 3 && i * 4u < size; i++) {	/* the recorded clients are c1d000xx */
+		for (i = 0; i < 4 && i * 4u < size; i++) {	/* the recorded clients are c1d000xx; the fourth is a source */
 			if (words[i] >> 16 == 0xc1d0)
-				words[i] = clients[which];
+				words[i] = clients[i < 3 ? which : below(8)];
 		}
 		if ((code == 0x2a || code == 0x2b) && size >= 24 && *(uint64_t *)(data + 16))
 			*(uint64_t *)(data + 16) = below(50) ? (uintptr_t)params : value();

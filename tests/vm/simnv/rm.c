@@ -66,6 +66,7 @@ static u32 alloc_tsg(struct sim_client *client, struct sim_object *object, u32 e
 		return NV_ERR_NO_MEMORY;
 	}
 	INIT_LIST_HEAD(&tsg->channels);
+	tsg->handles = 1;
 	tsg->slice_ns = NV_DEFAULT_TIMESLICE_US * 1000ull;
 	tsg->client = client->handle;
 	tsg->handle = object->handle;
@@ -80,7 +81,7 @@ static u32 alloc_channel(const struct sim_file *file, struct sim_client *client,
 	struct sim_object *memory;
 	u32 status, userd = 0, engine = 0;
 
-	if (object->gpu < 0 || (parent->class == KEPLER_CHANNEL_GROUP_A && !parent->tsg))	/* the latter: a duplicate */
+	if (object->gpu < 0)
 		return NV_ERR_INVALID_OBJECT_PARENT;
 	if (params)
 		sim_copy_in(file, &engine, params + NV_CHANNEL_PARAMS_ENGINE_AT, sizeof(engine));
@@ -146,8 +147,45 @@ static u32 construct(const struct sim_file *file, struct sim_client *client, str
 	return NV_OK;
 }
 
+/* Another handle on the TSG; there is one. */
+static void rename(struct sim_tsg *tsg)
+{
+	struct sim_client *client;
+	struct sim_object *object;
+	unsigned long index;
+
+	list_for_each_entry(client, &clients, node) {
+		xa_for_each(&client->objects, index, object) {
+			if (object->tsg == tsg && !object->channel) {
+				tsg->client = client->handle;
+				tsg->handle = object->handle;
+				return;
+			}
+		}
+	}
+	WARN_ON(1);
+}
+
+/* kernel_channel_group_api.c: the last handle takes the TSG with it; channels are below a handle each. */
+static void drop_tsg(struct sim_client *client, struct sim_object *object)
+{
+	struct sim_tsg *tsg = object->tsg;
+
+	if (--tsg->handles) {
+		if (tsg->client == client->handle && tsg->handle == object->handle)
+			rename(tsg);
+		return;
+	}
+	sim_gpu_remove_tsg(object->gpu, tsg);
+	kfree(tsg);
+}
+
 void sim_destroy(struct sim_client *client, struct sim_object *object)
 {
+	const struct sim_tsg *tsg = object->tsg;
+	/* made for this channel, which may not have come to be */
+	bool hidden = tsg && tsg->client == client->handle && tsg->handle == object->handle;
+
 	xa_erase(&client->objects, object->handle);
 	sim_mem_put(object->mem);
 	if (object->channel) {
@@ -157,10 +195,8 @@ void sim_destroy(struct sim_client *client, struct sim_object *object)
 		list_del(&object->channel->node);
 		kfree(object->channel);
 	}
-	if (object->tsg && object->tsg->handle == object->handle) {
-		sim_gpu_remove_tsg(object->gpu, object->tsg);
-		kfree(object->tsg);
-	}
+	if (tsg && (hidden || object->class == KEPLER_CHANNEL_GROUP_A))
+		drop_tsg(client, object);
 	kfree(object);
 	sim_nr_objects--;
 }
@@ -314,6 +350,10 @@ u32 sim_dup(const struct sim_file *file, struct nvos55 *arg)
 	object->mem = source->mem;
 	if (object->mem)
 		object->mem->refs++;
+	if (source->class == KEPLER_CHANNEL_GROUP_A && source->tsg) {
+		object->tsg = source->tsg;
+		object->tsg->handles++;
+	}
 	return NV_OK;
 }
 

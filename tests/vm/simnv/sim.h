@@ -74,7 +74,8 @@ struct sim_tsg {
 	struct list_head node;		/* on the runlist */
 	struct list_head channels;
 	u64 slice_ns, run_ns, starts;
-	u32 client, handle;
+	unsigned int handles;		/* its objects: the one it was made as, and duplicates */
+	u32 client, handle;		/* of one of them */
 	u32 mode;			/* of preempting compute; what it says has no effect here */
 };
 
