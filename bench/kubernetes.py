@@ -10,7 +10,8 @@ qgpu-k8s; the kubelet and the API server are the small ones of ``tests/k8s``. Ne
   and in pairs, while claims come and go; ``of claims behind a guardian``: the guardian too, on the driver's emulation;
   ``of claims with groups``: what keeps groups, too; ``of units``: the device plugin. An order that fails is counted,
   with what was said of it, and the next one has a new node; a section ends after a few of them
-- ``prepare``: how long a prepare call takes, for 64 claims one by one, and for all 64 at once
+- ``prepare``: how long a prepare call takes, for 64 claims one by one, and for all 64 at once, the
+  median of five times
 - ``aliases``: the resource names of other systems with which a container got its grant
 - ``others``: what other commands measured, on a real containerd, on the module, on real kubelets and with Slurm
 """
@@ -45,6 +46,8 @@ from tests.k8s.world import GI, World, result
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results" / "kubernetes.json"
 CLAIMS = 64
+#: How often all claims are prepared at once; the median counts.
+ROUNDS = 5
 BATCH, STEPS = 10, 10
 #: Which part of the orders is tried on each node. Those behind a guardian take longest.
 SHARE_OF_ORDERS = {"claims": 0.5, "claims behind a guardian": 0.15, "claims with groups": 0.15, "units": 0.2}
@@ -122,17 +125,19 @@ def prepare(_options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             return [node.claim(result(number % 2, memory="2Gi", cores="1")) for number in range(CLAIMS)]
 
         one_by_one = [timed_ms(claim) for claim in claims()]
-        for uid in node.grants():
-            node.qgpud.drop(uid)
-        with ThreadPoolExecutor(CLAIMS) as pool:
-            at_once = list(pool.map(timed_ms, claims()))
+        rounds = []
+        for _ in range(ROUNDS):
+            for uid in node.grants():
+                node.qgpud.drop(uid)
+            with ThreadPoolExecutor(CLAIMS) as pool:
+                rounds.append(_percentile(list(pool.map(timed_ms, claims())), 99))
     finally:
         node.close()
     yield {
         "prepare_claims": CLAIMS,
         "prepare_ms_p50": _percentile(one_by_one, 50),
         "prepare_ms_p99": _percentile(one_by_one, 99),
-        "prepare_at_once_ms_p99": _percentile(at_once, 99),
+        "prepare_at_once_ms_p99": statistics.median(rounds),
     }
 
 
