@@ -113,7 +113,11 @@ void qgpu_make_preemptible(struct qgpu_client *client, u32 channel)
 /* The TSG that the object is, or (handle 0) the one that RM makes for the object. */
 static struct qgpu_tsg *add(struct qgpu_client *client, const struct qgpu_object *object, u32 handle, u32 engine)
 {
-	return qgpu_tsg_add(client, &qgpu_gpus[object->gpu], handle, qgpu_object_device(client, object->parent), engine);
+	u32 device = qgpu_object_device(client, object->parent);
+
+	if (!qgpu_device_has_subdevice(client, device))
+		return ERR_PTR(-ENODEV);
+	return qgpu_tsg_add(client, &qgpu_gpus[object->gpu], handle, device, engine);
 }
 
 static int enter_as_channel(struct qgpu_client *client, struct qgpu_object *channel, u32 engine)
@@ -150,8 +154,12 @@ int qgpu_enter_tsg(struct qgpu_client *client, struct qgpu_object *object, u32 e
 
 int qgpu_enter_shared_tsg(struct qgpu_client *client, struct qgpu_object *object, struct qgpu_tsg *tsg, u64 stamp)
 {
-	int ret = qgpu_tsg_share(tsg, stamp, client, object->handle, qgpu_object_device(client, object->parent));
+	u32 device = qgpu_object_device(client, object->parent);
+	int ret;
 
+	if (!qgpu_device_has_subdevice(client, device))
+		return -ENODEV;
+	ret = qgpu_tsg_share(tsg, stamp, client, object->handle, device);
 	if (!ret)
 		smp_store_release(&object->tsg, tsg);	/* pairs with qgpu_client_tsg() */
 	return ret;

@@ -19,7 +19,7 @@ void qgpu_device_learned(struct qgpu_object *device);
 bool qgpu_is_in_compute_tsg(struct qgpu_client *client, u32 channel);
 /* The channel runs compute now: set it to preemption at any instruction, even if its program did not ask for that. */
 void qgpu_make_preemptible(struct qgpu_client *client, u32 channel);
-/* Set the object's TSG if it is a TSG or channel, else do nothing. -ENODEV: its card is unknown. */
+/* Set the object's TSG if it is a TSG or channel, else do nothing. -ENODEV: no known card, or no subdevice to gate it. */
 int qgpu_enter_tsg(struct qgpu_client *client, struct qgpu_object *object, u32 engine);
 /* The object is a further handle on a TSG of its card; as for qgpu_tsg_share(). */
 int qgpu_enter_shared_tsg(struct qgpu_client *client, struct qgpu_object *object, struct qgpu_tsg *tsg, u64 stamp);

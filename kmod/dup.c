@@ -35,24 +35,22 @@ static u32 share_tsg(const struct qgpu_arrival *arrival, bool sealed)
 {
 	struct qgpu_client *client = arrival->client;
 	struct qgpu_object *object;
-	u32 status = NV_OK;
+	int ret = -ENODEV;
 
 	if (!arrival->tsg || !sealed)
 		return NV_ERR_NOT_SUPPORTED;
 	object = qgpu_object_add(client, arrival->handle, arrival->parent, KEPLER_CHANNEL_GROUP_A, sealed);
 	if (IS_ERR(object))
 		return NV_ERR_NO_MEMORY;
-	if (object->gpu != qgpu_gpu_index(arrival->tsg->gpu))	/* a device without a card, or on another one */
-		status = NV_ERR_INVALID_STATE;
-	else if (qgpu_mem_resize(arrival->spare, BIT(object->gpu), qgpu_tsg_bytes(arrival->tsg->engine)))
-		status = NV_ERR_NO_MEMORY;
-	else if (qgpu_enter_shared_tsg(client, object, arrival->tsg, arrival->stamp))
-		status = NV_ERR_INSUFFICIENT_RESOURCES;
-	else
+	if (object->gpu == qgpu_gpu_index(arrival->tsg->gpu))	/* else a device without a card, or on another one */
+		ret = qgpu_mem_resize(arrival->spare, BIT(object->gpu), qgpu_tsg_bytes(arrival->tsg->engine)) ?:
+		      qgpu_enter_shared_tsg(client, object, arrival->tsg, arrival->stamp);
+	if (!ret) {
 		qgpu_mem_name(object, qgpu_mem_get(arrival->spare));
-	if (status != NV_OK)
-		qgpu_objects_remove(client, arrival->handle);
-	return status;
+		return NV_OK;
+	}
+	qgpu_objects_remove(client, arrival->handle);
+	return ret == -ENODEV ? NV_ERR_INVALID_STATE : ret == -EDQUOT ? NV_ERR_NO_MEMORY : NV_ERR_INSUFFICIENT_RESOURCES;
 }
 
 /* Ask RM what it is. A status other than NV_OK: the object must go. */

@@ -102,6 +102,19 @@ u32 qgpu_object_device(struct qgpu_client *client, u32 handle)
 	return device ? device->handle : 0;
 }
 
+bool qgpu_device_has_subdevice(struct qgpu_client *client, u32 device)
+{
+	struct qgpu_object *object;
+	unsigned long index;
+
+	lockdep_assert_held(&client->lock);
+	for_each_object(client, index, object) {
+		if (object->class == NV20_SUBDEVICE_0 && object->parent == device)
+			return true;
+	}
+	return false;
+}
+
 bool qgpu_object_needed(struct qgpu_client *client, struct qgpu_object *object)
 {
 	struct qgpu_object *other;

@@ -9,7 +9,8 @@ struct qgpu_object *qgpu_object_find(struct qgpu_client *client, u32 handle);
 struct qgpu_object *qgpu_object_add(struct qgpu_client *client, u32 handle, u32 parent, u32 class, bool sure);
 int qgpu_object_gpu(struct qgpu_client *client, u32 handle);
 u32 qgpu_object_device(struct qgpu_client *client, u32 handle);
-/* Whether it is the last subdevice of a device with TSGs: gating them is a control on that subdevice. */
+/* Gating TSGs below a device is a control on a subdevice of it: whether it has one, and whether this is the last one. */
+bool qgpu_device_has_subdevice(struct qgpu_client *client, u32 device);
 bool qgpu_object_needed(struct qgpu_client *client, struct qgpu_object *object);
 /* The classes that the object table keeps besides clients and memory. */
 bool qgpu_is_registered(u32 class);

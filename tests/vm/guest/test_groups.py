@@ -172,10 +172,14 @@ def test_other_gated_objects_have_one_handle(group, what):
     assert group.processes[1].run(join, client, second) == NOT_SUPPORTED
 
 
-def test_a_handle_needs_a_device_with_a_card(group):
-    def bare(state, client, tsg):
+@pytest.mark.parametrize("freed", [False, True], ids=["never had", "freed"])
+def test_a_handle_needs_a_device_with_a_subdevice(group, freed):
+    def bare(state, client, tsg, freed):
         p = nv.Program()
-        p.device = p.alloc(p.client, nv.DEVICE, struct.pack("I52x", 0))
+        if freed:
+            p.free(p.subdevice)
+        else:
+            p.device = p.alloc(p.client, nv.DEVICE, struct.pack("I52x", 0))
         try:
             p.dup(client, tsg)
         except nv.RmError as error:
@@ -186,7 +190,7 @@ def test_a_handle_needs_a_device_with_a_card(group):
 
     client, tsg = group.processes[0].run(lambda state: (state["p"].client, state["tsg"]))
 
-    assert group.processes[1].run(bare, client, tsg) == INVALID_STATE
+    assert group.processes[1].run(bare, client, tsg, freed) == INVALID_STATE
 
 
 def test_a_tsg_has_a_bounded_number_of_handles(pod):

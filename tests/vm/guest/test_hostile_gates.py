@@ -52,6 +52,21 @@ def test_a_subdevice_stays_while_its_channels_do(web, qgpu):
     assert process.run(lambda state: state["p"].free(state["p"].subdevice)) == 0
 
 
+def test_without_a_subdevice_there_is_nothing_to_gate(web):
+    def bare(state):
+        p = state["p"]
+        p.free(p.subdevice)
+        said = []
+        for make in (p.tsg, lambda: p.channel(p.device)):
+            try:
+                said.append(make())
+            except nv.RmError as error:
+                said.append(error.status)
+        return said
+
+    assert web.processes[0].run(bare) == [INVALID_STATE, INVALID_STATE]
+
+
 def test_a_gate_that_did_not_open_is_tried_again(web):
     def flood(state):
         p = state["p"]
