@@ -17,7 +17,7 @@ static struct rm rm;
 static uint32_t tsg, channels[64], nr_channels, compute;
 /* Clients of this process. */
 static uint32_t own_clients[64], nr_own;
-/* What channels are asked for as, and their TSG's engine, where libcuda's words are to be changed. */
+/* The class of channels and the engine of their TSG that replace those that libcuda asks for; 0: leave them. */
 static uint32_t channel_class, group_engine;
 
 /* What is done to libcuda's wish that its compute be preempted at any instruction. */
@@ -120,7 +120,7 @@ static void *cuda_flood(void *nothing)
 	if (refused_by_cuda)
 		return nothing;
 	function = cu_kernel("spin");
-	while (churn) { /* contexts that end with a kernel of a second under way, for what is freed is let run */
+	while (churn) { /* each context ends while a kernel of a second runs, because the gate of what is freed opens */
 		rounds = 100000 * 1000;
 		cu_launch(function, parameters);
 		context = NULL;

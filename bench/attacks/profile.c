@@ -121,7 +121,7 @@ static void *many_flushes(void *nothing)
 	return nothing;
 }
 
-/* What firmware reads that RM does not: with a byte that is not zero. */
+/* Controls that only the firmware reads, with a byte that is not zero. */
 static void unread_bytes(void)
 {
 	static uint8_t bytes[22924];

@@ -28,7 +28,7 @@ _STEP_MS = 1
 
 
 class Attacker(enum.Enum):
-    """What an attacker is, and how its rows' place is called after the plane."""
+    """Kinds of attackers, and what follows the plane in the name of their rows."""
 
     POD = ""
     #: It has what a pod would have.

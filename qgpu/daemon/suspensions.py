@@ -296,7 +296,7 @@ class Suspensions:
 
     def _suspend(self, name: str, lock_ms: int, driver: Checkpointer) -> Residency:
         found = self.state(name)
-        # What a process opened since the request was checked shows now: its calls wait.
+        # A process may have opened something since the request was checked. Now its calls wait, so all of it shows.
         sequence.suspend(
             driver, found.processes, lock_ms, found.late_s, lambda: driver.check_restorable(self._named(name))
         )

@@ -52,7 +52,7 @@ class RmClientEntry:
     #: Whether the guardian made it, so that RM takes the guardian for its owner.
     made_here: bool = False
     users: list[tuple[int, int]] = field(default_factory=list)
-    #: What it was given that a checkpoint cannot restore; kept until the client is gone.
+    #: Kinds of objects that it got and a checkpoint cannot restore. They stay listed until the client is gone.
     unrestorable: set[str] = field(default_factory=set)
 
 

@@ -112,7 +112,7 @@ def test_memory_mapped_in_secret_stays_charged(limited, order):
 
 
 def test_memory_exported_from_the_fabric_stays_charged(limited):
-    """Whoever imports it has it as long as they like, and RM does not say of which memory it is."""
+    """An importer keeps it as long as it likes, and RM does not say which memory it is."""
     ends = os.pipe()
     limited.shared.quota.export("web", 7, [FABRIC], ends[0])
     for end in ends:

@@ -1,4 +1,4 @@
-"""What a checkpoint cannot restore is noted before a process gets it, and forgotten with its RM client."""
+"""The guardian notes what a checkpoint cannot restore before a process gets it, and forgets it with the RM client."""
 
 from __future__ import annotations
 
