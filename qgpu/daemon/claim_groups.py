@@ -46,7 +46,7 @@ class ClaimGroups:
             return
         cgroup.check_name(grant.group)
         if why := self._pods.host.no_groups:
-            raise NotSupportedError(f"{grant}: sharing MPS: {why}, or drop the parameter")
+            raise NotSupportedError(f"{grant}: sharing MPS: {why}; load a newer one, or drop the parameter")
         if self._plane in WITH_MPS:
             check_installed()
 

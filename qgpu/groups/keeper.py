@@ -44,6 +44,8 @@ from qgpu.paths import default_runtime_dir
 _log = structlog.get_logger("group")
 
 _TIMEOUT_S = 10
+#: How long MPS's control daemon may take to answer: a busy host starts it slowly. If it ends, that shows at once.
+_START_S = 60.0
 #: Pauses before the control daemon is started again: doubled from the first to the last while it dies at once.
 _PAUSES_S = 0.2, 5.0
 #: A control daemon that ran this long did not die at once.
@@ -98,7 +100,7 @@ class Keeper:
         status = client.call("status")
         plane = status["plane"]
         if why := status["no_groups"]:
-            raise NotSupportedError(f"group {self._name}: {why}")
+            raise NotSupportedError(f"group {self._name}: {why}; load a newer one")
         client.call("pod.create", name=self._name, grants=self._grants, may_wait=False)
         try:
             self._files.claim(os.getpid(), _ident(self._pod(client)))
@@ -256,7 +258,7 @@ class Keeper:
                 stdout=log,
                 stderr=log,
             )
-        until = time.monotonic() + _TIMEOUT_S
+        until = time.monotonic() + _START_S
         while not server.wait(_LOOK_S):
             if self._server.poll() is not None or time.monotonic() > until:
                 said = self._files.last_words() or "it says nothing"

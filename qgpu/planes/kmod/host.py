@@ -55,9 +55,7 @@ class KmodHost:
             raise NotSupportedError(f"qgpu.ko: it speaks ABI {info.abi}, this is {NUMBERS['QGPU_ABI_VERSION']}")
         if problem := problem_of(info):
             raise NotSupportedError(f"qgpu.ko: {problem}")
-        self.no_groups = (
-            "" if has_groups(info) else "this qgpu.ko is older than share groups on kmod; load the newest one"
-        )
+        self.no_groups = "" if has_groups(info) else "this host's qgpu.ko is older than share groups on kmod"
         #: The last known path of each cgroup id.
         self._paths: dict[int, str] = {}
         self._cards = sorted(map(self._card, range(info.nr_gpus)), key=lambda card: card.pci)
@@ -127,7 +125,7 @@ class KmodHost:
         Raises NotSupportedError, RefusedError.
         """
         if self.no_groups:
-            raise NotSupportedError(f"pod {name}: {self.no_groups}")
+            raise NotSupportedError(f"pod {name}: {self.no_groups}; load a newer one")
         pod = self._pod(name).pod
         there = self._joined(pod)
         for ident, path in there.items():

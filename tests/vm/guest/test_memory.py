@@ -167,12 +167,12 @@ def test_memory_below_an_object_nobody_knows_is_refused(web):
     assert web.held() == 0
 
 
-@pytest.mark.parametrize("what", ["device", "subdevice", "tsg", "channel"])
-def test_what_carries_a_gate_has_one_name(web, what):
+@pytest.mark.parametrize("what", ["device", "subdevice", "channel"])
+def test_what_leads_to_channels_has_one_name(web, what):
     def second_name(state, what):
         p = state["p"]
-        tsg, (channel,) = p.compute()
-        handle = {"device": p.device, "subdevice": p.subdevice, "tsg": tsg, "channel": channel}[what]
+        _, (channel,) = p.compute()
+        handle = {"device": p.device, "subdevice": p.subdevice, "channel": channel}[what]
         try:
             return p.dup(p.client, handle)
         except nv.RmError as error:
