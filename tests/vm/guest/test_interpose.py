@@ -26,7 +26,7 @@ def test_module_enforces_on_a_known_driver(qgpu):
 
     assert (info.abi, info.state, info.nr_gpus) == (qg.uapi.NUMBERS["QGPU_ABI_VERSION"], 1, 1)
     assert qg.uapi.ffi.string(info.driver) == b"580.105.08"
-    assert info.flags == qg.N["QGPU_INFO_SEALED"] | qg.N["QGPU_INFO_HELD"]
+    assert info.flags == qg.N["QGPU_INFO_SEALED"] | qg.N["QGPU_INFO_HELD"] | qg.N["QGPU_INFO_GROUPS"]
     assert info.missing == 0
 
 
