@@ -201,8 +201,8 @@ class KmodHost:
         )
 
     def _path(self, ident: int, name: str) -> str | None:
-        """Return a cgroup by its id, after a look at a pod's; empty if it is gone, None if the search fails."""
-        likely = self._paths.get(ident) or cgroup.path_of(name)
+        """Return a cgroup by its id, first where a pod of this name has its own; empty if gone, None if that fails."""
+        likely = self._paths.get(ident) or (cgroup.path_of(name) if name else "/")
         try:
             return cgroup.find(ident, likely) or ""
         except OSError:
