@@ -264,7 +264,7 @@ struct qgpu_tsg *qgpu_client_tsg(u32 handle, u32 object_handle, const struct qgp
 	if (client && client->pod == pod)
 		object = xa_load(&client->objects, object_handle);
 	if (object && object->class == KEPLER_CHANNEL_GROUP_A)
-		tsg = smp_load_acquire(&object->tsg);
+		tsg = smp_load_acquire(&object->tsg);	/* pairs with qgpu_enter_tsg() */
 	if (tsg && !kref_get_unless_zero(&tsg->ref))
 		tsg = NULL;
 	rcu_read_unlock();
