@@ -17,6 +17,7 @@
 #include "rm.h"
 #include "rule_lookup.h"
 #include "trace.h"
+#include "uvm_mem.h"
 #include "vram_heap.h"
 
 /* What all forms of the call have in common. */
@@ -24,7 +25,7 @@ struct request {
 	u32 root, parent, object, class;
 	u64 params;
 	size_t status_at;
-	u8 flags;		/* flags of the class, see rule_lookup.h */
+	u8 flags, memory_at;	/* of the class, see rule_lookup.h */
 };
 
 static struct request request_of(const struct qgpu_call *call)
@@ -147,6 +148,12 @@ static int register_object(struct qgpu_call *call, struct qgpu_client *client, u
 		return PTR_ERR(object) == -EEXIST ? 0 : PTR_ERR(object);
 	}
 	qgpu_mem_name(object, mem);
+	if (class == NV_MEMORY_FABRIC) {
+		qgpu_object_on_fabric(object);
+		if (mem)
+			qgpu_uvm_mem_found(client, handle, mem);
+		return 0;
+	}
 	if (class == NV20_SUBDEVICE_0) {
 		learn_gpu(client, object);
 		learn_memory(client, object);
@@ -166,16 +173,26 @@ static int book(struct qgpu_call *call, struct qgpu_client *client, u32 parent, 
 		qgpu_mem_put(mem);
 		return call->sealed ? -EIO : 0;
 	}
-	if (qgpu_is_registered(class))
+	if (qgpu_is_registered(class) || class == NV_MEMORY_FABRIC)
 		return register_object(call, client, parent, handle, class, mem);
 	qgpu_mem_put(mem);
 	return class == NV01_MEMORY_LOCAL_USER ? -EINVAL : 0;
 }
 
+/* The memory that the object is a further handle of, or a charge for what RM takes for it; NULL: neither. */
+static struct qgpu_mem *mem_for(struct qgpu_call *call, struct qgpu_client *client, const struct request *request)
+{
+	struct qgpu_object *memory;
+
+	if (!request->memory_at)
+		return qgpu_reserve_taken(client, request->parent, request->class, engine_of(call, request->class));
+	memory = qgpu_object_find(client, param_u32(call, request->memory_at));
+	return memory && qgpu_is_memory(memory->class) ? qgpu_mem_of(memory) : NULL;
+}
+
 static long alloc_locked(struct qgpu_call *call, struct qgpu_client *client, const struct request *request)
 {
-	struct qgpu_mem *mem = qgpu_reserve_taken(client, request->parent, request->class,
-						  engine_of(call, request->class));
+	struct qgpu_mem *mem = mem_for(call, client, request);
 	u32 handle;
 	int error;
 	long ret;
@@ -191,7 +208,9 @@ static long alloc_locked(struct qgpu_call *call, struct qgpu_client *client, con
 	handle = call->out.alloc.object;
 	if (request->flags & QGPU_ON_COMPUTE_ENGINE)
 		qgpu_make_preemptible(client, request->parent);
-	if (call->sealed && !qgpu_is_registered(request->class))
+	if (request->memory_at && !call->sealed)	/* RM may have read another handle than this module */
+		qgpu_objects_export(client);
+	if (call->sealed && !qgpu_is_registered(request->class) && !request->memory_at)
 		return ret;
 	if (answered(call, request) != NV_OK) {
 		qgpu_mem_put(mem);
@@ -264,7 +283,8 @@ long qgpu_alloc(struct qgpu_call *call)
 	if (!rule || !(rule->flags & QGPU_BY_ALLOC))
 		return refuse_class(call, &request);
 	request.flags = rule->flags;
-	if (request.params && (rule->clients || is_looked_at(request.class)))
+	request.memory_at = rule->memory_at;
+	if (request.params && (rule->clients || rule->memory_at || is_looked_at(request.class)))
 		qgpu_call_look(call, request.params, call->room, sizeof(call->room));
 	if (!READ_ONCE(call->pod->gone) && qgpu_call_names_foreign(call, request.root, rule->clients))
 		return qgpu_refuse_alloc(call, request.status_at, NV_ERR_INVALID_OBJECT_HANDLE);

@@ -247,10 +247,26 @@ struct qgpu_mem *qgpu_client_mem(u32 handle, u32 memory)
 	client = rhashtable_lookup(&clients, &handle, client_params);
 	if (client)
 		object = xa_load(&client->objects, memory);
-	if (object && object->class == NV01_MEMORY_LOCAL_USER)
+	if (object && qgpu_is_memory(object->class))
 		mem = qgpu_mem_of(object);
 	rcu_read_unlock();
 	return mem;
+}
+
+u64 qgpu_client_fabric(u32 handle, u32 object_handle)
+{
+	struct qgpu_client *client;
+	struct qgpu_object *object = NULL;
+	u64 stamp = 0;
+
+	rcu_read_lock();
+	client = rhashtable_lookup(&clients, &handle, client_params);
+	if (client)
+		object = xa_load(&client->objects, object_handle);
+	if (object)
+		stamp = smp_load_acquire(&object->stamp);	/* pairs with qgpu_object_on_fabric() */
+	rcu_read_unlock();
+	return stamp;
 }
 
 struct qgpu_tsg *qgpu_client_tsg(u32 handle, u32 object_handle, const struct qgpu_pod *pod)

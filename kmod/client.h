@@ -34,6 +34,8 @@ void qgpu_client_unlink(struct qgpu_client *client);
 
 /* The memory object of any client, with a reference to the memory, or NULL. */
 struct qgpu_mem *qgpu_client_mem(u32 client, u32 handle);
+/* The stamp of an object of the fabric of any client; 0: there is no such object. */
+u64 qgpu_client_fabric(u32 client, u32 handle);
 /* The TSG that a handle of one of the pod's clients is, with a reference, or NULL. */
 struct qgpu_tsg *qgpu_client_tsg(u32 client, u32 handle, const struct qgpu_pod *pod);
 

@@ -53,6 +53,39 @@ static u32 share_tsg(const struct qgpu_arrival *arrival, bool sealed)
 	return ret == -ENODEV ? NV_ERR_INVALID_STATE : ret == -EDQUOT ? NV_ERR_NO_MEMORY : NV_ERR_INSUFFICIENT_RESOURCES;
 }
 
+/*
+ * An object of the fabric keeps its memory as a further handle does. RM does not say which memory that is. So the object
+ * that was duplicated must have been known, and the same, before and after. Memory that another pod has put there is
+ * charged like a new allocation. Of an import nothing is known: its exporter is charged. Returns an RM status.
+ */
+static u32 share_fabric(struct qgpu_arrival *arrival, bool sealed, qgpu_finder find, void *about)
+{
+	const struct nvos55 *dup = arrival->dup;
+	struct qgpu_client *client = arrival->client;
+	struct qgpu_mem *known = find(arrival, about);
+	struct qgpu_object *object;
+	u32 status = NV_OK;
+
+	if (dup && (!sealed || !arrival->fabric_stamp ||
+		    arrival->fabric_stamp != qgpu_client_fabric(dup->client_src, dup->object_src))) {
+		qgpu_mem_put(known);
+		return NV_ERR_NOT_SUPPORTED;
+	}
+	object = qgpu_object_add(client, arrival->handle, arrival->parent, NV_MEMORY_FABRIC, sealed);
+	if (IS_ERR(object)) {
+		qgpu_mem_put(known);
+		return NV_ERR_NO_MEMORY;
+	}
+	arrival->gpu = object->gpu;
+	if (dup && arrival->size)
+		status = charge(arrival, object, known);
+	if (status == NV_OK)
+		qgpu_object_on_fabric(object);
+	else
+		qgpu_objects_remove(client, arrival->handle);
+	return status;
+}
+
 /* Ask RM what it is. A status other than NV_OK: the object must go. */
 static u32 book(struct qgpu_arrival *arrival, bool sealed, qgpu_finder find, void *about)
 {
@@ -66,6 +99,8 @@ static u32 book(struct qgpu_arrival *arrival, bool sealed, qgpu_finder find, voi
 		return NV_ERR_INSUFFICIENT_PERMISSIONS;
 	if (class == KEPLER_CHANNEL_GROUP_A)
 		return share_tsg(arrival, sealed);
+	if (class == NV_MEMORY_FABRIC)
+		return share_fabric(arrival, sealed, find, about);
 	if (qgpu_is_registered(class))	/* objects below it would have no gate, or go unseen */
 		return NV_ERR_NOT_SUPPORTED;
 	if (class != NV01_MEMORY_LOCAL_USER)
@@ -156,7 +191,11 @@ long qgpu_dup(struct qgpu_call *call)
 	ret = find_tsg(call, &arrival);
 	if (ret)
 		goto out;
+	arrival.dup = &call->in.dup;
+	arrival.fabric_stamp = qgpu_client_fabric(call->in.dup.client_src, call->in.dup.object_src);
 	source.before = qgpu_client_mem(call->in.dup.client_src, call->in.dup.object_src);
+	if (source.before)
+		arrival.size = qgpu_mem_size(source.before);
 	ret = qgpu_call_forward(call);
 	if (call->out.dup.status == NV_OK) {
 		arrival.handle = call->out.dup.object;

@@ -13,10 +13,12 @@ struct qgpu_arrival {
 	struct qgpu_client *client;
 	u32 parent, handle;
 	int gpu;		/* found out here, as is its size */
-	u64 size;
+	u64 size;		/* before RM was asked: of the memory that was duplicated, if it is known */
 	struct qgpu_mem *spare;	/* an empty charge, in case it is charged like new memory; made before RM is asked */
 	struct qgpu_tsg *tsg;	/* what the name that was duplicated stood for before RM was asked, or NULL */
 	u64 stamp;		/* of that name */
+	const struct nvos55 *dup;	/* the call, unless it is an import */
+	u64 fabric_stamp;	/* of the duplicated name before RM was asked, if it was an object of the fabric; else 0 */
 };
 
 /* A reference to the memory that it is, if known and charged to the pod; else NULL. */

@@ -35,7 +35,7 @@ static void note_export(struct qgpu_call *call, struct qgpu_client *client, u32 
 	qgpu_call_look(call, call->in.control.params, call->room, memory_at + sizeof(memory));
 	memcpy(&memory, call->room + memory_at, sizeof(memory));
 	object = qgpu_object_find(client, memory);
-	if (object && object->class == NV01_MEMORY_LOCAL_USER)
+	if (object && qgpu_is_memory(object->class))
 		qgpu_mem_export(client, object);
 }
 
@@ -178,7 +178,7 @@ static void undo_imports(struct qgpu_call *call, struct qgpu_client *client, con
 
 	while ((handle = next_import(call, imports, &i))) {
 		object = qgpu_object_find(client, handle);
-		if (object && object->class != NV01_MEMORY_LOCAL_USER)
+		if (object && !qgpu_is_memory(object->class))
 			continue;	/* without a seal the answer may not be RM's */
 		qgpu_rm_free(client->handle, parent, handle);
 		if (object)

@@ -85,7 +85,7 @@ static long free_locked(struct qgpu_call *call, struct qgpu_client *client, cons
 	int tries = 0;
 	long ret;
 
-	if (object && object->class == NV01_MEMORY_LOCAL_USER)
+	if (object && qgpu_is_memory(object->class))
 		return free_memory(call, client, freeing);
 	if (object && qgpu_object_needed(client, object))
 		return qgpu_call_answer(call, freeing->status_at, NV_ERR_INVALID_STATE);

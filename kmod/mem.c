@@ -12,6 +12,7 @@
 #include <linux/spinlock.h>
 
 #include "mem.h"
+#include "nvrm.h"
 
 /* Exports that are looked at for one import. A pod can have any number, and sizes that share a bucket. */
 #define LOOKED_AT_MAX 1024
@@ -196,8 +197,10 @@ void qgpu_mem_export(struct qgpu_client *client, struct qgpu_object *object)
 		list_move(&mem->node, &client->pod->kept);
 		hash_del(&mem->export_node);
 		hash_add(exported, &mem->export_node, export_key(mem->pod, mem->gpus, mem->size));
-		mem->client = client->handle;
-		mem->handle = object->handle;
+		if (object->class == NV01_MEMORY_LOCAL_USER || !mem->handle) {
+			mem->client = client->handle;
+			mem->handle = object->handle;
+		}
 	}
 	spin_unlock(&mem_lock);
 }

@@ -139,6 +139,18 @@ bool qgpu_is_registered(u32 class)
 	       class == FERMI_VASPACE_A || class == FERMI_CONTEXT_SHARE_A || NV_IS_GPFIFO(class);
 }
 
+bool qgpu_is_memory(u32 class)
+{
+	return class == NV01_MEMORY_LOCAL_USER || class == NV_MEMORY_FABRIC;
+}
+
+void qgpu_object_on_fabric(struct qgpu_object *object)
+{
+	static atomic64_t last_stamp;
+
+	smp_store_release(&object->stamp, atomic64_inc_return(&last_stamp));	/* pairs with qgpu_client_fabric() */
+}
+
 bool qgpu_objects_run(struct qgpu_client *client)
 {
 	struct qgpu_object *object;
@@ -256,7 +268,7 @@ void qgpu_objects_remove(struct qgpu_client *client, u32 handle)
 	unsigned long index;
 
 	lockdep_assert_held(&client->lock);
-	if (object && object->class == NV01_MEMORY_LOCAL_USER) {
+	if (object && qgpu_is_memory(object->class)) {
 		object_remove(client, object);
 		return;
 	}
@@ -280,7 +292,7 @@ void qgpu_objects_export(struct qgpu_client *client)
 
 	lockdep_assert_held(&client->lock);
 	for_each_object(client, index, object) {
-		if (object->class == NV01_MEMORY_LOCAL_USER)
+		if (qgpu_is_memory(object->class))
 			qgpu_mem_export(client, object);
 	}
 }

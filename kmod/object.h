@@ -14,6 +14,10 @@ bool qgpu_device_has_subdevice(struct qgpu_client *client, u32 device);
 bool qgpu_object_needed(struct qgpu_client *client, struct qgpu_object *object);
 /* The classes that the object table keeps besides clients and memory. */
 bool qgpu_is_registered(u32 class);
+/* Memory of the card, or an object of the NVLink fabric, which keeps memory as a further handle of it does. */
+bool qgpu_is_memory(u32 class);
+/* The object is one of the fabric, and its memory is named. */
+void qgpu_object_on_fabric(struct qgpu_object *object);
 /* Whether the client has channels. */
 bool qgpu_objects_run(struct qgpu_client *client);
 /* Whether it has a handle on a TSG that has others. */

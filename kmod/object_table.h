@@ -24,6 +24,7 @@ struct qgpu_object {
 	bool held;			/* the free under way holds its TSG open */
 	struct qgpu_tsg *tsg;		/* a TSG, or the TSG of a channel */
 	struct qgpu_mem *mem;		/* its own, or RM's for it; under mem_lock */
+	u64 stamp;			/* of an object of the fabric, never given twice; set after mem */
 	struct rcu_head rcu;
 };
 

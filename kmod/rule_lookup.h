@@ -36,6 +36,7 @@ struct qgpu_class_rule {
 	u32 number;
 	u8 flags;
 	u8 clients;		/* as above */
+	u8 memory_at;		/* for a further handle of memory: offset of the memory's handle; 0: it is none */
 };
 
 enum qgpu_escape_refusal {

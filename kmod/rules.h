@@ -411,7 +411,7 @@ static const struct qgpu_class_rule class_rules[] = {
 	{ 0x0080, QGPU_BY_ALLOC, .clients = 0x6 }, /* NV01_DEVICE_0 */
 	{ 0x00da, QGPU_BY_ALLOC | QGPU_HOLDS_MEMORY }, /* NV_SEMAPHORE_SURFACE */
 	{ 0x00de, QGPU_BY_ALLOC }, /* RM_USER_SHARED_DATA */
-	{ 0x00f8, QGPU_BY_ALLOC | QGPU_HOLDS_MEMORY }, /* NV_MEMORY_FABRIC */
+	{ 0x00f8, QGPU_BY_ALLOC, .memory_at = 40 }, /* NV_MEMORY_FABRIC */
 	{ 0x00fd, QGPU_BY_ALLOC }, /* NV_MEMORY_MULTICAST_FABRIC */
 	{ 0x2080, QGPU_BY_ALLOC }, /* NV20_SUBDEVICE_0 */
 	{ 0x2081, QGPU_BY_ALLOC }, /* NV2081_BINAPI */

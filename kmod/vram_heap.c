@@ -67,7 +67,7 @@ void qgpu_free_unsaid(struct qgpu_client *client, u32 parent, u32 handle, struct
 		return;
 	if (class == NV01_MEMORY_LOCAL_USER)
 		qgpu_take_back(client, parent, handle, mem);
-	else if (qgpu_is_physical(class) || qgpu_is_registered(class))
+	else if (qgpu_is_physical(class) || qgpu_is_registered(class) || qgpu_is_memory(class))
 		qgpu_rm_free(client->handle, parent, handle);
 }
 

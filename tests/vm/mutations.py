@@ -501,6 +501,22 @@ MUTATIONS = (
         "memory",
         "beyond_limit or shares_one_limit",
     ),
+    _m(
+        "alloc.c",
+        "\tif (!request->memory_at)\n",
+        "\tif (request->class)\n",
+        "an object of the fabric keeps memory that is not charged",
+        "fabric",
+        "both_are_freed or takes_both",
+    ),
+    _m(
+        "dup.c",
+        "\t\t    arrival->fabric_stamp != qgpu_client_fabric(dup->client_src, dup->object_src))) {\n",
+        "\t\t    !qgpu_client_fabric(dup->client_src, dup->object_src))) {\n",
+        "another object of the fabric is taken for the one that was duplicated",
+        "fabric",
+        "exchanged",
+    ),
     # what a pod may do
     _m(
         "gate_penalty.c",

@@ -86,7 +86,7 @@ ROWS = (
     Class(0x00E0, "NV_MEMORY_EXPORT", MEMORY),
     Class(0x00F1, "NV_IMEX_SESSION", MEMORY),
     Class(0x00F3, "NV01_MEMORY_FLA", MEMORY),
-    Class(0x00F8, "NV_MEMORY_FABRIC", SEEN, handles=(At(40),), holds_memory_at=40, module=InModule.HOLDS_MEMORY),
+    Class(0x00F8, "NV_MEMORY_FABRIC", SEEN, handles=(At(40),), holds_memory_at=40, module=InModule.FURTHER_HANDLE),
     Class(0x00F9, "NV_MEMORY_FABRIC_IMPORT_V2", UNUSED),
     Class(0x00FB, "NV_MEMORY_FABRIC_IMPORTED_REF", UNUSED),
     Class(0x00FD, "NV_MEMORY_MULTICAST_FABRIC", LIBRARY, addresses=(At(32, of=EVENT), At(72, of=EVENT))),

@@ -95,7 +95,10 @@ def _class(row: classes.Class) -> str | None:
         "QGPU_HOLDS_MEMORY": row.module is InModule.HOLDS_MEMORY,
     }
     said = [flag for flag, holds in flags.items() if holds]
-    return _row([f"0x{row.number:04x}", " | ".join(said), *_clients(row.clients)], row.name) if said else None
+    members = [f"0x{row.number:04x}", " | ".join(said), *_clients(row.clients)]
+    if row.module is InModule.FURTHER_HANDLE:
+        members.append(f".memory_at = {row.holds_memory_at}")
+    return _row(members, row.name) if said else None
 
 
 def _escape(row: escapes.Escape) -> str | None:

@@ -64,6 +64,7 @@ class InModule(enum.Enum):
     PIDS_BY_NAMESPACE = "does nothing: RM hides processes outside the caller's pid namespace"
     SAMPLES_BY_NAMESPACE = "does nothing: RM hides the pids of other namespaces; their utilization stays visible"
     GPUS_BY_NODES = "does nothing: RM names every GPU, and a pod opens those whose device nodes it has"
+    FURTHER_HANDLE = "counts it as a further handle of the memory at holds_memory_at, for as long as it lives"
     HOLDS_MEMORY = "charges all memory of the client until the pod has no file left, because RM keeps the memory named"
 
 

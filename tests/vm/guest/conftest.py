@@ -107,6 +107,15 @@ def web(pod: Callable[..., qg.Pod]) -> qg.Pod:
 
 
 @pytest.fixture
+def outside() -> Iterator[dict[str, object]]:
+    """Run a program that is in no pod."""
+    state: dict[str, object] = {}
+    programs.program(state)
+    yield state
+    state["p"].close()  # type: ignore[attr-defined]
+
+
+@pytest.fixture
 def parameter() -> Iterator[Callable[[str, object], None]]:
     """Set parameters of the simulated driver; as they were afterwards."""
     was: dict[Path, str] = {}

@@ -41,6 +41,7 @@ def corpus(traces: Iterable[Path]) -> bytes:
         (0xA06C, struct.pack("12xI4x", 1)),
         (0x906F, bytes(368)),
         (0xDA, struct.pack("I20x", memory)),
+        (0xF8, struct.pack("40xI20x", memory)),
     ):
         out += [record(0x2B, struct.pack("IIIIQQIIII", client, device, 0, cls, 1, 0, 0, 0, 0, 0), params)]
     for cmd, params in (  # a file of the four that are open keeps what is exported

@@ -14,6 +14,7 @@
 #define PAGES_HUGE		3
 #define TABLE			0x1000ull	/* of the smallest pages: */
 #define COVERED			0x200000ull
+#define SIM_FABRIC_MEMORY_AT	40	/* SDK/class/cl00f8.h: map.hVidMem */
 
 static u64 used[SIM_GPUS_MAX];
 static u32 fb_mib = 143771;
@@ -176,6 +177,22 @@ u32 sim_hold_memory(const struct sim_file *file, struct sim_client *client, u64 
 	if (!object || !object->mem)
 		return NV_ERR_OBJECT_NOT_FOUND;
 	return sim_file_hold(client->owner, object->mem) ? NV_ERR_NO_MEMORY : NV_OK;
+}
+
+/* mem_fabric.c: the object keeps the memory that the parameters name. */
+u32 sim_put_on_fabric(const struct sim_file *file, struct sim_client *client, struct sim_object *object, u64 params)
+{
+	struct sim_object *source;
+	u32 memory = 0;
+
+	if (!params || sim_copy_in(file, &memory, params + SIM_FABRIC_MEMORY_AT, sizeof(memory)))
+		return NV_ERR_INVALID_ARGUMENT;
+	source = sim_object(client, memory);
+	if (!source || !source->mem || source == object)
+		return NV_ERR_OBJECT_NOT_FOUND;
+	object->mem = source->mem;
+	object->mem->refs++;
+	return NV_OK;
 }
 
 int sim_file_hold(struct sim_file *file, struct sim_mem *mem)

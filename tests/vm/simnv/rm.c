@@ -140,6 +140,8 @@ static u32 construct(const struct sim_file *file, struct sim_client *client, str
 								 NV_ERR_INVALID_OBJECT_PARENT;
 	if (object->class == NV_SEMAPHORE_SURFACE)
 		return sim_hold_memory(file, client, params);
+	if (object->class == NV_MEMORY_FABRIC)
+		return sim_put_on_fabric(file, client, object, params);
 	if (NV_IS_GPFIFO(object->class))
 		return parent ? alloc_channel(file, client, object, parent, params) : NV_ERR_INVALID_OBJECT_PARENT;
 	if (object->class == 0x73)	/* no display, as on the recorded card */

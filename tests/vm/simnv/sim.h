@@ -127,6 +127,7 @@ u32 sim_alloc_space(const struct sim_file *file, struct sim_object *object, u64 
 u32 sim_map_dma(const struct sim_file *file, u32 *data, u32 size);
 u32 sim_heap(struct sim_file *file, struct nvos32 *arg);
 u32 sim_hold_memory(const struct sim_file *file, struct sim_client *client, u64 params);
+u32 sim_put_on_fabric(const struct sim_file *file, struct sim_client *client, struct sim_object *object, u64 params);
 u32 sim_export(struct sim_client *client, s32 fd, u32 handle);
 u32 sim_import(struct sim_client *client, s32 fd, u32 parent, u32 *handle);
 int sim_file_hold(struct sim_file *file, struct sim_mem *mem);
