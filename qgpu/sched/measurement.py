@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from qgpu.model import NS_PER_MS, Sharing
+from qgpu.model.hardware_traits import HardwareTraits
 from qgpu.sched.gpu_usage import GpuUse, RoundEntry
 from qgpu.sched.trial import MIN_TURNS, dues, is_early
 from qgpu.sched.tuning import Tuning
@@ -20,6 +21,10 @@ WATCH_NS = 300 * NS_PER_MS
 #: belong to the previous way.
 MAX_TRIAL_NS = 300 * NS_PER_MS
 LONG_ROUND_NS = 30 * NS_PER_MS
+
+#: Of fewer turns than this, in a long round, one that was cut off looks like an early end. A pod that used less than
+#: _CLEARLY_USED of them is measured longer.
+_TOLD_TURNS, _CLEARLY_USED = 3, 0.75
 
 #: For STALE_NS after gates begin to move, NVML's utilization still covers the time before.
 STALE_NS = 300 * NS_PER_MS
@@ -80,10 +85,19 @@ def is_conclusive(now: Tuning, pods: Mapping[str, RoundEntry], period_ns: int) -
     if now.passed_ns < (2 * period_ns * 9 // 10 if long else TRIAL_NS):
         return False
     few = any(
-        use.starts < MIN_TURNS * pods[name].busy_tsgs and is_early(use, pods[name], now.hardware)
+        use.starts < MIN_TURNS * pods[name].busy_tsgs
+        and (is_early(use, pods[name], now.hardware) or (long and _may_be_early(use, pods[name], now.hardware)))
         for name, use in now.uses.items()
     )
     return not (few and now.passed_ns < (4 * period_ns if long else MAX_TRIAL_NS))
+
+
+def _may_be_early(use: GpuUse, entry: RoundEntry, hardware: HardwareTraits) -> bool:
+    """Tell whether a pod had too few turns to tell if it ends them early: one may have been cut off."""
+    assert entry.part is not None
+    return use.starts < _TOLD_TURNS * entry.busy_tsgs and use.run_ns < _CLEARLY_USED * use.starts * hardware.turn_ns(
+        entry.part.timeslice_us
+    )
 
 
 def is_long(sharing: Sharing) -> bool:

@@ -151,7 +151,7 @@ def test_rows_name_module_action_iff_guardian_does_more():
         assert (row.in_module is not None) is more, row.name
     for row in classes.ROWS:
         if row.holds_memory_at is not None:
-            assert row.module is InModule.HOLDS_MEMORY, row.name
+            assert row.module is InModule.FURTHER_HANDLE, row.name
 
 
 def test_every_action_of_the_module_is_some_rows():

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby, pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
@@ -301,6 +301,12 @@ ANY = st.one_of(WORKLOADS, DEMANDS)
     guest=st.tuples(ANY, st.integers(1, 6)),
     late_ms=st.sampled_from([0, 1, 5]),
     seed=st.integers(0, 99),
+)
+@example(  # one turn of each pod must not decide about a long round
+    pods=[(26, [FLOOD]), (30, [batches(15_211, 0)]), (14, [batches(17_864.386676389266, 0)])],
+    guest=(BATCH_128, 5),
+    late_ms=5,
+    seed=19,
 )
 def test_plans_do_not_oscillate_for_a_minute_after_any_guest(
     pods: list[tuple[int, list[Workload]]], guest: tuple[Workload, int], late_ms: float, seed: int
