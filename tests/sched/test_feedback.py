@@ -340,7 +340,7 @@ def _mechanism(plan: Plan) -> tuple[int, ...]:
 
 
 def _settle(stage: Stage, weights: Mapping[str, int], points: int) -> None:
-    """Hold pods to their weights: over four seconds within so many points, in each within five more.
+    """Hold pods to their weights: over four seconds within so many points, in each within seven more.
 
     Most mixes are within one. A pod of several processes with steps of 20 ms, of which a slice cuts some, is the worst
     of hundreds: one mix in 500 misses by 13. So does a single second of one in thousands with a process each.
@@ -348,7 +348,7 @@ def _settle(stage: Stage, weights: Mapping[str, int], points: int) -> None:
     stage.pass_by(4)
     seconds = [{name: second.work[name] for name in weights} for second in stage.seconds(4)]
     assert error({name: sum(second[name] for second in seconds) for name in weights}, weights) <= points * ONE_POINT
-    assert max(error(second, weights) for second in seconds) <= (points + 5) * ONE_POINT
+    assert max(error(second, weights) for second in seconds) <= (points + 7) * ONE_POINT
 
 
 @hypothesis_settings(max_examples=20 * MORE, deadline=None)
