@@ -236,17 +236,21 @@ void qgpu_clients_remove(struct list_head *file_clients)
 	}
 }
 
-/* Also from handlers of probes, so it takes no reference on the client: letting go of the last one sleeps. */
+/* Needs rcu_read_lock(), and no reference on the client: letting go of the last one sleeps, and probes' handlers ask too. */
+static struct qgpu_object *find_object(u32 handle, u32 object)
+{
+	struct qgpu_client *client = rhashtable_lookup(&clients, &handle, client_params);
+
+	return client ? xa_load(&client->objects, object) : NULL;
+}
+
 struct qgpu_mem *qgpu_client_mem(u32 handle, u32 memory)
 {
-	struct qgpu_client *client;
-	struct qgpu_object *object = NULL;
+	struct qgpu_object *object;
 	struct qgpu_mem *mem = NULL;
 
 	rcu_read_lock();
-	client = rhashtable_lookup(&clients, &handle, client_params);
-	if (client)
-		object = xa_load(&client->objects, memory);
+	object = find_object(handle, memory);
 	if (object && qgpu_is_memory(object->class))
 		mem = qgpu_mem_of(object);
 	rcu_read_unlock();
@@ -255,14 +259,11 @@ struct qgpu_mem *qgpu_client_mem(u32 handle, u32 memory)
 
 u64 qgpu_client_fabric(u32 handle, u32 object_handle)
 {
-	struct qgpu_client *client;
-	struct qgpu_object *object = NULL;
+	struct qgpu_object *object;
 	u64 stamp = 0;
 
 	rcu_read_lock();
-	client = rhashtable_lookup(&clients, &handle, client_params);
-	if (client)
-		object = xa_load(&client->objects, object_handle);
+	object = find_object(handle, object_handle);
 	if (object)
 		stamp = smp_load_acquire(&object->stamp);	/* pairs with qgpu_object_on_fabric() */
 	rcu_read_unlock();

@@ -79,6 +79,8 @@ static u32 share_fabric(struct qgpu_arrival *arrival, bool sealed, qgpu_finder f
 	arrival->gpu = object->gpu;
 	if (dup && arrival->size)
 		status = charge(arrival, object, known);
+	else
+		qgpu_mem_put(known);
 	if (status == NV_OK)
 		qgpu_object_on_fabric(object);
 	else

@@ -12,8 +12,8 @@ struct qgpu_tsg;
 struct qgpu_arrival {
 	struct qgpu_client *client;
 	u32 parent, handle;
-	int gpu;		/* found out here, as is its size */
-	u64 size;		/* before RM was asked: of the memory that was duplicated, if it is known */
+	int gpu;		/* found out here */
+	u64 size;		/* likewise; before, that of the memory that was duplicated, if it is known */
 	struct qgpu_mem *spare;	/* an empty charge, in case it is charged like new memory; made before RM is asked */
 	struct qgpu_tsg *tsg;	/* what the name that was duplicated stood for before RM was asked, or NULL */
 	u64 stamp;		/* of that name */

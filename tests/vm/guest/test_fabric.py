@@ -122,7 +122,7 @@ def test_an_unknown_object_of_the_fabric_is_not_copied(web, outside):
 
 
 def test_an_object_exchanged_during_a_copy_is_refused(web, linked, linger):
-    """The copy waits in the driver; meanwhile one that keeps more memory takes the handle, and the first comes back."""
+    """The copy waits in the driver; meanwhile another object takes the handle, which might keep other memory."""
     process, memory, fabric = linked
     other = web.process()
     other.run(program)
