@@ -71,17 +71,13 @@ static u32 param_u32(const struct qgpu_call *call, size_t at)
  * RM can report a failure although it made the client: if it cannot write the parameters back, it returns an error and
  * keeps the client (alloc_free.c:serverAllocApiCopyOut). So a failure is checked with RM too.
  */
-static long alloc_client(struct qgpu_call *call, const struct request *request)
+static long make_client(struct qgpu_call *call, const struct request *request, struct qgpu_client *client)
 {
-	struct qgpu_client *client = qgpu_client_new(call->pod);
 	u32 handle, class;
 	bool said, sure;
 	long ret;
 	int error;
 
-	/* a client outside the object table would have no limit, so RM makes none */
-	if (!client)
-		return qgpu_call_answer(call, request->status_at, NV_ERR_NO_MEMORY);
 	ret = qgpu_call_forward(call);
 	handle = call->out.alloc.object;
 	said = answered(call, request) == NV_OK;
@@ -97,6 +93,20 @@ static long alloc_client(struct qgpu_call *call, const struct request *request)
 	}
 	if (error && said)	/* the handle is forged, and not ours to free */
 		qgpu_pod_flag(call->pod, QGPU_POD_TAMPERED, QGPU_EVENT_TAMPERED);
+	return ret;
+}
+
+static long alloc_client(struct qgpu_call *call, const struct request *request)
+{
+	struct qgpu_client *client = qgpu_client_new(call->pod);
+	long ret;
+
+	if (IS_ERR(client))
+		return PTR_ERR(client);
+	if (!client)	/* a client outside the object table would have no limit, so RM makes none */
+		return qgpu_call_answer(call, request->status_at, NV_ERR_NO_MEMORY);
+	ret = make_client(call, request, client);
+	qgpu_client_made(call->pod);
 	return ret;
 }
 

@@ -25,6 +25,7 @@ struct qgpu_call {
 	u32 nr, size;
 	bool sealed;		/* out is RM's own answer, not the content of user memory */
 	bool failed;		/* RM refused the call without processing it */
+	bool owes;		/* not made yet: the pod has to pay first, without locks */
 	u64 params_at;		/* in user memory */
 	u32 params_size;
 	void *params;		/* the checked copy that RM acts on; if sealed, afterwards RM's answer */

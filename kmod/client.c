@@ -49,7 +49,7 @@ static void client_free(struct kref *ref)
 	kfree_rcu(client, rcu);
 }
 
-struct qgpu_client *qgpu_client_lock(u32 handle, const struct qgpu_pod *pod)
+static struct qgpu_client *find_and_lock(u32 handle, const struct qgpu_pod *pod)
 {
 	struct qgpu_client *client;
 
@@ -68,6 +68,19 @@ struct qgpu_client *qgpu_client_lock(u32 handle, const struct qgpu_pod *pod)
 		return client;
 	qgpu_client_unlock(client);
 	return NULL;
+}
+
+/* RM may have made the client, or given the handle of a dead one to it, and another thread is about to enter it. */
+struct qgpu_client *qgpu_client_lock(u32 handle, struct qgpu_pod *pod)
+{
+	struct qgpu_client *client = find_and_lock(handle, pod);
+
+	if (client)
+		return client;
+	if (down_write_killable(&pod->making))
+		return ERR_PTR(-EINTR);
+	up_write(&pod->making);
+	return find_and_lock(handle, pod);
 }
 
 void qgpu_client_unlock(struct qgpu_client *client)
@@ -150,9 +163,10 @@ struct qgpu_client *qgpu_client_new(struct qgpu_pod *pod)
 	if (!qgpu_pod_enter(pod))
 		return NULL;
 	client = kzalloc(sizeof(*client), GFP_KERNEL_ACCOUNT);
-	if (!client) {
+	if (!client || down_read_killable(&pod->making)) {
 		qgpu_pod_leave(pod);
-		return NULL;
+		kfree(client);
+		return client ? ERR_PTR(-EINTR) : NULL;
 	}
 	client->tgid = task_tgid_nr(current);
 	client->pod = qgpu_pod_get(pod);
@@ -162,6 +176,11 @@ struct qgpu_client *qgpu_client_new(struct qgpu_pod *pod)
 	INIT_LIST_HEAD(&client->file_node);
 	INIT_LIST_HEAD(&client->kept);
 	return client;
+}
+
+void qgpu_client_made(struct qgpu_pod *pod)
+{
+	up_read(&pod->making);
 }
 
 void qgpu_client_discard(struct qgpu_client *client)
@@ -215,8 +234,8 @@ bool qgpu_clients_open(struct list_head *file_clients)
 	LIST_HEAD(opened);
 
 	while ((client = take_first(file_clients, &opened))) {
-		shared |= qgpu_objects_hold(client, client->handle) && qgpu_objects_share(client);
 		WRITE_ONCE(client->dead, true);
+		shared |= qgpu_objects_hold(client, client->handle) && qgpu_objects_share(client);
 		qgpu_client_unlock(client);
 	}
 	spin_lock(&files_lock);
@@ -225,15 +244,18 @@ bool qgpu_clients_open(struct list_head *file_clients)
 	return shared;
 }
 
-void qgpu_clients_remove(struct list_head *file_clients)
+bool qgpu_clients_remove(struct list_head *file_clients)
 {
 	struct qgpu_client *client;
+	bool shared = false;
 	LIST_HEAD(removed);
 
 	while ((client = take_first(file_clients, &removed))) {
+		shared |= qgpu_objects_share(client);
 		client_end(client);
 		qgpu_client_unlock(client);
 	}
+	return shared;
 }
 
 /* Needs rcu_read_lock(), and no reference on the client: letting go of the last one sleeps, and probes' handlers ask too. */
@@ -278,7 +300,7 @@ struct qgpu_tsg *qgpu_client_tsg(u32 handle, u32 object_handle, const struct qgp
 
 	rcu_read_lock();
 	client = rhashtable_lookup(&clients, &handle, client_params);
-	if (client && client->pod == pod)
+	if (client && client->pod == pod && !READ_ONCE(client->dead))
 		object = xa_load(&client->objects, object_handle);
 	if (object && object->class == KEPLER_CHANNEL_GROUP_A)
 		tsg = smp_load_acquire(&object->tsg);	/* pairs with qgpu_enter_tsg() */

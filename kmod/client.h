@@ -8,15 +8,21 @@ int qgpu_clients_init(void);
 void qgpu_clients_uninit(void);
 
 /* Locked and referenced; NULL: the pod has no such client; ERR_PTR(-EINTR): a fatal signal came first. */
-struct qgpu_client *qgpu_client_lock(u32 handle, const struct qgpu_pod *pod);
+struct qgpu_client *qgpu_client_lock(u32 handle, struct qgpu_pod *pod);
 void qgpu_client_unlock(struct qgpu_client *client);
 /* Whether its handle still leads to this client. A dead client gives its handle up to a newer one. */
 bool qgpu_client_listed(const struct qgpu_client *client);
 /* The id of the client's pod; 0: it belongs to no pod. */
 u64 qgpu_client_pod(u32 handle);
 
-/* Allocate an entry before RM makes the client, so that no client lacks one. NULL: the pod is at its maximum. */
+/*
+ * Allocate an entry before RM makes the client, so that no client lacks one. The pod may see the handle before the entry
+ * is in the table, so until qgpu_client_made() nobody is told that there is no such client. NULL: the pod is at its
+ * maximum; ERR_PTR(-EINTR): a fatal signal came first.
+ */
 struct qgpu_client *qgpu_client_new(struct qgpu_pod *pod);
+/* The entry is in the table, or discarded. */
+void qgpu_client_made(struct qgpu_pod *pod);
 void qgpu_client_discard(struct qgpu_client *client);
 /*
  * Enter the client, or discard it. sure: RM itself said that it made this client. Then an older entry with the handle
@@ -25,10 +31,10 @@ void qgpu_client_discard(struct qgpu_client *client);
 int qgpu_client_add(struct qgpu_client *client, struct list_head *file_clients, u32 handle, bool sure);
 /*
  * For a file that is being released: the first opens all gates of its clients for good, the second forgets the clients.
- * True: a gate that should be closed is open, of a TSG on which other clients have handles.
+ * True: among them are gates of TSGs on which other clients have handles.
  */
 bool qgpu_clients_open(struct list_head *file_clients);
-void qgpu_clients_remove(struct list_head *file_clients);
+bool qgpu_clients_remove(struct list_head *file_clients);
 /* The caller holds the lock and has removed the objects: forget the client itself. */
 void qgpu_client_unlink(struct qgpu_client *client);
 

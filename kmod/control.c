@@ -79,11 +79,11 @@ static long preempt(struct qgpu_call *call)
 	qgpu_call_look(call, call->in.control.params, asked, sizeof(*asked));
 	if (!asked->wait || asked->manual_timeout)
 		return refuse(call, NV_ERR_INSUFFICIENT_PERMISSIONS);
-	ret = qgpu_gate_penalty_begin(call->pod);
+	ret = qgpu_gate_penalty_pay_and_begin(call->pod);
 	if (ret)
 		return ret;
 	ret = qgpu_call_forward(call);
-	qgpu_gate_penalty_end(call->pod, true);
+	qgpu_gate_penalty_end(call->pod, QGPU_GATES_OPENED);
 	return ret;
 }
 
@@ -92,14 +92,15 @@ static long start_open(struct qgpu_call *call, struct qgpu_client *client)
 {
 	long ret = qgpu_gate_penalty_begin(call->pod);
 
+	call->owes = ret == -EAGAIN;
 	if (ret)
 		return ret;
 	ret = qgpu_call_forward_open(call);
-	qgpu_gate_penalty_end(call->pod, qgpu_objects_reclose(client));
+	qgpu_gate_penalty_end(call->pod, qgpu_objects_reclose(client) ? QGPU_GATES_OPENED : QGPU_GATES_UNTOUCHED);
 	return ret;
 }
 
-static long start_channels(struct qgpu_call *call)
+static long try_to_start(struct qgpu_call *call)
 {
 	const void __user *params = (void __user *)(uintptr_t)call->in.control.params;
 	struct qgpu_client *client = qgpu_client_lock(call->in.control.client, call->pod);
@@ -116,8 +117,19 @@ static long start_channels(struct qgpu_call *call)
 		if (copy_from_user(present, params, min_t(size_t, call->in.control.params_size, sizeof(present))))
 			tries = QGPU_CALL_TRIES;
 		ret = start_open(call, client);
-	} while (!qgpu_call_deliver(call, &ret) && ++tries < QGPU_CALL_TRIES);
+	} while (!call->owes && !qgpu_call_deliver(call, &ret) && ++tries < QGPU_CALL_TRIES);
 	qgpu_client_unlock(client);
+	return ret;
+}
+
+static long start_channels(struct qgpu_call *call)
+{
+	long ret;
+
+	do {
+		call->owes = false;
+		ret = try_to_start(call);
+	} while (call->owes && !(ret = qgpu_gate_penalty_pay(call->pod)));
 	return ret;
 }
 

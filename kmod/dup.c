@@ -95,6 +95,8 @@ static u32 book(struct qgpu_arrival *arrival, bool sealed, qgpu_finder find, voi
 	struct qgpu_object *object;
 	u32 class, status;
 
+	if (!sealed && qgpu_object_find(client, arrival->handle))	/* a forged answer: it is booked already */
+		return NV_OK;
 	if (qgpu_rm_class(client->handle, arrival->handle, &class) != NV_OK)
 		return sealed ? NV_ERR_NO_MEMORY : NV_OK;
 	if (qgpu_is_physical(class))
@@ -165,51 +167,67 @@ static int find_tsg(const struct qgpu_call *call, struct qgpu_arrival *arrival)
 	arrival->tsg = qgpu_client_tsg(dup->client_src, dup->object_src, call->pod);
 	if (!arrival->tsg)
 		return 0;
-	ret = qgpu_gate_penalty_begin(call->pod);
+	ret = qgpu_gate_penalty_pay(call->pod);
 	if (ret)
 		return ret;
-	qgpu_gate_penalty_end(call->pod, false);
 	arrival->stamp = qgpu_tsg_stamp(arrival->tsg, dup->client_src, dup->object_src);
 	return 0;
 }
 
-long qgpu_dup(struct qgpu_call *call)
+static long dup_locked(struct qgpu_call *call, struct qgpu_arrival *arrival)
 {
-	struct qgpu_client *client = qgpu_client_lock(call->in.dup.client, call->pod);
-	struct qgpu_arrival arrival = { client, call->in.dup.parent ?: call->in.dup.client, 0, -1 };
 	struct source source = { call };
 	u32 status;
+	long ret;
+
+	arrival->fabric_stamp = qgpu_client_fabric(call->in.dup.client_src, call->in.dup.object_src);
+	source.before = qgpu_client_mem(call->in.dup.client_src, call->in.dup.object_src);
+	if (source.before)
+		arrival->size = qgpu_mem_size(source.before);
+	ret = qgpu_call_forward(call);
+	if (call->out.dup.status == NV_OK) {
+		arrival->handle = call->out.dup.object;
+		status = qgpu_arrive(call, arrival, find_source, &source);
+		if (status != NV_OK)
+			ret = qgpu_call_answer(call, offsetof(struct nvos55, status), status) ?: ret;
+	}
+	qgpu_mem_put(source.before);
+	return ret;
+}
+
+static long dup(struct qgpu_call *call, struct qgpu_arrival *arrival)
+{
+	struct qgpu_client *client = qgpu_client_lock(call->in.dup.client, call->pod);
 	long ret;
 
 	if (IS_ERR(client))
 		return PTR_ERR(client);
 	if (!client)
 		return qgpu_call_forward(call);
-	arrival.spare = qgpu_mem_new(call->pod, 0, 0, GFP_KERNEL_ACCOUNT);
-	if (IS_ERR(arrival.spare)) {
-		qgpu_client_unlock(client);
-		return qgpu_call_answer(call, offsetof(struct nvos55, status), NV_ERR_NO_MEMORY);
+	arrival->client = client;
+	arrival->spare = qgpu_mem_new(call->pod, 0, 0, GFP_KERNEL_ACCOUNT);
+	if (IS_ERR(arrival->spare)) {
+		ret = qgpu_call_answer(call, offsetof(struct nvos55, status), NV_ERR_NO_MEMORY);
+	} else {
+		ret = dup_locked(call, arrival);
+		qgpu_mem_put(arrival->spare);
 	}
-	ret = find_tsg(call, &arrival);
-	if (ret)
-		goto out;
-	arrival.dup = &call->in.dup;
-	arrival.fabric_stamp = qgpu_client_fabric(call->in.dup.client_src, call->in.dup.object_src);
-	source.before = qgpu_client_mem(call->in.dup.client_src, call->in.dup.object_src);
-	if (source.before)
-		arrival.size = qgpu_mem_size(source.before);
-	ret = qgpu_call_forward(call);
-	if (call->out.dup.status == NV_OK) {
-		arrival.handle = call->out.dup.object;
-		status = qgpu_arrive(call, &arrival, find_source, &source);
-		if (status != NV_OK)
-			ret = qgpu_call_answer(call, offsetof(struct nvos55, status), status) ?: ret;
-	}
-out:
 	qgpu_client_unlock(client);
+	return ret;
+}
+
+long qgpu_dup(struct qgpu_call *call)
+{
+	struct qgpu_arrival arrival = {
+		.parent = call->in.dup.parent ?: call->in.dup.client,
+		.gpu = -1,
+		.dup = &call->in.dup,
+	};
+	long ret = find_tsg(call, &arrival);
+
+	if (!ret)
+		ret = dup(call, &arrival);
 	if (arrival.tsg)
 		qgpu_tsg_put(arrival.tsg);
-	qgpu_mem_put(source.before);
-	qgpu_mem_put(arrival.spare);
 	return ret;
 }

@@ -7,7 +7,6 @@
  * when the module detaches from the driver, which waits for calls.
  */
 #include <linux/hash.h>
-#include <linux/ktime.h>
 #include <linux/rhashtable.h>
 #include <linux/slab.h>
 
@@ -15,16 +14,20 @@
 #include "events.h"
 #include "file.h"
 #include "gate_penalty.h"
+#include "gpu.h"
 #include "mem.h"
 #include "nvrm.h"
 #include "pod.h"
 
 static struct rhashtable files;
 
-/* Every call on the driver's files looks here first, those of processes outside all pods too. */
+/*
+ * Every call on the driver's files looks here first, those of processes outside all pods too. The seed comes before the
+ * multiplication: after it, files that collide would do so whatever the seed is.
+ */
 static u32 hash(const void *filp, u32 length, u32 seed)
 {
-	return hash_ptr(*(struct file *const *)filp, 32) ^ seed;
+	return hash_64((u64)(uintptr_t)*(struct file *const *)filp ^ (u64)seed << 8, 32);
 }
 
 static const struct rhashtable_params file_params = {
@@ -56,6 +59,7 @@ static void file_free(struct qgpu_file *file)
 	kfree_rcu(file, rcu);
 }
 
+/* The file counts before others find it: what one of them exports by it must not go with an earlier file. */
 struct qgpu_file *qgpu_file_add(struct file *filp, struct qgpu_pod *pod)
 {
 	struct qgpu_file *file = kzalloc(sizeof(*file), GFP_KERNEL);
@@ -66,21 +70,19 @@ struct qgpu_file *qgpu_file_add(struct file *filp, struct qgpu_pod *pod)
 	file->filp = filp;
 	file->pod = qgpu_pod_get(pod);
 	INIT_LIST_HEAD(&file->clients);
+	atomic_inc(&pod->nr_files);
 	ret = rhashtable_lookup_insert_fast(&files, &file->node, file_params);
 	if (!ret)
 		return file;
+	qgpu_mem_file_closed(pod);
 	file_free(file);
 	return ERR_PTR(ret);
-}
-
-void qgpu_file_opened(struct qgpu_file *file)
-{
-	atomic_inc(&file->pod->nr_files);
 }
 
 void qgpu_file_forget(struct qgpu_file *file)
 {
 	rhashtable_remove_fast(&files, &file->node, file_params);
+	qgpu_mem_file_closed(file->pod);
 	file_free(file);
 }
 
@@ -96,7 +98,6 @@ static struct qgpu_file *adopt(struct file *filp, struct qgpu_pod *pod)
 		return qgpu_file_find(filp);
 	if (IS_ERR(file))
 		return file;
-	qgpu_file_opened(file);
 	qgpu_pod_flag(pod, QGPU_POD_LATE, QGPU_EVENT_LATE_FILE);
 	return file;
 }
@@ -123,18 +124,16 @@ struct qgpu_file *qgpu_file_of(struct file *filp)
 
 void qgpu_file_close(struct qgpu_file *file)
 {
-	u64 now_ns = ktime_get_ns();
-
-	if (qgpu_clients_open(&file->clients))
-		file->open_since_ns = now_ns;
+	file->gated_ns = qgpu_gated_ns(file->pod);
+	file->shared = qgpu_clients_open(&file->clients);
 	rhashtable_remove_fast(&files, &file->node, file_params);
 }
 
 void qgpu_file_closed(struct qgpu_file *file)
 {
-	qgpu_clients_remove(&file->clients);
-	if (file->open_since_ns)
-		qgpu_gate_penalty_owe(file->pod, ktime_get_ns() - file->open_since_ns);
+	file->shared |= qgpu_clients_remove(&file->clients);
+	if (file->shared)
+		qgpu_gate_penalty_exit(file->pod, file->gated_ns);
 	qgpu_mem_file_closed(file->pod);
 	file_free(file);
 }

@@ -14,7 +14,8 @@ struct qgpu_file {
 	struct file *filp;
 	struct qgpu_pod *pod;		/* a reference */
 	struct list_head clients;	/* client.c */
-	u64 open_since_ns;		/* since when its release keeps a gate open that should be closed; 0: it does not */
+	bool shared;			/* its release keeps gates open that other processes use too */
+	u64 gated_ns;			/* for how long the pod's gates had been due closed when its release began */
 	struct rcu_head rcu;
 };
 
@@ -26,9 +27,8 @@ struct qgpu_file *qgpu_file_of(struct file *filp);
 /* The entry as it is; NULL: there is none. */
 struct qgpu_file *qgpu_file_find(struct file *filp);
 
-/* Around the driver's open: a pod's file is registered before, and either opened or forgotten after. */
+/* Around the driver's open: a pod's file is registered before, and forgotten if the driver does not open it. */
 struct qgpu_file *qgpu_file_add(struct file *filp, struct qgpu_pod *pod);
-void qgpu_file_opened(struct qgpu_file *file);
 void qgpu_file_forget(struct qgpu_file *file);
 
 /* Around the driver's release: gates are opened before, the objects of the file are forgotten after. */

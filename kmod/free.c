@@ -43,15 +43,16 @@ static long free_open(struct qgpu_call *call, struct qgpu_client *client, const 
 		      bool *gone)
 {
 	struct qgpu_object *object = qgpu_object_find(client, freeing->handle);
-	bool root = freeing->handle == client->handle, opened;
+	bool root = freeing->handle == client->handle, held;
 	/* freeing an address space, context share or memory also frees the channels (and their TSGs) that use it */
 	bool used = !root && (!object || object->class == FERMI_VASPACE_A || object->class == FERMI_CONTEXT_SHARE_A);
 	long ret;
 
 	ret = qgpu_gate_penalty_begin(call->pod);
+	call->owes = ret == -EAGAIN;
 	if (ret)
 		return ret;
-	opened = qgpu_objects_hold(client, object ? freeing->handle : client->handle);
+	held = qgpu_objects_hold(client, object ? freeing->handle : client->handle);
 	if (root)
 		WRITE_ONCE(client->dead, true);
 	ret = qgpu_call_forward_open(call);
@@ -63,7 +64,7 @@ static long free_open(struct qgpu_call *call, struct qgpu_client *client, const 
 	if (*gone && used)
 		qgpu_objects_reconcile(client);
 	qgpu_objects_unhold(client);
-	qgpu_gate_penalty_end(call->pod, opened);
+	qgpu_gate_penalty_end(call->pod, held ? QGPU_GATES_HELD : QGPU_GATES_UNTOUCHED);
 	if (*gone && root)
 		qgpu_client_unlink(client);
 	return ret;
@@ -93,11 +94,11 @@ static long free_locked(struct qgpu_call *call, struct qgpu_client *client, cons
 		return qgpu_call_forward(call);
 	do {
 		ret = free_open(call, client, freeing, &gone);
-	} while (!qgpu_call_deliver(call, &ret) && !gone && ++tries < QGPU_CALL_TRIES);
+	} while (!call->owes && !qgpu_call_deliver(call, &ret) && !gone && ++tries < QGPU_CALL_TRIES);
 	return ret;
 }
 
-long qgpu_free(struct qgpu_call *call, const struct qgpu_freeing *freeing)
+static long try_free(struct qgpu_call *call, const struct qgpu_freeing *freeing)
 {
 	struct qgpu_client *client = qgpu_client_lock(freeing->root, call->pod);
 	long ret;
@@ -108,6 +109,17 @@ long qgpu_free(struct qgpu_call *call, const struct qgpu_freeing *freeing)
 		return qgpu_call_forward(call);
 	ret = free_locked(call, client, freeing);
 	qgpu_client_unlock(client);
+	return ret;
+}
+
+long qgpu_free(struct qgpu_call *call, const struct qgpu_freeing *freeing)
+{
+	long ret;
+
+	do {
+		call->owes = false;
+		ret = try_free(call, freeing);
+	} while (call->owes && !(ret = qgpu_gate_penalty_pay(call->pod)));
 	return ret;
 }
 

@@ -4,23 +4,40 @@
  * last. Each such call delays the pod's next one by many times its own length. So a loop of such calls gains nothing,
  * and neither do many threads or processes. Only the next call waits; a process that exits does not. If its end keeps
  * the gate of other processes open, because they have handles on the same TSG, the pod's next call waits for that too.
+ *
+ * A pod cannot prolong a call of its own, so for one it owes CALL_MAX_NS at most. It can prolong the end of a process,
+ * by the number of its objects, and let many end at once: that is bounded by what a pod may have in the object table.
  */
 #include <linux/ktime.h>
 #include <linux/sched.h>
 #include <linux/sched/signal.h>
 
 #include "gate_penalty.h"
+#include "gpu.h"
 #include "pod.h"
 
-#define TIMES	20
-#define MAX_NS	NSEC_PER_SEC
+#define TIMES		20
+#define CALL_MAX_NS	NSEC_PER_SEC
+#define MAX_NS		(60 * NSEC_PER_SEC)
 
-void qgpu_gate_penalty_owe(struct qgpu_pod *pod, u64 open_ns)
+static void owe(struct qgpu_pod *pod, u64 ns)
 {
 	u64 now_ns = ktime_get_ns();
 
+	lockdep_assert_held(&pod->owed_lock);
+	pod->penalty_until_ns = min(max(pod->penalty_until_ns, now_ns) + ns, now_ns + MAX_NS);
+}
+
+void qgpu_gate_penalty_exit(struct qgpu_pod *pod, u64 gated_ns)
+{
+	u64 now_ns = qgpu_gated_ns(pod), since_ns;
+
 	spin_lock(&pod->owed_lock);
-	pod->penalty_until_ns = max(pod->penalty_until_ns, now_ns) + min_t(u64, open_ns * TIMES, MAX_NS);
+	since_ns = max(gated_ns, pod->billed_ns);	/* processes that end at the same time cost no more than one */
+	if (now_ns > since_ns) {
+		owe(pod, (now_ns - since_ns) * TIMES);
+		pod->billed_ns = now_ns;
+	}
 	spin_unlock(&pod->owed_lock);
 }
 
@@ -34,27 +51,53 @@ static u64 penalty_until_ns(struct qgpu_pod *pod)
 	return until_ns;
 }
 
-int qgpu_gate_penalty_begin(struct qgpu_pod *pod)
+int qgpu_gate_penalty_pay(struct qgpu_pod *pod)
 {
 	u64 now_ns, until_ns;
 
-	if (mutex_lock_killable(&pod->penalty_lock))
-		return -EINTR;
 	while ((now_ns = ktime_get_ns()) < (until_ns = penalty_until_ns(pod))) {
 		schedule_timeout_killable(nsecs_to_jiffies(until_ns - now_ns) + 1);
-		if (fatal_signal_pending(current)) {
-			mutex_unlock(&pod->penalty_lock);
+		if (fatal_signal_pending(current))
 			return -EINTR;
-		}
 	}
-	pod->open_since_ns = now_ns;
 	return 0;
 }
 
-void qgpu_gate_penalty_end(struct qgpu_pod *pod, bool opened)
+int qgpu_gate_penalty_begin(struct qgpu_pod *pod)
 {
+	if (mutex_lock_killable(&pod->penalty_lock))
+		return -EINTR;
+	pod->open_since_ns = ktime_get_ns();
+	if (pod->open_since_ns < penalty_until_ns(pod)) {
+		mutex_unlock(&pod->penalty_lock);
+		return -EAGAIN;
+	}
+	pod->gated_since_ns = qgpu_gated_ns(pod);
+	return 0;
+}
+
+int qgpu_gate_penalty_pay_and_begin(struct qgpu_pod *pod)
+{
+	int ret;
+
+	do {
+		ret = qgpu_gate_penalty_pay(pod) ?: qgpu_gate_penalty_begin(pod);
+	} while (ret == -EAGAIN);
+	return ret;
+}
+
+void qgpu_gate_penalty_end(struct qgpu_pod *pod, enum qgpu_gates gates)
+{
+	u64 open_ns = 0;
+
 	lockdep_assert_held(&pod->penalty_lock);
-	if (opened)
-		qgpu_gate_penalty_owe(pod, ktime_get_ns() - pod->open_since_ns);
+	if (gates == QGPU_GATES_HELD)
+		open_ns = qgpu_gated_ns(pod) - pod->gated_since_ns;
+	else if (gates == QGPU_GATES_OPENED)
+		open_ns = ktime_get_ns() - pod->open_since_ns;
+	spin_lock(&pod->owed_lock);
+	if (open_ns)
+		owe(pod, min_t(u64, open_ns * TIMES, CALL_MAX_NS));
+	spin_unlock(&pod->owed_lock);
 	mutex_unlock(&pod->penalty_lock);
 }

@@ -6,11 +6,25 @@
 
 struct qgpu_pod;
 
-/* Before a call that may open a closed gate: wait until the pod has paid for its last such call. -EINTR: killed. */
+/* Wait until the pod has paid what it owes; without any lock, because that may take long. -EINTR: killed. */
+int qgpu_gate_penalty_pay(struct qgpu_pod *pod);
+/* Before a call that may open a closed gate. -EAGAIN: the pod owes something, so pay without locks; -EINTR: killed. */
 int qgpu_gate_penalty_begin(struct qgpu_pod *pod);
-/* After it. opened: since then, a gate was open that should be closed. */
-void qgpu_gate_penalty_end(struct qgpu_pod *pod, bool opened);
-/* A gate that should be closed was open for so long, and no call of the pod waited: the next one does. */
-void qgpu_gate_penalty_owe(struct qgpu_pod *pod, u64 open_ns);
+/* Both. */
+int qgpu_gate_penalty_pay_and_begin(struct qgpu_pod *pod);
+
+enum qgpu_gates {
+	QGPU_GATES_UNTOUCHED,
+	QGPU_GATES_HELD,	/* open: the pod owes for as long as they were due closed */
+	QGPU_GATES_OPENED,	/* the pod owes for all the time since qgpu_gate_penalty_begin() */
+};
+
+/* After it: what it did to the pod's gates. */
+void qgpu_gate_penalty_end(struct qgpu_pod *pod, enum qgpu_gates gates);
+/*
+ * An exit held gates open, from when the pod's gates had been due closed for gated_ns in all until now. No call of the
+ * pod waited for that, so the next one does.
+ */
+void qgpu_gate_penalty_exit(struct qgpu_pod *pod, u64 gated_ns);
 
 #endif

@@ -13,6 +13,7 @@
 #include "compat.h"
 #include "events.h"
 #include "gpu.h"
+#include "pod.h"
 #include "rm.h"
 
 #define STALL_NS	(100 * NSEC_PER_MSEC)
@@ -27,6 +28,21 @@ int qgpu_gpu_count(void)
 {
 	/* pairs with qgpu_gpus_enumerate(): a reader of the count sees the cards */
 	return smp_load_acquire(&nr_gpus);
+}
+
+u64 qgpu_gated_ns(const struct qgpu_pod *pod)
+{
+	u64 sum_ns = 0;
+	int i, n = qgpu_gpu_count();
+
+	for (i = 0; i < n; i++) {
+		const struct qgpu_share *share = &pod->shares[i];
+
+		mutex_lock(&qgpu_gpus[i].lock);
+		sum_ns += share->gated_ns + (share->closed ? ktime_get_ns() - share->closed_since_ns : 0);
+		mutex_unlock(&qgpu_gpus[i].lock);
+	}
+	return sum_ns;
 }
 
 int qgpu_gpu_find(u32 gpu_id)

@@ -27,6 +27,8 @@ struct qgpu_gated {
 	u64 stamp;		/* of the channel, which may have gone meanwhile */
 };
 
+struct qgpu_pod;
+
 /* One pGPU. */
 struct qgpu_gpu {
 	u32 gpu_id;
@@ -78,6 +80,9 @@ static inline int qgpu_gpu_index(const struct qgpu_gpu *gpu)
 {
 	return gpu - qgpu_gpus;
 }
+
+/* How long the gates of a pod were due closed so far, on all pGPUs together. */
+u64 qgpu_gated_ns(const struct qgpu_pod *pod);
 
 /* work runs in each pGPU's own thread, woken by its timer and by qgpu_gpu_ask(). */
 void qgpu_gpus_init(void (*work)(struct kthread_work *work));

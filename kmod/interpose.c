@@ -42,7 +42,8 @@
 #include "interpose.h"
 #include "pod.h"
 
-static struct srcu_struct inside;	/* tasks in a wrapper */
+static struct srcu_struct inside;	/* tasks in a wrapper, but for: */
+static struct srcu_struct releasing;	/* those in release(), which no process can prolong for ever */
 static struct file_operations saved;	/* the driver's pointers; stable while a task is inside */
 static bool away = true;		/* we have left, or begun to: whoever still gets here goes on to the driver */
 static bool entered;			/* the driver's pointers lead here */
@@ -116,8 +117,6 @@ static int handle_open(struct inode *inode, struct file *filp)
 	ret = saved.open(inode, filp);
 	if (ret)
 		qgpu_file_forget(file);
-	else
-		qgpu_file_opened(file);
 	return ret;
 }
 
@@ -146,10 +145,10 @@ static int handle_release(struct inode *inode, struct file *filp)
 
 static int wrap_release(struct inode *inode, struct file *filp)
 {
-	int idx = srcu_read_lock(&inside);
+	int idx = srcu_read_lock(&releasing);
 	int ret = handle_release(inode, filp);
 
-	srcu_read_unlock(&inside, idx);
+	srcu_read_unlock(&releasing, idx);
 	return ret;
 }
 
@@ -253,6 +252,13 @@ static int wait_for_calls(bool interruptible)
 	return ret;
 }
 
+/* Whoever has loaded our release() before; only RM keeps them. */
+static void wait_for_releases(void)
+{
+	synchronize_rcu_tasks();
+	synchronize_srcu(&releasing);
+}
+
 static void note_covered(struct file_operations *fops)
 {
 	if (covered.fops || !is_covered())
@@ -279,7 +285,7 @@ int qgpu_interpose_leave(struct file_operations *fops, bool interruptible)
 	WRITE_ONCE(sees_release, false);
 	restore_release(fops);
 	note_covered(fops);
-	wait_for_calls(false);	/* releases, which only RM keeps */
+	wait_for_releases();
 	synchronize_rcu_tasks();
 	return 0;
 }
@@ -302,12 +308,14 @@ void qgpu_interpose_uninit(void)
 	if (covered.fops) {
 		owner = covered.fops->owner;
 		wait_for_calls(false);
+		wait_for_releases();
 		synchronize_rcu_tasks();
 		covered.fops = NULL;
 		module_put(owner);
 	}
 	srcu_barrier(&inside);
 	cleanup_srcu_struct(&inside);
+	cleanup_srcu_struct(&releasing);
 }
 
 u64 qgpu_interpose_calls(void)
@@ -322,5 +330,12 @@ u64 qgpu_interpose_calls(void)
 
 int qgpu_interpose_init(void)
 {
-	return init_srcu_struct(&inside);
+	int ret = init_srcu_struct(&inside);
+
+	if (ret)
+		return ret;
+	ret = init_srcu_struct(&releasing);
+	if (ret)
+		cleanup_srcu_struct(&inside);
+	return ret;
 }

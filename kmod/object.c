@@ -206,7 +206,7 @@ bool qgpu_objects_hold(struct qgpu_client *client, u32 handle)
 {
 	struct qgpu_object *object;
 	unsigned long index;
-	bool opened = false;
+	bool held = false;
 	u32 gpus = 0;
 
 	lockdep_assert_held(&client->lock);
@@ -215,11 +215,11 @@ bool qgpu_objects_hold(struct qgpu_client *client, u32 handle)
 			continue;
 		if (NV_IS_GPFIFO(object->class) && !qgpu_tsg_hidden(object->tsg) && object->handle != handle)
 			continue;	/* freed with its TSG */
-		object->held = true;
-		opened |= qgpu_tsg_hold(object->tsg, 1, &gpus);
+		object->held = held = true;
+		qgpu_tsg_hold(object->tsg, 1, &gpus);
 	}
 	qgpu_tsgs_wait(gpus);
-	return opened;
+	return held;
 }
 
 /* The object table no longer holds what the driver has freed; the rest is gated as before. */

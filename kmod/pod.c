@@ -175,6 +175,7 @@ static struct qgpu_pod *pod_new(struct cgroup *cgroup)
 	sema_init(&pod->calls, QGPU_POD_CALLS);
 	mutex_init(&pod->penalty_lock);
 	spin_lock_init(&pod->owed_lock);
+	init_rwsem(&pod->making);
 	INIT_LIST_HEAD(&pod->joined);
 	INIT_LIST_HEAD(&pod->kept);
 	INIT_LIST_HEAD(&pod->former_node);

@@ -62,8 +62,12 @@ struct qgpu_pod {
 	struct semaphore calls;	/* limits inspected calls */
 	struct mutex penalty_lock;	/* gate_penalty.c: serializes calls that open closed gates */
 	u64 open_since_ns;	/* under penalty_lock */
+	u64 gated_since_ns;	/* likewise */
 	spinlock_t owed_lock;
 	u64 penalty_until_ns;	/* under owed_lock */
+	u64 billed_ns;		/* likewise: up to how much of the gated time it owes for exits */
+	struct rw_semaphore making;	/* client.c: read while RM makes a client that is not in the object table yet */
+	atomic_t nr_further;	/* handles on TSGs, without the first of each */
 	struct list_head kept;	/* memory that stays charged until the last file goes: mem.c, under mem_lock */
 	struct qgpu_share shares[QGPU_MAX_GPUS];
 };

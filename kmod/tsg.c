@@ -147,7 +147,8 @@ int qgpu_tsg_share(struct qgpu_tsg *tsg, u64 stamp, const struct qgpu_client *cl
 	mutex_lock(&tsg->gpu->lock);
 	if (!has_stamp(tsg, stamp)) {
 		ret = -ESTALE;
-	} else if (tsg->nr_further + 1 >= QGPU_TSG_HANDLES_MAX) {
+	} else if (tsg->nr_further + 1 >= QGPU_TSG_HANDLES_MAX ||
+		   !atomic_add_unless(&tsg->pod->nr_further, 1, QGPU_POD_FURTHER_MAX)) {
 		ret = -ENOSPC;
 	} else {
 		name(further, client, handle, device);
@@ -173,6 +174,7 @@ static struct qgpu_tsg_handle *take_out(struct qgpu_tsg *tsg, u32 client, u32 ha
 		tsg->absent = 0;	/* that was said of the former */
 	}
 	list_del(&gone->node);
+	atomic_dec(&tsg->pod->nr_further);
 	WRITE_ONCE(tsg->nr_further, tsg->nr_further - 1);
 	return gone;
 }
@@ -248,18 +250,13 @@ bool qgpu_tsg_closed(const struct qgpu_tsg *tsg)
 	return tsg->pod->shares[qgpu_gpu_index(tsg->gpu)].closed && tsg->hold <= 0 && !READ_ONCE(tsg->pod->gone);
 }
 
-bool qgpu_tsg_hold(struct qgpu_tsg *tsg, int by, u32 *gpus)
+void qgpu_tsg_hold(struct qgpu_tsg *tsg, int by, u32 *gpus)
 {
-	bool was, closed;
-
 	mutex_lock(&tsg->gpu->lock);
-	was = qgpu_tsg_closed(tsg);
 	tsg->hold += by;
-	closed = qgpu_tsg_closed(tsg);
 	qgpu_gpu_ask(tsg->gpu);
 	mutex_unlock(&tsg->gpu->lock);
 	*gpus |= BIT(qgpu_gpu_index(tsg->gpu));
-	return was && !closed;
 }
 
 bool qgpu_tsg_reclose(struct qgpu_tsg *tsg, u32 *gpus)
@@ -358,10 +355,11 @@ int qgpu_tsg_handle_next(struct qgpu_gpu *gpu, struct qgpu_handle_next *next)
 	int ret = -ENOENT;
 
 	mutex_lock(&gpu->lock);
-	list_for_each_entry(tsg, &gpu->tsgs, node) {
-		if (tsg->id != next->tsg)
+	list_for_each_entry(tsg, &gpu->tsgs, node) {	/* by id, ascending */
+		if (tsg->id < next->tsg)
 			continue;
-		ret = next_of(tsg, next) ? 0 : -ENOENT;
+		if (tsg->id == next->tsg)
+			ret = next_of(tsg, next) ? 0 : -ENOENT;
 		break;
 	}
 	mutex_unlock(&gpu->lock);

@@ -9,6 +9,7 @@
 
 #define QGPU_TSG_CHANNELS_MAX 128	/* RM's own limit */
 #define QGPU_TSG_HANDLES_MAX 128	/* an MPS server has up to 60 clients */
+#define QGPU_POD_FURTHER_MAX 1024	/* handles besides the first ones, on all TSGs of a pod: the daemon asks for each */
 
 /* A TSG as one RM client names it: that of its maker, or a duplicate in another client of the pod. */
 struct qgpu_tsg_handle {
@@ -85,10 +86,10 @@ static inline bool qgpu_tsg_hidden(const struct qgpu_tsg *tsg)
 /* Whether its gate should be closed. Needs the pGPU's lock. */
 bool qgpu_tsg_closed(const struct qgpu_tsg *tsg);
 /*
- * Hold its gate open (by 1), or no longer (by -1). True: its gate was closed, and is to be opened. Nothing has moved
- * when this returns: qgpu_tsgs_wait() does, for all pGPUs of the mask.
+ * Hold its gate open (by 1), or no longer (by -1). Nothing has moved when this returns: qgpu_tsgs_wait() does, for all
+ * pGPUs of the mask.
  */
-bool qgpu_tsg_hold(struct qgpu_tsg *tsg, int by, u32 *gpus);
+void qgpu_tsg_hold(struct qgpu_tsg *tsg, int by, u32 *gpus);
 void qgpu_tsgs_wait(u32 gpus);
 /*
  * The pod may have put its channels back on the GPU itself: the gate is to be closed again if it should be closed

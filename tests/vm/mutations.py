@@ -439,7 +439,7 @@ MUTATIONS = (
     ),
     _m(
         "client.c",
-        "if (client && client->pod == pod)\n\t\tobject",
+        "if (client && client->pod == pod && !READ_ONCE(client->dead))\n\t\tobject",
         "if (client)\n\t\tobject",
         "a pod gets a handle on another pod's TSG",
         "groups",
@@ -447,7 +447,7 @@ MUTATIONS = (
     ),
     _m(
         "file.c",
-        "\tif (file->open_since_ns)\n",
+        "\tif (file->shared)\n",
         "\tif (false)\n",
         "processes that end with a handle each keep their group's gate open",
         "groups",
@@ -520,8 +520,8 @@ MUTATIONS = (
     # what a pod may do
     _m(
         "gate_penalty.c",
-        "#define TIMES\t20",
-        "#define TIMES\t0",
+        "#define TIMES\t\t20",
+        "#define TIMES\t\t0",
         "opening one's gate over and over is free",
         "hostile_gates",
         "starting_channels or many_threads",
