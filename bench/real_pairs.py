@@ -141,9 +141,13 @@ class Found:
         """Return, for each round, the sum of speeds over that of plain sharing."""
         return self.over_plain(sharing, lambda taken: sum(self.relative(taken, alone)))
 
-    def floors(self, sharing: Sharing, alone: Alone) -> list[list[float]]:
-        """Return, for each pod and round, its speed over its quota's worth; see ``floor``."""
-        spans = self.shared[sharing]
+    def plain_again(self, alone: Alone) -> list[float]:
+        """Return, for each plain span between two others, its sum of speeds over theirs: 1 on a steady host."""
+        sums = self.totals(self.plain, alone)
+        return [each / statistics.fmean(beside) for *beside, each in zip(sums, sums[2:], sums[1:], strict=False)]
+
+    def floors(self, spans: Sequence[Taken], sharing: Sharing, alone: Alone) -> list[list[float]]:
+        """Return, for each pod and span, its speed over the worth of its quota under ``sharing``; see ``floor``."""
         by_pod = zip(*(self.relative(each, alone) for each in spans), strict=True)
         pods = zip(by_pod, sharing.parts, self.pair.programs, strict=True)
         return [

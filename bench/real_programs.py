@@ -286,22 +286,34 @@ def gappy(script: Script) -> list[Figure]:
 
 
 def _gappy_figures(all_found: Sequence[Found], sharings: Sequence[Sharing], alone: Alone) -> list[Figure]:
+    """Judge sums and floors; beside them, the same of plain spans: what the host's own unsteadiness makes of them."""
     sums: dict[str, Figure] = {}
     floors: dict[str, Figure] = {}
+    plain_floors: dict[str, Figure] = {}
     for found in all_found:
         for sharing in sharings:
             name, what = f"{found.pair.tag}_{sharing.tag}", f"{found.pair.name}, {sharing.name}"
             note = f"{what}: sum of speeds under qgpu over that of plain spans before and after"
             gained = found.gained(sharing, alone)
             sums[what] = median(f"gappy_sum_over_plain_{name}", gained, note=note)
-            worse = min(found.floors(sharing, alone), key=statistics.median)
             note = f"{what}: the pod that is worse off, its speed over what its quota is good for"
-            floors[what] = median(f"gappy_floor_{name}", worse, note=note)
+            for way, spans, by in (("", found.shared[sharing], floors), ("_plain", found.plain, plain_floors)):
+                worse = min(found.floors(spans, sharing, alone), key=statistics.median)
+                by[what] = median(f"gappy_floor{way}_{name}", worse, note=f"{note}{', plain' if way else ''}")
+    again = {
+        found.pair.name: median(f"gappy_sum_plain_over_plain_{found.pair.tag}", found.plain_again(alone))
+        for found in all_found
+    }
+    over = "speed over alone over quota / utilisation alone, 1 at most"
     return [
         _least("gappy_sum_over_plain", sums, at_least(0.97), "sum of speeds under qgpu over plain sharing"),
-        _least("gappy_floor", floors, at_least(0.9), "speed over alone over quota / utilisation alone, 1 at most"),
+        _least("gappy_floor", floors, at_least(0.9), over),
+        _least("gappy_sum_plain_over_plain", again, NOTHING, "sum of speeds of plain spans over those beside them"),
+        _least("gappy_floor_plain", plain_floors, NOTHING, f"plain sharing: {over}"),
         *sums.values(),
         *floors.values(),
+        *again.values(),
+        *plain_floors.values(),
     ]
 
 
@@ -439,7 +451,9 @@ def _weighted_figures(found: Found, alone: Alone) -> list[Figure]:
 def _service_figures(found: Found, alone: Alone) -> list[Figure]:
     ways = {"": found.shared[BESIDE], "_plain": found.plain, "_mps": found.mps.get(MPS_FREE, [])}
     late_ms = alone.p99_ms(SERVICE_PAIR.first)
-    figures = []
+    by_itself = [taken.did[0].p99_ms / late_ms for taken in alone.taken[SERVICE_PAIR.first]]
+    told = f"{SERVICE_PAIR.first}: p99 of a request in one span alone over the median of such spans"
+    figures = [median("eager_service_p99_alone_over_alone", by_itself, note=told, pick=max)]
     for tag, spans in ways.items():
         if not spans:
             continue

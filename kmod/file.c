@@ -69,6 +69,7 @@ struct qgpu_file *qgpu_file_add(struct file *filp, struct qgpu_pod *pod)
 		return ERR_PTR(-ENOMEM);
 	file->filp = filp;
 	file->pod = qgpu_pod_get(pod);
+	file->gated_ns = U64_MAX;
 	INIT_LIST_HEAD(&file->clients);
 	atomic_inc(&pod->nr_files);
 	ret = rhashtable_lookup_insert_fast(&files, &file->node, file_params);

@@ -20,8 +20,8 @@
  *    does neither before its first line has entered the SRCU section. So a task that loaded an old pointer is past that
  *    line now: inside the section, or already out of it.
  * 3. A grace period of SRCU waits for the tasks inside. All gates are open by then, so none of them waits for this module.
- * 4. Write back release(), and do the second and third step for it. Until then the module sees files end: the third step
- *    may last, and can be given up to enter again.
+ * 4. Write back release(), and do the second and third step for it; it has a section of its own. Until then the module
+ *    sees files end: the third step may last, and can be given up to enter again.
  * 5. Between leaving the section and returning to the driver's caller a task is still in this module's text, but does
  *    not give up the CPU voluntarily there either. A last synchronize_rcu_tasks() waits for that.
  *

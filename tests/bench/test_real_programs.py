@@ -108,6 +108,7 @@ def test_a_round_is_compared_to_plain_spans_on_both_sides():
     found = Found(twice("x"), plain, {EVEN: [_taken(5.0, 5.0), _taken(5.5, 11.0)]})
 
     assert found.gained(EVEN, _alone(x=10.0)) == pytest.approx([1.0, 1.5])
+    assert found.plain_again(_alone(x=10.0)) == pytest.approx([6 / 4.5])
 
 
 def test_a_speed_is_over_those_alone_before_and_after_it():
@@ -117,7 +118,7 @@ def test_a_speed_is_over_those_alone_before_and_after_it():
         alone.add("x", _taken(each, busy=busy, at_s=at_s))
 
     assert found.totals(found.shared[EVEN], alone) == pytest.approx([10 / 7.5, 2.0])
-    assert found.floors(EVEN, alone)[0] == pytest.approx([5 / 7.5, 1.0])
+    assert found.floors(found.shared[EVEN], EVEN, alone)[0] == pytest.approx([5 / 7.5, 1.0])
 
 
 @given(st.sets(st.integers(0, 255), max_size=64))
@@ -136,7 +137,7 @@ def test_speeds_are_over_those_of_the_same_program_alone():
 
     assert found.totals(found.shared[TWO_ONE], alone) == pytest.approx([0.95])
     assert found.ratios(TWO_ONE, alone) == pytest.approx([0.6 / 0.35])
-    assert found.floors(TWO_ONE, alone) == [pytest.approx([0.6]), pytest.approx([0.35 / 0.55])]
+    assert found.floors(found.shared[TWO_ONE], TWO_ONE, alone) == [pytest.approx([0.6]), pytest.approx([0.35 / 0.55])]
 
 
 def test_without_quotas_each_is_meant_to_have_half():

@@ -62,6 +62,10 @@ def test_a_client_handle_given_again_during_a_release_is_new(qgpu, pod, sealed):
     assert b.info().nr_clients == 1
 
 
+#: Functions of the kernel that wait for tasks, by a name for events.
+WAITS = {"tasks": "synchronize_rcu_tasks", "calls": "call_srcu", "releases": "synchronize_srcu"}
+
+
 @pytest.fixture
 def trace(module) -> Iterator[Path]:
     """What waits for tasks on the way out of the driver, in order."""
@@ -70,8 +74,7 @@ def trace(module) -> Iterator[Path]:
     if not TRACING.joinpath("kprobe_events").exists():
         pytest.skip("this kernel has no events by kprobes")
     events = TRACING / "kprobe_events"
-    functions = {"tasks": "synchronize_rcu_tasks", "calls": "call_srcu"}
-    lines = [f"p:qg/{name} {function}" for name, function in functions.items()]
+    lines = [f"p:qg/{name} {function}" for name, function in WAITS.items()]
     lines += ["p:qg/leave qgpu:qgpu_interpose_leave", "r:qg/left qgpu:qgpu_interpose_leave"]
     events.write_text("\n".join(lines))
     enable = TRACING / "events/qg/enable"
@@ -85,13 +88,13 @@ def trace(module) -> Iterator[Path]:
 def test_leaving_waits_for_tasks_before_and_after_calls(trace):
     """A wait for tasks sees who is between the driver's table and our section, a wait for calls who is inside.
 
-    Both come for release() once more, which is given back last. The last wait for tasks sees who is behind the section.
+    Then the same for release(), which is given back last. The last wait for tasks sees who is behind the section.
     """
     ENFORCE.write_text("0")
     own = f"-{os.getpid()} "  # the optimizer of probes waits for tasks too
     lines = [line for line in trace.read_text().splitlines() if own in line]
-    seen = [name for line in lines for name in ("leave", "left", "tasks", "calls") if f": {name}: (" in line]
+    seen = [name for line in lines for name in ("leave", "left", *WAITS) if f": {name}: (" in line]
     ENFORCE.write_text("1")
 
-    left = [*("leave", "tasks", "calls"), *("tasks", "calls"), "tasks", "left"]
+    left = [*("leave", "tasks", "calls"), *("tasks", "releases"), "tasks", "left"]
     assert seen[seen.index("leave") : seen.index("left") + 1] == left
