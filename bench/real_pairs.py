@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -170,6 +171,15 @@ def floor(speed: float, part: float, busy: float) -> float:
     Alone it keeps the card busy for ``busy`` (0 to 1) of the time; NaN or 0 (unknown) counts as all of it.
     """
     return speed / min(1.0, part / busy if busy > 0 else part)
+
+
+def least_by_chance(values: Sequence[float], ways: int, rounds: int, draws: int = 1000) -> list[float]:
+    """Return, ``draws`` times, the least of ``ways`` medians of ``rounds`` values drawn from ``values``.
+
+    It is what noise alone makes of a least median, where ``values`` differ by noise only.
+    """
+    chosen = random.Random(ways)  # noqa: S311 - for figures
+    return [min(statistics.median(chosen.choices(values, k=rounds)) for _ in range(ways)) for _ in range(draws)]
 
 
 def farthest(values: Iterable[float], asked: float) -> float:

@@ -35,6 +35,7 @@ from real_pairs import (
     Pair,
     Sharing,
     farthest,
+    least_by_chance,
     rounded,
     row,
     twice,
@@ -305,16 +306,32 @@ def _gappy_figures(all_found: Sequence[Found], sharings: Sequence[Sharing], alon
         for found in all_found
     }
     over = "speed over alone over quota / utilisation alone, 1 at most"
+    again_all = [each for figure in again.values() for each in figure.repeats]
+    rounds = max(len(figure.repeats) for figure in sums.values())
+    chance = statistics.quantiles(least_by_chance(again_all, len(sums), rounds), n=20)
+    by_chance = (
+        f"the same if every way were plain sharing: drawn from {len(again_all)} plain spans; 5, 50 and 95 of 100"
+    )
     return [
         _least("gappy_sum_over_plain", sums, at_least(0.97), "sum of speeds under qgpu over plain sharing"),
         _least("gappy_floor", floors, at_least(0.9), over),
         _least("gappy_sum_plain_over_plain", again, NOTHING, "sum of speeds of plain spans over those beside them"),
         _least("gappy_floor_plain", plain_floors, NOTHING, f"plain sharing: {over}"),
+        median("gappy_sum_over_plain_by_chance", (chance[0], chance[9], chance[-1]), note=by_chance),
+        _together("gappy_sum_over_plain_all", sums),
+        _together("gappy_sum_plain_over_plain_all", again),
+        _together("gappy_floor_all", floors),
+        _together("gappy_floor_plain_all", plain_floors),
         *sums.values(),
         *floors.values(),
         *again.values(),
         *plain_floors.values(),
     ]
+
+
+def _together(name: str, parts: Mapping[str, Figure]) -> Figure:
+    """Return the median of all rounds of all pairs and ways."""
+    return median(name, [each for part in parts.values() for each in part.repeats], note="all rounds together")
 
 
 def _least(name: str, parts: Mapping[str, Figure], asked: Asked, note: str) -> Figure:

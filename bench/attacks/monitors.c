@@ -173,43 +173,63 @@ _Static_assert(sizeof(struct reg_ops) == 3980, "NVB0CC_CTRL_EXEC_REG_OPS_PARAMS"
 /* A counter's register, as recorded of ncu. */
 #define LISTED 0x13cc14
 
+static uint32_t last_through;
+static int wrote;
+
 static long exec_reg_ops(struct reg_ops *ops)
 {
 	return rm_control(&second, rm_plain, second.client, profiler, EXEC_REG_OPS, ops, sizeof(*ops));
 }
 
 /*
- * Registers of the host, the scheduler, the context switch and memory, beside one that is a counter's. All are read; the
- * first few are written, by a mask that changes no bit, so that a card whose firmware lets that through is not harmed.
+ * Registers of the card's identity, bus and scheduler, those of memory, the context switch and others, and all of them,
+ * beside one that is a counter's. All are read; some are written, by a mask that changes no bit, so that a card whose
+ * firmware lets that through is not harmed.
  */
+static const uint32_t offsets[] = { 0x0, 0x200, 0x2630, 0x2200, 0x2254, 0x100c80, 0x9400, 0x88000, 0x400100,
+				    0x409614, 0x409800, 0x41a100, 0x610000, 0xb80000, 0xfffffc };
+enum { NR = sizeof(offsets) / sizeof(offsets[0]), NR_LOW = 5 };
+
+static int is_written(uint32_t offset)
+{
+	return offset < 0x2200 || offset == 0x100c80;
+}
+
+/* Returns whether the counter's register was read. */
+static int ask_registers(struct reg_ops *ops, uint32_t first, uint32_t end, uint8_t type, uint8_t op)
+{
+	uint32_t nr = end - first;
+
+	*ops = (struct reg_ops){ .count = nr + 1, .mode = 1 };
+	for (uint32_t i = 0; i < nr; i++)
+		ops->ops[i] = (struct reg_op){ .op = is_written(offsets[first + i]) ? op : 0, .type = type, .status = ~0,
+					       .offset = offsets[first + i] };
+	ops->ops[nr] = (struct reg_op){ .type = type, .status = ~0, .offset = LISTED };
+	if (!grant(exec_reg_ops(ops)))
+		return 0;
+	for (uint32_t i = 0; i < nr; i++) {
+		if (!reach(ops->ops[i].status))
+			continue;
+		last_through = offsets[first + i];
+		wrote |= ops->ops[i].op;
+	}
+	return !ops->ops[nr].status;
+}
+
 static void registers(void)
 {
-	static const uint32_t offsets[] = { 0x0, 0x200, 0x2630, 0x100c80, 0x2200, 0x2254, 0x9400, 0x88000, 0x400100,
-					    0x409614, 0x409800, 0x41a100, 0x610000, 0xb80000, 0xfffffc };
-	static const uint32_t written = 4;
+	static const uint32_t spans[][2] = { { 0, NR_LOW }, { NR_LOW, NR }, { 0, NR }, { 0, 0 } };
 	static struct reg_ops *ops;
-	uint32_t nr = sizeof(offsets) / sizeof(offsets[0]), listed = 0, last = 0;
-	bool wrote = false;
+	uint32_t listed = 0;
 
 	ops = ops ?: rm_low(sizeof(*ops));
 	for (uint8_t switched = 0; switched < 2; switched++) {
-		bool bound = grant(bind_monitors(&second, profiler, switched));
+		int bound = grant(bind_monitors(&second, profiler, switched));
 
 		for (uint8_t type = 0; type < 2; type++) {
 			for (uint8_t op = 0; op < 2; op++) { /* READ_32, WRITE_32 */
-				*ops = (struct reg_ops){ .count = 2 * nr, .mode = 1 };
-				for (uint32_t i = 0; i < 2 * nr; i++)
-					ops->ops[i] = (struct reg_op){ .op = i < written ? op : 0, .type = type, .status = ~0,
-								       .offset = i < nr ? offsets[i] : LISTED };
-				if (!grant(exec_reg_ops(ops)))
-					continue;
-				for (uint32_t i = 0; i < nr; i++) {
-					if (!reach(ops->ops[i].status))
-						continue;
-					last = offsets[i];
-					wrote |= op && i < written;
-				}
-				listed += !ops->ops[nr].status;
+				for (uint32_t i = 0; i < sizeof(spans) / sizeof(spans[0]); i++)
+					listed += ask_registers(ops, spans[i][0], spans[i][1], type, op);
 			}
 		}
 		*ops = (struct reg_ops){ .count = 1 << 20, .mode = 1 };
@@ -217,8 +237,8 @@ static void registers(void)
 		if (bound)
 			release_monitors(&second, profiler);
 	}
-	snprintf(note, sizeof(note), "; a counter's register read %u times of 8; the last that was let through: %#x%s", listed, last,
-		 wrote ? ", one written" : "");
+	snprintf(note, sizeof(note), "; a counter's register read %u times of 32; the last that was let through: %#x%s", listed,
+		 last_through, wrote ? ", one written" : "");
 }
 
 static void *many_registers(void *nothing)

@@ -95,6 +95,12 @@ ffi.cdef(
     typedef struct { uint32_t hObject1, hObject2; uint8_t bDuplicates, pad[3]; }
                      NV0000_CTRL_CLIENT_OBJECTS_ARE_DUPLICATES_PARAMS;
 
+    /* SDK/ctrl/ctrl2080/ctrl2080gpu.h, SDK/ctrl/ctrlb0cc/ctrlb0ccprofiler.h: the list may be shorter */
+    typedef struct { uint8_t regOp, regType, regStatus, regQuad; uint32_t regGroupMask, regSubGroupMask, regOffset,
+                     regValueHi, regValueLo, regAndNMaskHi, regAndNMaskLo; } NV2080_CTRL_GPU_REG_OP;
+    typedef struct { uint32_t regOpCount, mode; uint8_t bPassed, bDirect, pad[2]; NV2080_CTRL_GPU_REG_OP regOps[124]; }
+                     NVB0CC_CTRL_EXEC_REG_OPS_PARAMS;
+
     /* SDK/class/clc637.h, SDK/ctrl/ctrlc637.h */
     typedef struct { uint64_t capDescriptor; uint32_t swizzId, pad; } NVC637_ALLOCATION_PARAMETERS;
     typedef struct { uint8_t uuid[16]; char uuidStr[41]; } NVC637_CTRL_GET_UUID_PARAMS;
@@ -217,6 +223,7 @@ NV2080_PERF_GET_UTIL_SAMPLES = 0x20802096
 #: (ctrl2080gr.h).
 PREEMPTION_MODE_FLAGS_CILP, PREEMPTION_MODE_COMPUTE_CILP = 1, 2
 NV2080_GR_FECS_BIND_EVTBUF_FOR_UID_V2 = 0x20801238
+NVB0CC_EXEC_REG_OPS = 0xB0CC010A
 NVA06C_SET_TIMESLICE = 0xA06C0103
 #: For the attackers of bench/attacks, which include these numbers.
 NVA06C_GET_TIMESLICE = 0xA06C0104

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch_worker
 from hypothesis import given
 from hypothesis import strategies as st
 from pods import BenchError, wait_for
-from real_pairs import Alone, Found, Pair, farthest, floor, row, twice
+from real_pairs import Alone, Found, Pair, farthest, floor, least_by_chance, row, twice
 from real_programs import BEST_OF, EVEN, TWO_ONE, programs_of
 from script import keep_rows
 from torch_side import Crew, Did, Taken, did, halves, p99, speed
@@ -119,6 +120,21 @@ def test_a_speed_is_over_those_alone_before_and_after_it():
 
     assert found.totals(found.shared[EVEN], alone) == pytest.approx([10 / 7.5, 2.0])
     assert found.floors(found.shared[EVEN], EVEN, alone)[0] == pytest.approx([5 / 7.5, 1.0])
+
+
+@given(st.lists(st.floats(0.1, 2), min_size=1, max_size=9), st.integers(1, 9), st.integers(1, 9))
+def test_the_least_by_chance_is_one_of_the_values(values, ways, rounds):
+    by_chance = least_by_chance(values, ways, 2 * rounds - 1, draws=3)
+
+    assert len(by_chance) == 3
+    assert set(by_chance) <= set(values)
+
+
+def test_more_ways_have_a_lesser_least_by_chance():
+    values = [0.8, 0.9, 1.0, 1.1, 1.2]
+    few, many = (statistics.median(least_by_chance(values, ways, 5)) for ways in (1, 18))
+
+    assert many < few == 1.0
 
 
 @given(st.sets(st.integers(0, 255), max_size=64))

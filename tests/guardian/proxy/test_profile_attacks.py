@@ -39,7 +39,7 @@ WAYS = [
 FLOODS = [("profile", "many-flushes"), ("monitors", "many-registers"), ("monitors", "streams"), ("monitors", "objects")]
 #: Profiler and debugger.
 _NAMES_CLIENTS = (0xB2CC, 0x83DE)
-_EXEC_REG_OPS, _MOST_REGISTERS, _LISTED = 0xB0CC010A, 124, 0x13CC14
+_MOST_REGISTERS, _LISTED = 124, 0x13CC14
 _STATUS_AT = {abi.NV_ESC_RM_ALLOC: 40, abi.NV_ESC_RM_CONTROL: 28, abi.NV_ESC_RM_MAP_MEMORY: 40}
 #: Puts the filter on, hands its listener over, and becomes the attacker.
 _ENTER = """
@@ -63,14 +63,14 @@ class EagerRm(FakeRm):
         super().__init__(objects)
         self.reached = []
         self.too_many = False
-        self.answers[_EXEC_REG_OPS] = self._check_registers
+        self.answers[abi.NVB0CC_EXEC_REG_OPS] = self._check_registers
 
     def _check_registers(self, params):
-        """Answer as RM's list of registers does: only a counter's may be read or written, and so many at once."""
+        """Answer as a card's firmware does: a counter's register is let through, and number 0; so many at once."""
         count = struct.unpack_from("<I", params)[0]
         self.too_many = count > _MOST_REGISTERS
         for at in range(12, 12 + 32 * min(count, _MOST_REGISTERS), 32):
-            params[at + 2] = 0 if struct.unpack_from("<I", params, at + 12)[0] == _LISTED else 4
+            params[at + 2] = 0 if struct.unpack_from("<I", params, at + 12)[0] in (0, _LISTED) else 4
 
     def perform(self, fd, request, argument):
         data, number = abi.ffi.buffer(argument), request & 0xFF

@@ -11,9 +11,11 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from qgpu.guardian.proxy import rm_calls
-from qgpu.guardian.rules import classes, controls, tools
+from qgpu.guardian.rules import classes, controls, profiling, tools
 from qgpu.guardian.rules.rows import Why
 from qgpu.linux import capabilities, proc, thread_freezer
 from qgpu.nvidia import abi
@@ -103,6 +105,44 @@ def test_a_grant_taken_back_is_gone_for_the_next_call(profiled):
 @pytest.mark.parametrize("flags", [0x00, 0x18, 0x14, 0x0C, 0x1E, 0x3C, 0x1F])
 def test_flush_by_address_or_without_writing_is_refused(profiled, flags):
     assert ask(profiled, abi.NV2080_FB_FLUSH_GPU_CACHE, flush(flags)) == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
+    assert profiled.rm.seen == []
+
+
+def registers(*numbers, count=None):
+    """Parameters that read registers; ``count`` of them, or as many as there are."""
+    params = abi.ffi.new("NVB0CC_CTRL_EXEC_REG_OPS_PARAMS *")
+    params.regOpCount = len(numbers) if count is None else count
+    for entry, number in zip(params.regOps, numbers, strict=False):
+        entry.regOffset = number
+    return bytes(abi.ffi.buffer(params))
+
+
+@given(st.lists(st.integers(profiling.FIRST_REGISTER, 2**32 - 1), max_size=124))
+def test_a_list_of_counters_registers_may_be_asked(numbers):
+    assert not profiling.refuses(abi.NVB0CC_EXEC_REG_OPS, registers(*numbers))
+
+
+@given(st.data(), st.lists(st.integers(0, 2**32 - 1), max_size=123), st.integers(0, profiling.FIRST_REGISTER - 1))
+def test_a_register_of_bus_or_scheduler_refuses_its_list(data, others, low):
+    at = data.draw(st.integers(0, len(others)))
+
+    assert profiling.refuses(abi.NVB0CC_EXEC_REG_OPS, registers(*others[:at], low, *others[at:]))
+
+
+@given(st.integers(125, 2**32 - 1))
+def test_a_list_longer_than_its_parameters_is_refused(count):
+    assert profiling.refuses(abi.NVB0CC_EXEC_REG_OPS, registers(*(0x13CC14,) * 124, count=count))
+
+
+@given(st.binary(max_size=600))
+def test_no_list_of_registers_breaks_the_check(params):
+    assert profiling.refuses(abi.NVB0CC_EXEC_REG_OPS, params) in {True, False}
+
+
+def test_the_scheduler_is_not_reached_by_a_list_of_registers(profiled):
+    answer = ask(profiled, abi.NVB0CC_EXEC_REG_OPS, registers(0x13CC14, 0x2630))
+
+    assert answer == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
     assert profiled.rm.seen == []
 
 
