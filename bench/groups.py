@@ -28,7 +28,7 @@ import psutil
 from attacks.build import build
 from attacks.safe import guardians
 from figures import Figure, at_least, at_most, median
-from pods import BenchError, Pod, stop_all, tail
+from pods import BenchError, Pod, stop_all, tail, wait_for
 from progress import Progress
 from real_pairs import Alone, Pair, twice
 from rivals import QGPU, Way, mps, mps_present
@@ -293,8 +293,15 @@ def _free(script: Script) -> int:
 
 
 def _mps_pids(script: Script, group: str, server_only: bool) -> list[int]:
-    (pod,) = [pod for pod in script.bench.pods() if pod["name"] == group]
-    return [pid for pid in pod["pids"] if (mps_server.is_mps_server if server_only else mps_server.is_mps)(pid)]
+    """List the processes of a group's MPS. While qgpu starts MPS anew, the group has no pod for a moment."""
+    pids: list[int] = []
+
+    def found() -> bool:
+        pids.extend(pid for pod in script.bench.pods() if pod["name"] == group for pid in pod["pids"])
+        return bool(pids)
+
+    wait_for(f"the group {group}", found, _AGAIN_S)
+    return [pid for pid in pids if (mps_server.is_mps_server if server_only else mps_server.is_mps)(pid)]
 
 
 def _create(script: Script, name: str, cores: int | None = None) -> None:

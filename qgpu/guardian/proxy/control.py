@@ -22,9 +22,16 @@ _U32 = struct.Struct("<I")
 #: Where NVOS54 points to the parameters.
 _PARAMS_AT = abi.offsetof("NVOS54_PARAMETERS", "params")
 _PREEMPT = "NVA06C_CTRL_PREEMPT_PARAMS"
-#: Controls that may take 1/_RARE_PARTS of the time in the long run. A single one delays the next by at most
-#: _MOST_REST_NS. A pod may be _AHEAD_NS ahead, because libcuda preempts twice in a row when a context ends.
-_RARE = {abi.NVA06C_PREEMPT, abi.NV2080_FB_FLUSH_GPU_CACHE}
+#: Controls that may take 1/_RARE_PARTS of the time in the long run, and how often each counts: RM unbinds monitors once
+#: more when their process dies. A single one delays the next by at most _MOST_REST_NS, times that number. A pod may be
+#: _AHEAD_NS ahead, because libcuda preempts twice in a row when a context ends.
+_RARE = {
+    abi.NVA06C_PREEMPT: 1,
+    abi.NV2080_FB_FLUSH_GPU_CACHE: 1,
+    abi.NVB0CC_RESERVE_HWPM_LEGACY: 1,
+    abi.NVB0CC_BIND_PM_RESOURCES: 2,
+    abi.NVB0CC_UNBIND_PM_RESOURCES: 1,
+}
 _RARE_PARTS, _MOST_REST_NS, _AHEAD_NS = 21, 10**9, 2 * 10**7
 _HANDLE_OF_EXPORT_AT, _HANDLES_OF_EXPORTS_AT, _MOST_EXPORTS = 12, 76, 512
 #: Imports, with the offset of their handles and the most handles.
@@ -208,7 +215,7 @@ class ControlHandler(Handler):
             if asked.command == abi.NV2080_GPU_GET_PID_INFO and params is not None:
                 return self._perform_on_pids(pod_call, block, params)
             if asked.command in _RARE:
-                return self._perform_rarely(pod_call, block)
+                return self._perform_rarely(pod_call, block, _RARE[asked.command])
             return self._proxy.escape(pod_call.file, abi.NV_ESC_RM_CONTROL, block)
         row = controls.ALLOWED_TO_SOME[asked.command]
         if row.gives:
@@ -221,13 +228,16 @@ class ControlHandler(Handler):
         finally:
             params.restore(at, 4)
 
-    def _perform_rarely(self, pod_call: PodCall, block: IoctlBuffer) -> int:
-        """Preempt the pod's own TSG or flush the cache, not too often: gates and neighbours wait for it meanwhile."""
+    def _perform_rarely(self, pod_call: PodCall, block: IoctlBuffer, counts: int) -> int:
+        """Perform a control that gates and neighbours wait for, not too often: it ``counts`` so many times.
+
+        It preempts the pod's own TSG, flushes the cache, or binds monitors.
+        """
         time.sleep(max(0, self._rare_due_ns - _AHEAD_NS - time.monotonic_ns()) / 1e9)
         begun_ns = time.monotonic_ns()
         error = self._proxy.escape(pod_call.file, abi.NV_ESC_RM_CONTROL, block)
         took_ns = time.monotonic_ns() - begun_ns
-        self._rare_due_ns = max(self._rare_due_ns, begun_ns) + min(_RARE_PARTS * took_ns, _MOST_REST_NS)
+        self._rare_due_ns = max(self._rare_due_ns, begun_ns) + counts * min(_RARE_PARTS * took_ns, _MOST_REST_NS)
         return error
 
     def _perform_on_pids(self, pod_call: PodCall, block: IoctlBuffer, params: IoctlBuffer) -> int:

@@ -244,14 +244,14 @@ def preempted(own_tsg, monkeypatch):
     def answer(params):
         now_ns[0] += took_ns[0]
 
-    def preempted(took, before=0):
+    def preempted(took, before=0, command=abi.NVA06C_PREEMPT):
         took_ns[0] = took
         now_ns[0] += before
-        preempt(own_tsg)
+        own_tsg.rm.answers[command] = answer
+        preempt(own_tsg, command=command)
         return rests[-1]
 
     monkeypatch.setattr(control_calls, "time", SimpleNamespace(sleep=sleep, monotonic_ns=lambda: now_ns[0]))
-    own_tsg.rm.answers[abi.NVA06C_PREEMPT] = answer
     preempted.now_ns = now_ns
     return preempted
 
@@ -274,6 +274,19 @@ def test_a_slow_preemption_delays_the_next_by_a_second_at_most(preempted):
     preempted(3 * 10**8)
 
     assert preempted(400_000) == 10**9 - 3 * 10**8 - 20 * 10**6
+
+
+@pytest.mark.parametrize(
+    ("command", "times"),
+    [(abi.NVB0CC_RESERVE_HWPM_LEGACY, 21), (abi.NVB0CC_BIND_PM_RESOURCES, 42), (abi.NVB0CC_UNBIND_PM_RESOURCES, 21)],
+    ids=hex,
+)
+def test_monitors_that_stop_the_card_are_moved_rarely(preempted, own_tsg, command, times):
+    """The death of a process unbinds what it bound: a binding counts twice."""
+    own_tsg.profiling = True
+    preempted(20_000_000, command=command)
+
+    assert preempted(20_000_000, command=command) == (times - 1) * 20_000_000 - 20_000_000
 
 
 @pytest.mark.parametrize(
