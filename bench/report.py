@@ -32,7 +32,7 @@ code { font-size: 12px } .yes { color: #15732d } .no { color: #b3261e; font-weig
 svg { max-width: 100%; height: auto }
 """
 #: Merged files; the sections that they merge have files of their own.
-_TOGETHER = ("h200-bench", "sim-bench", "h200-groups", "h200-memory", "h200-real")
+_TOGETHER = ("h200-bench", "sim-bench", "h100-groups", "h100-real", "h200-groups", "h200-memory", "h200-real")
 
 
 def page(results: Mapping[str, Mapping[str, Any]]) -> str:

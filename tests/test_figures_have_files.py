@@ -82,7 +82,7 @@ def test_every_picture_and_table_of_results_is_shown() -> None:
     assert [name for name in kept if not name.endswith((".json", ".gitignore")) and name not in shown] == []
 
 
-@pytest.mark.parametrize("stem", ["h200-groups", "h200-memory", "h200-real"])
+@pytest.mark.parametrize("stem", ["h100-groups", "h100-real", "h200-groups", "h200-memory", "h200-real"])
 def test_merged_results_are_those_of_their_sections(tmp_path: Path, stem: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for file in (ROOT / "docs/results").glob(f"{stem}-*.json"):
         shutil.copy(file, tmp_path)
