@@ -32,7 +32,10 @@ _COMMANDS = {
     ),
     "module": ("qgpu.cli.module", "Show the kernel module, and switch it off and on."),
     "pod": ("qgpu.cli.pod", "List pods, change their grants, suspend and resume them."),
-    "report": ("qgpu.cli.report", "Record for some seconds and write an HTML page: shares, turns, gates, refusals."),
+    "report": (
+        "qgpu.cli.report",
+        "Record for some seconds and write an HTML page: shares, turns, gates, suspensions, refusals.",
+    ),
     "run": ("qgpu.cli.run", "Run a command as a pod and end with its exit code."),
     "simulate": ("qgpu.cli.simulate", "Play a scenario (TOML) on a simulated pGPU and report what its pods got."),
     "status": ("qgpu.cli.gpu", "Show what the daemon runs on, how its pGPUs are shared, and what pods get."),

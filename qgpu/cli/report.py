@@ -25,9 +25,10 @@ from qgpu.trace.recording import record
 @click.option("--gpu", type=PGPU, shell_complete=completion.gpus, help="Only this pGPU.")
 @pass_context
 def report(context: Context, seconds: float, out: Path, gpu: int | None) -> None:
-    """Record for some seconds and write an HTML page: shares, turns, gates, refusals. Ctrl-C ends it early.
+    """Record for some seconds and write an HTML page: shares, turns, gates, suspensions, refusals.
 
-    It also says which pods hold a pGPU without running kernels, and would gain from a share group.
+    Ctrl-C ends it early. It also says which pods hold a pGPU without running kernels, and would gain from a share
+    group.
     """
     stop = Shutdown(signal.SIGINT)
     with writing(out) as file:

@@ -30,8 +30,8 @@ _HEADER = ("GPU", "POD", "CLASS", "QUOTA", "RUNS", "TRACED", "LEDGER", "SHARE")
 def trace(context: Context, seconds: float, out: Path, gpu: int | None, output: str) -> None:
     """Record when pods run, and write a trace for ui.perfetto.dev. Ctrl-C ends it early.
 
-    The trace has one track per pod from the hardware's context switches, with its gate and share, and plans and online
-    wake-ups.
+    The trace has one track per pod from the hardware's context switches, with its gate, share and suspensions, and
+    plans and online wake-ups.
     """
     stop = Shutdown(signal.SIGINT)
     with writing(out) as file:
