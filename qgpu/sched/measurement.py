@@ -22,9 +22,9 @@ WATCH_NS = 300 * NS_PER_MS
 MAX_TRIAL_NS = 300 * NS_PER_MS
 LONG_ROUND_NS = 30 * NS_PER_MS
 
-#: Of fewer turns than this, in a long round, one that was cut off looks like an early end. A pod that used less than
-#: _CLEARLY_USED of them is measured longer.
-_TOLD_TURNS, _CLEARLY_USED = 3, 0.75
+#: Of a few turns in a long round, one that was cut off looks like an early end. A pod that left more than _LEFT of a
+#: turn is measured longer.
+_LEFT = 0.5
 
 #: For STALE_NS after gates begin to move, NVML's utilization still covers the time before.
 STALE_NS = 300 * NS_PER_MS
@@ -93,11 +93,10 @@ def is_conclusive(now: Tuning, pods: Mapping[str, RoundEntry], period_ns: int) -
 
 
 def _may_be_early(use: GpuUse, entry: RoundEntry, hardware: HardwareTraits) -> bool:
-    """Tell whether a pod had too few turns to tell if it ends them early: one may have been cut off."""
+    """Tell whether a pod may end turns early: of a few turns, one may have been cut off instead."""
     assert entry.part is not None
-    return use.starts < _TOLD_TURNS * entry.busy_tsgs and use.run_ns < _CLEARLY_USED * use.starts * hardware.turn_ns(
-        entry.part.timeslice_us
-    )
+    full_ns = hardware.turn_ns(entry.part.timeslice_us)
+    return use.starts * full_ns - use.run_ns > _LEFT * full_ns
 
 
 def is_long(sharing: Sharing) -> bool:

@@ -287,6 +287,20 @@ def test_shares_settle_whichever_pods_come_and_go(
     _settle(stage, weights, points)
 
 
+def test_a_few_turns_of_which_one_was_cut_off_decide_nothing() -> None:
+    """Three turns of a long round looked like full ones that the trial's edge had cut off."""
+    steps = batches(7930, 328)
+    weights = {"a": 14, "b": 20, "c": 14}
+    stage = staged("burst-share", [(14, [steps]), (20, [FLOOD]), (14, [steps])])
+    stage.pass_by(1)
+    stage.add("guest", Grant(cores=8), steps)
+    stage.pass_by(8)
+    stage.host.stop_load(max(stage.host._loads))
+    stage.host.retire("guest")
+
+    assert all(error({name: second.work[name] for name in weights}, weights) <= 0.1 for second in stage.seconds(12))
+
+
 DEMANDS = st.builds(
     lambda period_us, part: every(period_us, period_us * part),
     st.sampled_from([2000, 5000, 20_000, 100_000]),
