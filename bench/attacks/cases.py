@@ -156,6 +156,7 @@ CASES: tuple[Case, ...] = (
     _monitors("monitors reserved, streams bound, held", "reserve"),
     _monitors("monitors held under Fixed Share", "reserve", "fixed-share"),
     _monitors("monitors of a killed process", "outlive"),
+    _monitors("monitors of killed processes under Fixed Share", "outlive", "fixed-share"),
     _monitors("streams beyond memory, over freed memory", "streams"),
     _monitors("profilers and streams without end", "objects"),
     _monitors("registers outside the list", "registers"),

@@ -92,6 +92,7 @@ class Guardian:
             self._watch,
             time.monotonic_ns,
             self._allowance,
+            self._until_own_turn,
             self._wake,
             uvm_major=uvm.major(),
             uvm_layouts=uvm.layouts(version),
@@ -221,9 +222,10 @@ class Guardian:
         due = [now if self._ended else now + NS_PER_S]
         if (confirm := self.shared.reconciler.due_ns()) is not None:
             due.append(confirm)
+        edges = [now + wait for card in self.cards.values() if (wait := card.enforcer.step(now)) is not None]
+        self.shared.edge_ns = min(edges, default=0)
+        due += edges
         for card in self.cards.values():
-            if (wait := card.enforcer.step(now)) is not None:
-                due.append(now + wait)
             if card.lease_until_ns is not None:
                 due.append(card.lease_until_ns)
             if self.table.processes:
@@ -297,6 +299,13 @@ class Guardian:
 
         self._in_main_loop(open_for_free)
         opened.wait(_GATE_PATIENCE_S)
+
+    def _until_own_turn(self, pod: str, client: int, held_ns: int) -> int:
+        with self.shared.lock:
+            instances = self.table.instances_of(client)
+        now = time.monotonic_ns()
+        cards = [card for card in self.cards.values() if card.device.instance in instances]
+        return max((card.enforcer.until_lock_fits(pod, held_ns, now) for card in cards), default=0)
 
     def _cancel_free(self, channels: list[Key]) -> None:
         for card in self.cards.values():

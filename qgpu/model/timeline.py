@@ -6,11 +6,14 @@ Pure arithmetic, shared by the user-space planes. The kernel module has its own 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from qgpu.model import OnIdle, Plan, PodPlan, Window
+from qgpu.model import NS_PER_MS, OnIdle, Plan, PodPlan, Window
+
+#: What delays gates begins this long after the window of another pod, so that the gate of that pod is closed by then.
+_AFTER_CLOSE_NS = 3 * NS_PER_MS
 
 #: No gate needs to close early.
 NOBODY: Mapping[str, int] = MappingProxyType({})
@@ -64,6 +67,30 @@ class Timeline:
             for pod in self.plan.pods
             if pod.pod in ending
             or (pod.windows is not None and _at(pod, phase_ns) is None and not (lent and _takes_part(pod)))
+        )
+
+    def until_lock_fits(self, pod: str, phase_ns: int, held_ns: int) -> int:
+        """Return the ns until no gate may move for ``held_ns`` at the least cost for the windows of other pods.
+
+        Of equal moments it is the next one. A plan without gates has no windows: the answer is 0.
+        """
+        others = [window for each in self.plan.pods if each.pod != pod for window in each.windows or ()]
+        period_ns = self.plan.period_ns
+        starts = {0, *((window.end_ns + _AFTER_CLOSE_NS - phase_ns) % period_ns for window in others)}
+
+        def cost(wait_ns: int) -> int:
+            start_ns = phase_ns + wait_ns + period_ns - _AFTER_CLOSE_NS
+            return self._overlap(start_ns, held_ns + _AFTER_CLOSE_NS, others)
+
+        return min(sorted(starts), key=cost)
+
+    def _overlap(self, start_ns: int, length_ns: int, windows: Iterable[Window]) -> int:
+        """Return how much of the windows a span covers that begins within three periods of the plan."""
+        period_ns, end_ns = self.plan.period_ns, start_ns + length_ns
+        return sum(
+            max(0, min(end_ns, window.end_ns + shift_ns) - max(start_ns, window.start_ns + shift_ns))
+            for window in windows
+            for shift_ns in range(0, end_ns, period_ns)
         )
 
     def _end(self, pod: PodPlan, window: Window, early: Mapping[str, int]) -> int:

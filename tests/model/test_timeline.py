@@ -137,3 +137,53 @@ def test_closing_early_opens_nothing(snapshot: Snapshot, offline: str, fraction:
     if until is not None:
         assert 0 < until <= (laid.until_next(phase) or 0)
         assert laid.closed(phase, early=early) == laid.closed(phase + until - 1, early=early)
+
+
+@pytest.mark.parametrize(
+    ("phase", "expected"),
+    [(0, 0), (5, 78), (50, 33), (81, 2), (85, 0), (99, 0)],
+    ids=["own begins", "own too short", "other's", "other's just closed", "free before own", "free and own"],
+)
+def test_gates_are_delayed_when_no_other_window_pays(phase: int, expected: int) -> None:
+    """Of 40 ms: in the pod's own 40, or in the 20 of nobody before them."""
+    laid = timeline(part("a", (0, 40)), part("b", (40, 80)))
+
+    assert laid.until_lock_fits("a", phase * MS, 40 * MS) == expected * MS
+
+
+def test_a_delay_too_long_for_any_place_begins_in_own_window() -> None:
+    laid = timeline(part("a", (0, 20)), part("b", (20, 100)))
+
+    assert laid.until_lock_fits("a", 50 * MS, 45 * MS) == 53 * MS
+
+
+def test_without_gates_nothing_waits_for_a_turn() -> None:
+    assert timeline(PodPlan("a", PodClass.OFFLINE, 1000)).until_lock_fits("a", 5 * MS, 45 * MS) == 0
+
+
+@given(
+    snapshot=snapshots(everybody=True),
+    offline=st.sampled_from(sorted(POLICIES)),
+    fraction=st.floats(0, 1, exclude_max=True),
+    other=st.floats(0, 1, exclude_max=True),
+    held_ms=st.integers(1, 60),
+)
+def test_no_other_moment_of_a_period_costs_less(
+    snapshot: Snapshot, offline: str, fraction: float, other: float, held_ms: int
+) -> None:
+    plan = compose(offline, "best-effort")(snapshot)
+    laid, period_ns = Timeline(plan), plan.period_ns
+    phase = int(fraction * period_ns)
+
+    def cost(begin_ns: int, pod: str) -> int:
+        """Count the ticks of others' windows in the delay."""
+        tick = period_ns // 1000
+        ticks = range(begin_ns - 3 * MS, begin_ns + held_ms * MS, tick)
+        windows = [window for each in plan.pods if each.pod != pod for window in each.windows or ()]
+        return sum(window.start_ns <= at % period_ns < window.end_ns for at in ticks for window in windows)
+
+    for each in plan.pods:
+        wait = laid.until_lock_fits(each.pod, phase, held_ms * MS)
+        assert 0 <= wait < period_ns
+        windows = 2 * sum(len(other.windows or ()) for other in plan.pods)
+        assert cost(phase + wait, each.pod) <= cost(phase + int(other * period_ns), each.pod) + 2 * windows

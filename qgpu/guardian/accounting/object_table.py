@@ -478,6 +478,11 @@ class ObjectTable:
             at = self.objects.get((at.client, at.parent))
         return None
 
+    def instances_of(self, client: int) -> set[int]:
+        """Return the device instances of the cards on which a client has devices."""
+        devices = [self.objects[client, handle] for handle in self.devices.get(client, ())]
+        return {instance for rm in devices if (instance := self.instance_of(rm)) is not None}
+
     def compute_tsgs(self, instance: int) -> list[RmObject]:
         """List the confirmed TSGs of the compute engine of one card."""
         return [rm for rm in self._confirmed_tsgs() if self.is_compute(rm) and self.instance_of(rm) == instance]

@@ -92,7 +92,8 @@ class Enforcer:
     _opened_with: dict[str, int] = field(default_factory=dict)
     _gated_since: dict[str, int] = field(default_factory=dict)
     _closed_spans: dict[str, list[Span]] = field(default_factory=dict)
-    #: How long closing a pod's gate has taken recently, for slow gates only.
+    #: How long closing a pod's gate took the last time; and how long it usually takes, for slow gates only.
+    _last_close_ns: dict[str, int] = field(default_factory=dict)
     _slow_ns: dict[str, int] = field(default_factory=dict)
     #: Turns of the TSGs in pods whose TSGs take turns, and the time up to which they are advanced.
     _tsg_turns: dict[str, TsgTurns[Key]] = field(default_factory=dict)
@@ -144,6 +145,11 @@ class Enforcer:
         wait = min((due for due in (wait, *turn_ends) if due is not None), default=None)
         return min(RETRY_NS, wait or RETRY_NS) if stuck else wait
 
+    def until_lock_fits(self, pod: str, held_ns: int, now_ns: int) -> int:
+        """Return the ns until RM's lock may be held for ``held_ns`` in a pod's own turn; callable from any thread."""
+        timeline = self._timeline
+        return timeline.until_lock_fits(pod, now_ns % timeline.plan.period_ns, held_ns) if timeline is not None else 0
+
     def forget_timeslices(self) -> None:
         """Forget which timeslices are set, so that all are set again: an earlier guardian may have set others."""
         tsgs = (*self.table.compute_tsgs(self.instance), *self.table.copy_tsgs(self.instance))
@@ -183,6 +189,7 @@ class Enforcer:
         self._gated_since.pop(pod, None)
         self._closed_spans.pop(pod, None)
         self._slow_ns.pop(pod, None)
+        self._last_close_ns.pop(pod, None)
         self._tsg_turns.pop(pod, None)
 
     def take_closed(self, pod: str, now_ns: int) -> list[Span]:
@@ -233,11 +240,16 @@ class Enforcer:
         return self._set_gates(self.closed)[0]
 
     def _learn_close_time(self, pods: Set[str], moved: Moved) -> None:
-        """Learn how long closing takes, from calls that concerned one pod and succeeded at once."""
+        """Learn how long closing takes, from calls that concerned one pod and succeeded at once.
+
+        One that takes longer than the last is not believed: it may have waited for another pod's call.
+        """
         if len(pods) != 1 or moved.gone or moved.stuck or not moved.took_ns:
             return
         (pod,) = pods
-        usual_ns = (self._slow_ns.pop(pod, moved.took_ns) + moved.took_ns) // 2
+        took_ns = min(moved.took_ns, self._last_close_ns.get(pod, moved.took_ns))
+        self._last_close_ns[pod] = moved.took_ns
+        usual_ns = (self._slow_ns.pop(pod, took_ns) + took_ns) // 2
         if usual_ns >= _SLOW_NS:
             self._slow_ns[pod] = min(_SLOWEST_NS, usual_ns)
 

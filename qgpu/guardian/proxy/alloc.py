@@ -31,6 +31,8 @@ _HANDLE_AT = 8
 #: Offsets of the descriptor and of RM's status in RM_MAP_MEMORY's structure (nv-ioctl.h).
 _DESCRIPTOR_OF_MAPPING_AT, _STATUS_OF_MAPPING_AT = 48, 40
 _BARE_BYTES = abi.sizeof("NVOS05_PARAMETERS")
+#: A free of one of these frees a profiler, too.
+_ABOVE_PROFILERS = frozenset({abi.NV01_DEVICE_0, abi.NV20_SUBDEVICE_0})
 #: The refusal of page tables that cannot be counted.
 PAGE_TABLES = "address space with its page tables"
 #: The refusal of memory at a chosen address, where RM takes more than was asked for.
@@ -364,6 +366,9 @@ class AllocHandler(Handler):
             return self._ctx.answer(block, status_at, abi.NV_ERR_OBJECT_NOT_FOUND)
         was, channels = self._shared.table.objects.get(key), list[Key]()
         gone, error = False, 0
+        holds_others = client == handle or (was is not None and was.rm_class in _ABOVE_PROFILERS)
+        if unbinds := self._shared.monitors.unbinds(self._pod, client, handle, holds_others=holds_others):
+            self._shared.monitors.wait(self._pod, client)
 
         def carry_out() -> bool:
             nonlocal error
@@ -380,6 +385,8 @@ class AllocHandler(Handler):
             gone = self._free_handler.free(pod_call, key, carry_out)
         finally:
             self._shared.end_free(key, was, channels, gone=gone)
+        if gone and unbinds:
+            self._shared.monitors.unbound(self._pod)
         if gone and client == handle:  # the file has no other root client
             self._shared.files.roots.discard(pod_call.file)
         if not error:

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 from qgpu.guardian.accounting.object_table import IMPORTED
-from qgpu.guardian.proxy import client_ownership, rm_calls, virtualize
+from qgpu.guardian.proxy import bound_monitors, client_ownership, rm_calls, virtualize
 from qgpu.guardian.proxy.alloc import AllocHandler
 from qgpu.guardian.proxy.dup import DupHandler
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall, status_of
@@ -29,6 +29,7 @@ _RARE = {
     abi.NVA06C_PREEMPT: 1,
     abi.NV2080_FB_FLUSH_GPU_CACHE: 1,
     abi.NVB0CC_RESERVE_HWPM_LEGACY: 1,
+    abi.NVB0CC_RELEASE_HWPM_LEGACY: 1,
     abi.NVB0CC_BIND_PM_RESOURCES: 2,
     abi.NVB0CC_UNBIND_PM_RESOURCES: 1,
 }
@@ -215,7 +216,7 @@ class ControlHandler(Handler):
             if asked.command == abi.NV2080_GPU_GET_PID_INFO and params is not None:
                 return self._perform_on_pids(pod_call, block, params)
             if asked.command in _RARE:
-                return self._perform_rarely(pod_call, block, _RARE[asked.command])
+                return self._perform_rarely(request)
             return self._proxy.escape(pod_call.file, abi.NV_ESC_RM_CONTROL, block)
         row = controls.ALLOWED_TO_SOME[asked.command]
         if row.gives:
@@ -228,16 +229,26 @@ class ControlHandler(Handler):
         finally:
             params.restore(at, 4)
 
-    def _perform_rarely(self, pod_call: PodCall, block: IoctlBuffer, counts: int) -> int:
-        """Perform a control that gates and neighbours wait for, not too often: it ``counts`` so many times.
+    def _perform_rarely(self, request: _ControlRequest) -> int:
+        """Perform a control that gates and neighbours wait for: not too often; some in the pod's turn.
 
         It preempts the pod's own TSG, flushes the cache, or binds monitors.
         """
+        pod_call, block, asked = request.pod_call, request.block, request.asked
         time.sleep(max(0, self._rare_due_ns - _AHEAD_NS - time.monotonic_ns()) / 1e9)
+        if asked.command in bound_monitors.HOLDING:
+            self._shared.monitors.wait(self._pod, asked.client)
         begun_ns = time.monotonic_ns()
         error = self._proxy.escape(pod_call.file, abi.NV_ESC_RM_CONTROL, block)
         took_ns = time.monotonic_ns() - begun_ns
-        self._rare_due_ns = max(self._rare_due_ns, begun_ns) + counts * min(_RARE_PARTS * took_ns, _MOST_REST_NS)
+        rest_ns = _RARE[asked.command] * min(_RARE_PARTS * took_ns, _MOST_REST_NS)
+        self._rare_due_ns = max(self._rare_due_ns, begun_ns) + rest_ns
+        if not error and status_of(block, asked.status_at) == abi.NV_OK:
+            match asked.command:
+                case abi.NVB0CC_BIND_PM_RESOURCES:
+                    self._shared.monitors_bound(self._pod, pod_call.pid, asked.client, asked.target, pod_call.file)
+                case abi.NVB0CC_UNBIND_PM_RESOURCES:
+                    self._shared.monitors.unbound(self._pod)
         return error
 
     def _perform_on_pids(self, pod_call: PodCall, block: IoctlBuffer, params: IoctlBuffer) -> int:

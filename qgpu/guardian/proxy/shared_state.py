@@ -22,6 +22,7 @@ from qgpu.guardian.accounting.rm_object import Fact, Key, RmObject, confirm_fact
 from qgpu.guardian.failover.journal import Journal, Writes
 from qgpu.guardian.gpu.gpu_ops import GpuOps
 from qgpu.guardian.gpu.reconciler import BATCH, Reconciler
+from qgpu.guardian.proxy.bound_monitors import BoundMonitors
 from qgpu.guardian.proxy.ioctl_proxy import Perform
 from qgpu.guardian.proxy.listeners import Listeners
 from qgpu.guardian.proxy.refusals import Refusals
@@ -45,6 +46,8 @@ _FORGETTING_S, _LOOK_S = 5.0, 0.002
 _ALL_PROCESSES = 1 << 14
 #: How long the search for a pod's moved UVM files rests when a process delays it.
 _MOVED_AGAIN_S = 1.0
+#: Calls of pods wait for a gate from _BEFORE_EDGE_NS before it is due until it has moved, or _LONGEST_EDGE_NS later.
+_BEFORE_EDGE_NS, _LONGEST_EDGE_NS, _EDGE_LOOK_S = 300_000, 3_000_000, 0.0002
 #: Stands for an unknown address; no process has addresses this high.
 _SOMEWHERE, _NO_CARD = 1 << 63, b"\xff" * uvm.UUID_BYTES
 
@@ -63,6 +66,8 @@ class SharedState:
     watch: Callable[[int, int], None]
     clock: Callable[[], int]
     allowance: Callable[[str], Allowance] = lambda _pod: Allowance()
+    #: Returns the ns until RM's lock may be held for so many ns in a pod's turn, on the cards of one of its clients.
+    until_own_turn: Callable[[str, int, int], int] = lambda _pod, _client, _ns: 0
     #: Wakes the main loop.
     wake: Callable[[], None] = lambda: None
     major: int = abi.NV_MAJOR
@@ -79,8 +84,11 @@ class SharedState:
     files: FileSets = field(default_factory=FileSets)
     #: Open files of /dev/nvidia-uvm that processes under a memory limit use.
     uvm_files: UvmFiles = field(init=False)
+    monitors: BoundMonitors = field(init=False)
     quota: MemoryQuota = field(init=False)
     reconciler: Reconciler = field(init=False)
+    #: When the next gate moves; the main loop sets it once the last one has moved.
+    edge_ns: int = 0
     #: By pod, when the next check of its clients may start: no other call is served during a check.
     _look_again_ns: dict[str, int] = field(default_factory=dict)
     #: By pod, the processes whose UVM files a dead guardian held, and those whose files are not at the recorded
@@ -91,6 +99,7 @@ class SharedState:
     def __post_init__(self) -> None:
         self.listeners, self.refusals = Listeners(self.journal), Refusals(self.lock)
         self.uvm_files = UvmFiles(self.perform)
+        self.monitors = BoundMonitors(self._close, lambda *asked: self.until_own_turn(*asked))
         allowance, look = (lambda pod: self.allowance(pod)), self._recheck_clients
         uuids, uvm_files = (lambda: self.uuids), self.uvm_files.count
         self.quota = MemoryQuota(
@@ -98,6 +107,9 @@ class SharedState:
         )
         forget, wake = self._forget_vanished, (lambda: self.wake())
         self.reconciler = Reconciler(self.table, self.gpu_ops, self.note, forget, self.clock, wake)
+
+    def _close(self, pod: str, fd: int) -> None:
+        self.gpu_ops.closer.close(pod, fd)
 
     def note(self, fact: Fact) -> None:
         """Enter a fact in the object table and the journal."""
@@ -120,6 +132,12 @@ class SharedState:
         pod = self.listeners.remove(number)
         if pod not in (other for other, _ in self.listeners.values()):
             self.note({"fact": "ended", "name": pod})
+
+    def give_way(self) -> None:
+        """Wait while a gate moves: a call would delay it by the interpreter's lock or by RM's."""
+        edge_ns = self.edge_ns
+        while -_BEFORE_EDGE_NS < time.monotonic_ns() - edge_ns < _LONGEST_EDGE_NS and self.edge_ns == edge_ns:
+            time.sleep(_EDGE_LOOK_S)
 
     def find_uvm(self, request: int) -> int | None:
         """Return UVM's major number; the first UVM call looks it up, because UVM may be loaded after us."""
@@ -293,6 +311,13 @@ class SharedState:
             if (entry := self.table.clients.get(client)) is not None and what not in entry.unrestorable:
                 self.note({"fact": "unrestorable", "client": client, "what": what})
 
+    def monitors_bound(self, pod: str, pid: int, client: int, profiler: int, file: int) -> None:
+        """Remember that a process has bound the card's monitors by a profiler of a client."""
+        with self.lock:
+            self.monitors.bound(pod, pid, client, profiler, file)
+            if pid not in self.table.processes:  # killed meanwhile
+                self.monitors.exited(pid)
+
     def owns(self, pod: str, client: int) -> bool:
         """Tell whether a client belongs to a pod."""
         entry = self.table.clients.get(client)
@@ -309,6 +334,7 @@ class SharedState:
             pod = self.table.processes.get(pid, "")
             self.reconciler.recheck([(client, client) for client in used])
             self.note({"fact": "exit", "pid": pid})
+            self.monitors.exited(pid)
             self.gpu_ops.unwatch(pid)
             return any(map(self.table.has_channels, used)) or not self.table.pids_of(pod)
 

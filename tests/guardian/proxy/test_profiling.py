@@ -9,17 +9,18 @@ import struct
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qgpu.guardian.proxy import rm_calls
+from qgpu.guardian.proxy import bound_monitors, rm_calls
 from qgpu.guardian.rules import classes, controls, profiling, tools
 from qgpu.guardian.rules.rows import Why
 from qgpu.linux import capabilities, proc, thread_freezer
 from qgpu.nvidia import abi
-from tests.guardian.asked import alloc, alloc_status, control, status
+from tests.guardian.asked import alloc, alloc_status, control, free, status
 from tests.guardian.pod import MAJOR, MINOR
 from tests.traces import ARGUMENT, TOOLS, decode
 from tests.traces import rows as calls_of
@@ -43,9 +44,9 @@ def flush(flags):
     return bytes(params)
 
 
-def ask(pod, command, params, client=7):
+def ask(pod, command, params, client=7, target=3):
     pod.rm.seen.clear()
-    return status(pod.call(abi.NV_ESC_RM_CONTROL, control(command, 3, len(params), client), params)[2])
+    return status(pod.call(abi.NV_ESC_RM_CONTROL, control(command, target, len(params), client), params)[2])
 
 
 def params_of(row):
@@ -246,3 +247,49 @@ def test_recorded_ncu_needs_nothing_but_the_grant(on_card, granted):
 
     assert ("MAXWELL_PROFILER_DEVICE" in names, "NVB0CC_CTRL_CMD_EXEC_REG_OPS" in names) == (not granted, not granted)
     assert names == {"NV2080_CTRL_CMD_TIMER_SET_GR_TICK_FREQ"} or not granted
+
+
+@pytest.fixture
+def waits(profiled, monkeypatch):
+    """A pod with a profiler whose turn comes after 40 ms; the list of its waits before a call reached RM."""
+    profiled.call(abi.NV_ESC_RM_ALLOC, alloc(30, 3, 0xB2CC), bytes(256))
+    profiled.call(abi.NV_ESC_RM_ALLOC, alloc(31, 3, 0xB2CC), bytes(256))
+    profiled.rm.seen.clear()
+    profiled.shared.until_own_turn = lambda pod, client, _held_ns: {("web", 7): 40_000_000}[pod, client]
+    waited = []
+    monkeypatch.setattr(bound_monitors, "time", SimpleNamespace(sleep=lambda s: waited.append((s, *profiled.rm.seen))))
+    return waited
+
+
+@pytest.mark.parametrize("command", sorted(bound_monitors.HOLDING), ids=hex)
+def test_a_call_that_binds_monitors_waits_for_the_pods_turn(profiled, waits, command):
+    assert ask(profiled, command, b"", target=30) == abi.NV_OK
+    assert waits == [(0.04,)]
+    assert len(profiled.rm.seen) == 1
+
+
+@pytest.mark.parametrize("freed", [30, 3, 2, 7], ids=["profiler", "subdevice", "device", "client"])
+def test_a_free_that_unbinds_monitors_waits_for_the_pods_turn(profiled, waits, freed):
+    ask(profiled, abi.NVB0CC_BIND_PM_RESOURCES, b"", target=30)
+    waits.clear()
+    profiled.call(abi.NV_ESC_RM_FREE, free(freed))
+
+    assert len(waits) == 1
+    assert (7, freed) not in profiled.rm.objects
+
+
+def test_a_free_of_something_else_does_not_wait(profiled, waits):
+    ask(profiled, abi.NVB0CC_BIND_PM_RESOURCES, b"", target=30)
+    waits.clear()
+    profiled.call(abi.NV_ESC_RM_FREE, free(31))
+
+    assert not waits
+
+
+def test_unbound_monitors_are_freed_without_a_wait(profiled, waits):
+    ask(profiled, abi.NVB0CC_BIND_PM_RESOURCES, b"", target=30)
+    ask(profiled, abi.NVB0CC_UNBIND_PM_RESOURCES, b"", target=30)
+    waits.clear()
+    profiled.call(abi.NV_ESC_RM_FREE, free(30))
+
+    assert not waits

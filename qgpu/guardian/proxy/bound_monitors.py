@@ -1,0 +1,90 @@
+"""Which pods have bound the card's performance monitors, so that what unbinds them waits for the pod's own turn.
+
+RM holds its lock for some 40 ms when it binds monitors, and again when it unbinds them: no gate moves meanwhile. Where
+pods take turns by gate, each pays for that in its own turn. Controls and frees wait, and of a process that dies we keep
+the file until then, because RM unbinds when the last reference to it goes.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from qgpu.nvidia import abi
+
+#: Controls that bind or unbind, or may do so.
+HOLDING = frozenset(
+    {
+        *(abi.NVB0CC_RESERVE_HWPM_LEGACY, abi.NVB0CC_RELEASE_HWPM_LEGACY),
+        *(abi.NVB0CC_BIND_PM_RESOURCES, abi.NVB0CC_UNBIND_PM_RESOURCES),
+    }
+)
+#: For how long RM holds its lock (H100, H200), with some margin.
+HELD_NS = 45 * 10**6
+
+
+@dataclass(slots=True)
+class _Binding:
+    """The last binding of a pod: its process, the profiler that bound, and a reference to that process's file."""
+
+    pid: int
+    client: int
+    profiler: int
+    file: int
+
+
+@dataclass(slots=True)
+class BoundMonitors:
+    """The last binding of each pod; callable from any thread."""
+
+    #: Closes a pod's file: that may take as long as the pod likes.
+    close: Callable[[str, int], None]
+    #: Returns the ns until RM's lock may be held for so many ns in a pod's turn, on the cards of one of its clients.
+    until_own_turn: Callable[[str, int, int], int] = lambda _pod, _client, _ns: 0
+    _bindings: dict[str, _Binding] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def wait(self, pod: str, client: int) -> None:
+        """Wait before a call of a pod's that binds or unbinds."""
+        time.sleep(self.until_own_turn(pod, client, HELD_NS) / 1e9)
+
+    def bound(self, pod: str, pid: int, client: int, profiler: int, file: int) -> None:
+        """Remember a binding in place of the pod's last one, and keep the file of its process."""
+        try:
+            kept = os.dup(file)
+        except OSError:  # no descriptor is free: RM unbinds when the process ends
+            return
+        before = self._exchange(pod, _Binding(pid, client, profiler, kept))
+        if before is not None:
+            self.close(pod, before.file)
+
+    def unbinds(self, pod: str, client: int, freed: int, *, holds_others: bool) -> bool:
+        """Tell whether the free of an object unbinds monitors: it is the profiler, or one that ``holds_others``."""
+        binding = self._bindings.get(pod)
+        return binding is not None and binding.client == client and (holds_others or freed == binding.profiler)
+
+    def exited(self, pid: int) -> None:
+        """Close the file of a process that has ended in its pod's own turn."""
+        for pod, binding in list(self._bindings.items()):
+            if binding.pid == pid:
+                threading.Thread(target=self._release, args=(pod, binding), name="qgpu-monitors", daemon=True).start()
+
+    def unbound(self, pod: str) -> None:
+        """Forget a pod's binding."""
+        if (binding := self._exchange(pod, None)) is not None:
+            self.close(pod, binding.file)
+
+    def _release(self, pod: str, binding: _Binding) -> None:
+        self.wait(pod, binding.client)
+        if self._bindings.get(pod) is binding:
+            self.unbound(pod)
+
+    def _exchange(self, pod: str, binding: _Binding | None) -> _Binding | None:
+        with self._lock:
+            before = self._bindings.pop(pod, None)
+            if binding is not None:
+                self._bindings[pod] = binding
+            return before

@@ -1,0 +1,109 @@
+"""Bindings of the card's monitors: what ends one waits for the pod's own turn."""
+
+import os
+import threading
+
+import pytest
+
+from qgpu.guardian.proxy.bound_monitors import HELD_NS, BoundMonitors
+
+CLIENT, PROFILER, PID = 7, 30, 4711
+
+
+class Turn:
+    """A pod's turn, which begins when a test says so."""
+
+    def __init__(self):
+        self.begun, self.asked = threading.Event(), []
+
+    def until(self, pod, client, held_ns):
+        self.asked.append((pod, client, held_ns))
+        self.begun.wait(10)
+        return 0
+
+
+@pytest.fixture
+def turn():
+    return Turn()
+
+
+@pytest.fixture
+def closed():
+    return []
+
+
+@pytest.fixture
+def monitors(turn, closed):
+    def close(pod, fd):
+        os.close(fd)
+        closed.append(pod)
+
+    return BoundMonitors(close, turn.until)
+
+
+@pytest.fixture
+def file():
+    """A pipe's end that tells when its last reference is closed."""
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    yield read, write
+    os.close(read)
+
+
+def is_open(read):
+    try:
+        return os.read(read, 1) != b""
+    except BlockingIOError:
+        return True
+
+
+def test_a_dead_process_keeps_its_file_until_its_turn(monitors, turn, closed, file):
+    read, write = file
+    monitors.bound("web", PID, CLIENT, PROFILER, write)
+    os.close(write)
+    monitors.exited(PID)
+    assert is_open(read)
+
+    turn.begun.set()
+    while not closed:
+        pass
+    assert not is_open(read)
+    assert turn.asked == [("web", CLIENT, HELD_NS)]
+
+
+def test_another_process_that_ends_changes_nothing(monitors, turn, file):
+    read, write = file
+    monitors.bound("web", PID, CLIENT, PROFILER, write)
+    os.close(write)
+    monitors.exited(PID + 1)
+
+    assert is_open(read)
+    assert not turn.asked
+    monitors.unbound("web")
+
+
+def test_one_file_is_kept_for_each_pod(monitors, closed, file):
+    read, write = file
+    for pid in range(20):
+        monitors.bound("web", pid, CLIENT, PROFILER, write)
+    assert closed == ["web"] * 19
+
+    os.close(write)
+    assert is_open(read)
+    monitors.unbound("web")
+    assert not is_open(read)
+
+
+def test_only_the_profiler_and_what_is_above_it_unbind(monitors, file):
+    _, write = file
+    assert not monitors.unbinds("web", CLIENT, PROFILER, holds_others=False)
+    monitors.bound("web", PID, CLIENT, PROFILER, write)
+    os.close(write)
+
+    assert monitors.unbinds("web", CLIENT, PROFILER, holds_others=False)
+    assert monitors.unbinds("web", CLIENT, 3, holds_others=True)
+    assert not monitors.unbinds("web", CLIENT, 31, holds_others=False)
+    assert not monitors.unbinds("web", CLIENT + 1, PROFILER, holds_others=True)
+    assert not monitors.unbinds("other", CLIENT, PROFILER, holds_others=False)
+    monitors.unbound("web")
+    assert not monitors.unbinds("web", CLIENT, PROFILER, holds_others=False)
