@@ -74,6 +74,16 @@ slurmtest: $(VENV)/installed | slurm-system
 packages: $(VENV)/installed | packages-system
 	$(BIN)/python packaging/build.py
 
+# qgpu with a Python of its own, for hosts that have none.
+bundle: $(VENV)/installed | bundle-system bpf-system
+	$(BIN)/python packaging/bundle.py
+
+# Half a minute, and its root as long once.
+bundletest: $(VENV)/installed
+	$(MAKE) -C tests/vm vm-system
+	@ls dist/qgpu-*-x86_64.tar.gz >/dev/null 2>&1 || $(MAKE) bundle
+	$(BIN)/python tests/vm/host/distributions_lane.py --bundle
+
 # Installs wheel and sdist into new virtual environments, as docs/install.md says.
 packages-check: packages
 	$(BIN)/python packaging/check.py
@@ -85,7 +95,7 @@ nightly: $(VENV)/installed | node-system slurm-system
 	QGPU_RESTART_ORDERS=60 $(BIN)/pytest -m node tests/k8s/containerd/test_restarts.py
 	QGPU_CONTAINERD=1.7 $(BIN)/pytest -m node tests/k8s
 	$(MAKE) slurmtest
-	$(MAKE) distributiontest
+	$(MAKE) distributiontest bundle bundletest
 	$(BIN)/python tests/vm/host/distributions_lane.py --tools
 	$(MAKE) -C tests/vm vmtest-containers VM_PYTHON=$(abspath $(BIN))/python
 	$(MAKE) -C tests/vm vmtest-kubernetes VM_PYTHON=$(abspath $(BIN))/python
@@ -175,6 +185,12 @@ packages-system: bpf-system
 		$(call install,debhelper dh-dkms dpkg-dev); \
 	fi
 
+# What unpacks Debian's Python and changes where it finds its C library.
+bundle-system:
+	@if ! command -v mmdebstrap >/dev/null || ! command -v patchelf >/dev/null || ! command -v readelf >/dev/null; then \
+		$(call install,mmdebstrap patchelf binutils debian-archive-keyring); \
+	fi
+
 # The BPF program of a source tree; a wheel contains its own.
 bpf: bpf/device_files.bpf.o
 
@@ -191,5 +207,5 @@ clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis qgpu-demo.png dist bpf/*.o
 
 .PHONY: help demo check lint types test gputest gputest-kmod vmtest nodetest hosttest distributiontest slurmtest packages \
-	packages-check nightly bench suite system python-system test-system node-system slurm-system packages-system bpf \
-	bpf-system clean
+	packages-check bundle bundletest nightly bench suite system python-system test-system node-system slurm-system \
+	packages-system bundle-system bpf bpf-system clean

@@ -1,11 +1,12 @@
 #!/bin/sh
-# Write programs of the packages into a folder: launchers.sh FOLDER PROGRAM=MODULE... They start Python isolated (-I),
-# because root may run them in any folder.
+# Write programs of the packages into a folder: launchers.sh PYTHON FOLDER PROGRAM=MODULE... They start Python isolated
+# (-I), because root may run them in any folder.
 set -eu
-folder=$1
-shift
+python=$1
+folder=$2
+shift 2
 mkdir -p "$folder"
 for program; do
-	printf '#!/usr/lib/qgpu/bin/python -I\nfrom qgpu.start import run\n\nrun("%s")\n' "${program#*=}" >"$folder/${program%%=*}"
+	printf '#!%s -I\nfrom qgpu.start import run\n\nrun("%s")\n' "$python" "${program#*=}" >"$folder/${program%%=*}"
 	chmod 755 "$folder/${program%%=*}"
 done

@@ -56,10 +56,10 @@ def scripts(package: str) -> dict[str, str]:
     accounts = "systemd-sysusers qgpu.conf || true\nsystemd-tmpfiles --create qgpu.conf || true\n"
     return {
         "%post": first,
-        "%posttrans": _NO_BYTE_CODE + _maintainer("postinst", "configure", accounts + _RELOAD + restart),
-        "%preun": _ERASE + _maintainer("prerm", "remove", _disable(f"{unit} qgpu-groups.service")),
-        "%postun": _ERASE + _maintainer("postrm", "remove", _RELOAD),
-        "%transfiletriggerin -- /usr/bin/python3": _maintainer("postinst", "triggered", ""),
+        "%posttrans": _NO_BYTE_CODE + maintainer("postinst", "configure", accounts + _RELOAD + restart),
+        "%preun": _ERASE + maintainer("prerm", "remove", _disable(f"{unit} qgpu-groups.service")),
+        "%postun": _ERASE + maintainer("postrm", "remove", _RELOAD),
+        "%transfiletriggerin -- /usr/bin/python3": maintainer("postinst", "triggered", ""),
     }
 
 
@@ -67,7 +67,7 @@ def _disable(units: str) -> str:
     return f"systemctl --no-reload disable --now {units} >/dev/null 2>&1 || true\n"
 
 
-def _maintainer(name: str, what: str, generated: str) -> str:
+def maintainer(name: str, what: str, generated: str) -> str:
     """Return one of qgpu's maintainer scripts as it is called to do ``what``, with RPM's part in debhelper's place."""
     text = (DEBIAN / f"qgpu.{name}").read_text().removeprefix("#!/bin/sh\n")
     return f"set -- {what}\n{text.replace('#DEBHELPER#', generated.rstrip())}"

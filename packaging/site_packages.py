@@ -33,10 +33,10 @@ def fill(wheel: Path, base: Path, k8s: Path) -> None:
         constraints = work / "constraints.txt"
         constraints.touch()
         for python in PYTHONS:
-            _install(f"{wheel}[k8s]", python, work / f"all-{python}", constraints)
+            install(f"{wheel}[k8s]", python, work / f"all-{python}", constraints)
             if python == PYTHONS[0]:
                 constraints.write_text("\n".join(_versions(work / f"all-{python}")))
-            _install(str(wheel), python, work / f"base-{python}", constraints)
+            install(str(wheel), python, work / f"base-{python}", constraints)
         merge([work / f"base-{python}" for python in PYTHONS], base)
         merge([work / f"all-{python}" for python in PYTHONS], k8s)
     for path in _files(base):
@@ -45,6 +45,16 @@ def fill(wheel: Path, base: Path, k8s: Path) -> None:
     for folder in sorted((path for path in k8s.rglob("*") if path.is_dir()), reverse=True):
         if not any(folder.iterdir()):
             folder.rmdir()
+
+
+def install(what: str, python: str, target: Path, constraints: Path | None = None) -> None:
+    """Install a package and what it needs for one Python into a folder, from wheels. Raises CalledProcessError."""
+    platforms = [f"--platform=manylinux_2_{minor}_x86_64" for minor in range(GLIBC_MINOR, 4, -1)]
+    platforms += [f"--platform=manylinux{year}_x86_64" for year in ("2014", "2010", "1")]
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--only-binary=:all:", *platforms]
+    command += [f"--python-version={python}", "--implementation=cp"]
+    command += [f"--constraint={constraints}"] if constraints is not None else []
+    subprocess.run([*command, f"--target={target}", what], check=True)
 
 
 def merge(folders: Sequence[Path], into: Path) -> None:
@@ -85,14 +95,6 @@ def dependencies() -> dict[str, str]:
         "qgpu:Python": f"python3 (>= {PYTHONS[0]}~) | python{PYTHONS[0]}, python3 (<< 3.{newest + 1}~)",
         "qgpu:Libc": f"libc6 (>= 2.{GLIBC_MINOR})",
     }
-
-
-def _install(what: str, python: str, target: Path, constraints: Path) -> None:
-    platforms = [f"--platform=manylinux_2_{minor}_x86_64" for minor in range(GLIBC_MINOR, 4, -1)]
-    platforms += [f"--platform=manylinux{year}_x86_64" for year in ("2014", "2010", "1")]
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--only-binary=:all:", *platforms]
-    command += [f"--python-version={python}", "--implementation=cp", f"--constraint={constraints}"]
-    subprocess.run([*command, f"--target={target}", what], check=True)
 
 
 def _versions(folder: Path) -> list[str]:

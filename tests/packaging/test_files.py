@@ -21,7 +21,12 @@ ROOT = Path(__file__).parents[2]
 PACKAGING = ROOT / "packaging"
 UNIT = PACKAGING / "systemd/qgpud.service"
 MAINTAINERS = (".preinst", ".postinst", ".prerm", ".postrm")
-SCRIPTS = sorted(path for path in PACKAGING.rglob("*.*") if path.suffix in (".sh", *MAINTAINERS))
+SCRIPTS = sorted(
+    [
+        *(path for path in PACKAGING.rglob("*.*") if path.suffix in (".sh", *MAINTAINERS)),
+        *(PACKAGING / "bundle").iterdir(),
+    ]
+)
 
 
 def commands(group: click.Group, words: tuple[str, ...]) -> list[tuple[str, ...]]:

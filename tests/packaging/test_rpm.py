@@ -58,7 +58,9 @@ def deb(work: Path, version: str) -> Path:
     (tree / "etc/qgpu/qgpud.toml").touch()
     (tree / "lib/systemd/system/qgpud.service").write_text("[Service]\nExecStart=/usr/bin/qgpud\n")
     (tree / "usr/lib/sysusers.d/qgpu.conf").write_text("g qgpu -\n")
-    subprocess.run([PACKAGING / "launchers.sh", tree / "usr/bin", "qgpuctl=qgpu.shown"], check=True)
+    subprocess.run(
+        [PACKAGING / "launchers.sh", "/usr/lib/qgpu/bin/python", tree / "usr/bin", "qgpuctl=qgpu.shown"], check=True
+    )
     (tree / "DEBIAN/control").write_text(
         f"Package: qgpu\nVersion: {version}\nArchitecture: amd64\nMaintainer: nobody\n"
         "Description: share GPUs\n A paragraph.\n .\n Another, of 100 % text.\n"

@@ -41,7 +41,7 @@ def waited(on_card, monkeypatch):
     return waited
 
 
-def test_a_call_just_before_an_edge_waits_until_the_gate_has_moved(waited):
+def test_a_call_before_an_edge_waits_until_the_gate_moved(waited):
     assert MS <= waited(-MS // 5) <= 2 * MS
 
 

@@ -38,6 +38,8 @@ from debian import CACHE
 KERNEL = "6.1"
 #: What every image has: systemd as init, udev, and the Python that Debian packages run on.
 BASE = ("systemd-sysv", "dbus", "udev", "kmod", "procps", "iproute2", "python3", "ca-certificates")
+#: What of that a host without Python lacks.
+PYTHON = "python3"
 #: Of the kernel's drivers, those for what a virtual machine has. All are read whenever a package brings a module, over
 #: and over in the emulator, which takes longer than anything else that DKMS does.
 DRIVERS = ("block", "char", "net", "virtio")
@@ -46,11 +48,17 @@ MADE = "2"
 
 
 def build(
-    packages: Sequence[str] = (), *, headers: bool = False, distribution: Distribution = DISTRIBUTIONS["debian-12"]
+    packages: Sequence[str] = (),
+    *,
+    headers: bool = False,
+    python: bool = True,
+    distribution: Distribution = DISTRIBUTIONS["debian-12"],
 ) -> Path:
-    """Return the root with BASE and ``packages``, made if it is not in the cache."""
+    """Return the root with BASE and ``packages``, made if it is not in the cache; without ``python`` it has none."""
     release = kernels.get(KERNEL, CACHE).release
-    wanted = sorted({*BASE, *packages, *((f"linux-headers-{release}",) if headers else ())})
+    wanted = sorted(
+        {*BASE, *packages, *((f"linux-headers-{release}",) if headers else ())} - {"" if python else PYTHON}
+    )
     suite = distribution.suite
     key = hashlib.sha256(" ".join((MADE, suite, release, *wanted)).encode()).hexdigest()[:12]
     root = CACHE / "roots" / f"{suite}-{key}"

@@ -83,6 +83,7 @@ LEFT_OUT = {
     (INSTALL, "nvidia-smi"): "needs a GPU",
     (INSTALL, "make packages                               # on"): "CI, on a fresh Debian 12",
     (INSTALL, "apt install ./dist/qgpu_*.deb ./dist/qgpu-dkms"): "hosttest, in a VM, where a module can be loaded",
+    (INSTALL, "make bundle"): "bundletest, on a host without Python",
     (INSTALL, "make packages                               # builds RPMs"): "needs a distribution that uses RPM",
 }
 
