@@ -52,8 +52,8 @@ def _profile(path: str, mode: str, policy: str = "burst-share", *, online: bool 
     return Case("profile", path, "profile", mode, policy=policy, lasts_s=1.8, online=online)
 
 
-def _monitors(path: str, mode: str, policy: str = "burst-share") -> Case:
-    return Case("profile", path, "monitors", mode, policy=policy, lasts_s=1.8)
+def _monitors(path: str, mode: str, policy: str = "burst-share", lasts_s: float = 1.8) -> Case:
+    return Case("profile", path, "monitors", mode, policy=policy, lasts_s=lasts_s)
 
 
 CASES: tuple[Case, ...] = (
@@ -156,7 +156,8 @@ CASES: tuple[Case, ...] = (
     _monitors("monitors reserved, streams bound, held", "reserve"),
     _monitors("monitors held under Fixed Share", "reserve", "fixed-share"),
     _monitors("monitors of a killed process", "outlive"),
-    _monitors("monitors of killed processes under Fixed Share", "outlive", "fixed-share"),
+    # between two of them a pod rests for two seconds
+    _monitors("monitors of killed processes under Fixed Share", "outlive", "fixed-share", 5.0),
     _monitors("streams beyond memory, over freed memory", "streams"),
     _monitors("profilers and streams without end", "objects"),
     _monitors("registers outside the list", "registers"),

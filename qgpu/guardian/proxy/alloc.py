@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from qgpu.guardian.accounting.object_table import NO_INSTANCE, PEER_ACCESS
@@ -367,8 +368,7 @@ class AllocHandler(Handler):
         was, channels = self._shared.table.objects.get(key), list[Key]()
         gone, error = False, 0
         holds_others = client == handle or (was is not None and was.rm_class in _ABOVE_PROFILERS)
-        if unbinds := self._shared.monitors.unbinds(self._pod, client, handle, holds_others=holds_others):
-            self._shared.monitors.wait(self._pod, client)
+        unbinds = self._shared.monitors.unbinds(self._pod, client, handle, holds_others=holds_others)
 
         def carry_out() -> bool:
             nonlocal error
@@ -382,11 +382,12 @@ class AllocHandler(Handler):
             return not error and status_of(block, status_at) == abi.NV_OK
 
         try:
-            gone = self._free_handler.free(pod_call, key, carry_out)
+            with self._shared.monitors.turn(self._pod, client) if unbinds else nullcontext():
+                gone = self._free_handler.free(pod_call, key, carry_out)
         finally:
             self._shared.end_free(key, was, channels, gone=gone)
         if gone and unbinds:
-            self._shared.monitors.unbound(self._pod)
+            self._shared.monitors.unbound(self._pod, client)
         if gone and client == handle:  # the file has no other root client
             self._shared.files.roots.discard(pod_call.file)
         if not error:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from qgpu.nvidia import abi
@@ -45,11 +46,18 @@ class BoundMonitors:
     #: Returns the ns until RM's lock may be held for so many ns in a pod's turn, on the cards of one of its clients.
     until_own_turn: Callable[[str, int, int], int] = lambda _pod, _client, _ns: 0
     _bindings: dict[str, _Binding] = field(default_factory=dict)
+    #: Held by a pod from the wait until the call is done, so that two of its calls do not share a turn.
+    _turns: dict[str, threading.Lock] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def wait(self, pod: str, client: int) -> None:
-        """Wait before a call of a pod's that binds or unbinds."""
-        time.sleep(self.until_own_turn(pod, client, HELD_NS) / 1e9)
+    @contextmanager
+    def turn(self, pod: str, client: int) -> Iterator[None]:
+        """Wait for the pod's turn, and take it for a call that binds or unbinds."""
+        with self._lock:
+            taken = self._turns.setdefault(pod, threading.Lock())
+        with taken:
+            time.sleep(self.until_own_turn(pod, client, HELD_NS) / 1e9)
+            yield
 
     def bound(self, pod: str, pid: int, client: int, profiler: int, file: int) -> None:
         """Remember a binding in place of the pod's last one, and keep the file of its process."""
@@ -72,15 +80,26 @@ class BoundMonitors:
             if binding.pid == pid:
                 threading.Thread(target=self._release, args=(pod, binding), name="qgpu-monitors", daemon=True).start()
 
-    def unbound(self, pod: str) -> None:
-        """Forget a pod's binding."""
-        if (binding := self._exchange(pod, None)) is not None:
-            self.close(pod, binding.file)
+    def unbound(self, pod: str, client: int) -> None:
+        """Forget a pod's binding, if it is this client's."""
+        binding = self._bindings.get(pod)
+        if binding is not None and binding.client == client:
+            self._forget(pod)
+
+    def retired(self, pod: str) -> None:
+        """Forget a pod."""
+        self._forget(pod)
+        with self._lock:
+            self._turns.pop(pod, None)
 
     def _release(self, pod: str, binding: _Binding) -> None:
-        self.wait(pod, binding.client)
-        if self._bindings.get(pod) is binding:
-            self.unbound(pod)
+        with self.turn(pod, binding.client):
+            if self._bindings.get(pod) is binding:
+                self._forget(pod)
+
+    def _forget(self, pod: str) -> None:
+        if (binding := self._exchange(pod, None)) is not None:
+            self.close(pod, binding.file)
 
     def _exchange(self, pod: str, binding: _Binding | None) -> _Binding | None:
         with self._lock:

@@ -236,11 +236,11 @@ class ControlHandler(Handler):
         """
         pod_call, block, asked = request.pod_call, request.block, request.asked
         time.sleep(max(0, self._rare_due_ns - _AHEAD_NS - time.monotonic_ns()) / 1e9)
-        if asked.command in bound_monitors.HOLDING:
-            self._shared.monitors.wait(self._pod, asked.client)
-        begun_ns = time.monotonic_ns()
-        error = self._proxy.escape(pod_call.file, abi.NV_ESC_RM_CONTROL, block)
-        took_ns = time.monotonic_ns() - begun_ns
+        in_turn = asked.command in bound_monitors.HOLDING
+        with self._shared.monitors.turn(self._pod, asked.client) if in_turn else nullcontext():
+            begun_ns = time.monotonic_ns()
+            error = self._proxy.escape(pod_call.file, abi.NV_ESC_RM_CONTROL, block)
+            took_ns = time.monotonic_ns() - begun_ns
         rest_ns = _RARE[asked.command] * min(_RARE_PARTS * took_ns, _MOST_REST_NS)
         self._rare_due_ns = max(self._rare_due_ns, begun_ns) + rest_ns
         if not error and status_of(block, asked.status_at) == abi.NV_OK:
@@ -248,7 +248,7 @@ class ControlHandler(Handler):
                 case abi.NVB0CC_BIND_PM_RESOURCES:
                     self._shared.monitors_bound(self._pod, pod_call.pid, asked.client, asked.target, pod_call.file)
                 case abi.NVB0CC_UNBIND_PM_RESOURCES:
-                    self._shared.monitors.unbound(self._pod)
+                    self._shared.monitors.unbound(self._pod, asked.client)
         return error
 
     def _perform_on_pids(self, pod_call: PodCall, block: IoctlBuffer, params: IoctlBuffer) -> int:

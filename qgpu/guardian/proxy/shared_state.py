@@ -157,6 +157,7 @@ class SharedState:
         self._look_again_ns.pop(pod, None)
         self._unheld.pop(pod, None)
         self.moved.pop(pod, None)
+        self.monitors.retired(pod)
 
     def resume(self) -> None:
         """Continue with a table rebuilt from a journal: watch its processes, and ask RM about unconfirmed claims."""

@@ -79,7 +79,7 @@ def test_another_process_that_ends_changes_nothing(monitors, turn, file):
 
     assert is_open(read)
     assert not turn.asked
-    monitors.unbound("web")
+    monitors.unbound("web", CLIENT)
 
 
 def test_one_file_is_kept_for_each_pod(monitors, closed, file):
@@ -90,7 +90,7 @@ def test_one_file_is_kept_for_each_pod(monitors, closed, file):
 
     os.close(write)
     assert is_open(read)
-    monitors.unbound("web")
+    monitors.unbound("web", CLIENT)
     assert not is_open(read)
 
 
@@ -105,5 +105,34 @@ def test_only_the_profiler_and_what_is_above_it_unbind(monitors, file):
     assert not monitors.unbinds("web", CLIENT, 31, holds_others=False)
     assert not monitors.unbinds("web", CLIENT + 1, PROFILER, holds_others=True)
     assert not monitors.unbinds("other", CLIENT, PROFILER, holds_others=False)
-    monitors.unbound("web")
+    monitors.unbound("web", CLIENT)
     assert not monitors.unbinds("web", CLIENT, PROFILER, holds_others=False)
+
+
+def test_an_unbinding_by_another_client_keeps_the_file(monitors, file):
+    read, write = file
+    monitors.bound("web", PID, CLIENT, PROFILER, write)
+    os.close(write)
+    monitors.unbound("web", CLIENT + 1)
+    assert is_open(read)
+
+    monitors.retired("web")
+    assert not is_open(read)
+
+
+def test_two_calls_of_a_pod_do_not_share_a_turn(monitors, turn):
+    turn.begun.set()
+    order = []
+
+    def other():
+        with monitors.turn("web", CLIENT):
+            order.append("other")
+
+    with monitors.turn("web", CLIENT):
+        thread = threading.Thread(target=other)
+        thread.start()
+        with monitors.turn("neighbour", CLIENT):
+            order.append("neighbour")
+        order.append("web")
+    thread.join()
+    assert order == ["neighbour", "web", "other"]
