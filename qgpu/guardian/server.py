@@ -222,10 +222,9 @@ class Guardian:
         due = [now if self._ended else now + NS_PER_S]
         if (confirm := self.shared.reconciler.due_ns()) is not None:
             due.append(confirm)
-        edges = [now + wait for card in self.cards.values() if (wait := card.enforcer.step(now)) is not None]
-        self.shared.edge_ns = min(edges, default=0)
-        due += edges
         for card in self.cards.values():
+            if (wait := card.enforcer.step(now)) is not None:
+                due.append(now + wait)
             if card.lease_until_ns is not None:
                 due.append(card.lease_until_ns)
             if self.table.processes:

@@ -92,7 +92,7 @@ class Enforcer:
     _opened_with: dict[str, int] = field(default_factory=dict)
     _gated_since: dict[str, int] = field(default_factory=dict)
     _closed_spans: dict[str, list[Span]] = field(default_factory=dict)
-    #: How long closing a pod's gate took the last time; and how long it usually takes, for slow gates only.
+    #: How long closing a pod's gate took the last time, as far as that is believed; and usually, for slow gates only.
     _last_close_ns: dict[str, int] = field(default_factory=dict)
     _slow_ns: dict[str, int] = field(default_factory=dict)
     #: Turns of the TSGs in pods whose TSGs take turns, and the time up to which they are advanced.
@@ -242,13 +242,13 @@ class Enforcer:
     def _learn_close_time(self, pods: Set[str], moved: Moved) -> None:
         """Learn how long closing takes, from calls that concerned one pod and succeeded at once.
 
-        One that takes longer than the last is not believed: it may have waited for another pod's call.
+        One that takes much longer than the last may have waited for another pod's call: it counts as twice the last.
         """
         if len(pods) != 1 or moved.gone or moved.stuck or not moved.took_ns:
             return
         (pod,) = pods
-        took_ns = min(moved.took_ns, self._last_close_ns.get(pod, moved.took_ns))
-        self._last_close_ns[pod] = moved.took_ns
+        took_ns = min(moved.took_ns, 2 * max(_SLOW_NS, self._last_close_ns.get(pod, moved.took_ns)))
+        self._last_close_ns[pod] = took_ns
         usual_ns = (self._slow_ns.pop(pod, took_ns) + took_ns) // 2
         if usual_ns >= _SLOW_NS:
             self._slow_ns[pod] = min(_SLOWEST_NS, usual_ns)

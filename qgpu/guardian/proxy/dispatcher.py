@@ -100,7 +100,6 @@ class Dispatcher:
 
     def serve(self, listener: Listener, call: Notification) -> None:
         """Answer one call, whatever happens: a thread without an answer stays stopped for ever."""
-        self._shared.give_way()
         with self._turn:
             self._serve(listener, call)
 

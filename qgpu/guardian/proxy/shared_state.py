@@ -46,8 +46,6 @@ _FORGETTING_S, _LOOK_S = 5.0, 0.002
 _ALL_PROCESSES = 1 << 14
 #: How long the search for a pod's moved UVM files rests when a process delays it.
 _MOVED_AGAIN_S = 1.0
-#: Calls of pods wait for a gate from _BEFORE_EDGE_NS before it is due until it has moved, or _LONGEST_EDGE_NS later.
-_BEFORE_EDGE_NS, _LONGEST_EDGE_NS, _EDGE_LOOK_S = 300_000, 3_000_000, 0.0002
 #: Stands for an unknown address; no process has addresses this high.
 _SOMEWHERE, _NO_CARD = 1 << 63, b"\xff" * uvm.UUID_BYTES
 
@@ -87,8 +85,6 @@ class SharedState:
     monitors: BoundMonitors = field(init=False)
     quota: MemoryQuota = field(init=False)
     reconciler: Reconciler = field(init=False)
-    #: When the next gate moves; the main loop sets it once the last one has moved.
-    edge_ns: int = 0
     #: By pod, when the next check of its clients may start: no other call is served during a check.
     _look_again_ns: dict[str, int] = field(default_factory=dict)
     #: By pod, the processes whose UVM files a dead guardian held, and those whose files are not at the recorded
@@ -132,12 +128,6 @@ class SharedState:
         pod = self.listeners.remove(number)
         if pod not in (other for other, _ in self.listeners.values()):
             self.note({"fact": "ended", "name": pod})
-
-    def give_way(self) -> None:
-        """Wait while a gate moves: a call would delay it by the interpreter's lock or by RM's."""
-        edge_ns = self.edge_ns
-        while -_BEFORE_EDGE_NS < time.monotonic_ns() - edge_ns < _LONGEST_EDGE_NS and self.edge_ns == edge_ns:
-            time.sleep(_EDGE_LOOK_S)
 
     def find_uvm(self, request: int) -> int | None:
         """Return UVM's major number; the first UVM call looks it up, because UVM may be loaded after us."""
