@@ -77,33 +77,40 @@ class BoundMonitors:
     def exited(self, pid: int) -> None:
         """Close the file of a process that has ended in its pod's own turn."""
         for pod, binding in list(self._bindings.items()):
-            if binding.pid == pid:
+            if binding.pid != pid or self._exchange(pod, None, binding) is not binding:
+                continue
+            try:
                 threading.Thread(target=self._release, args=(pod, binding), name="qgpu-monitors", daemon=True).start()
+            except RuntimeError:  # no thread is available
+                self.close(pod, binding.file)
 
     def unbound(self, pod: str, client: int) -> None:
         """Forget a pod's binding, if it is this client's."""
         binding = self._bindings.get(pod)
         if binding is not None and binding.client == client:
-            self._forget(pod)
+            self._forget(pod, binding)
 
     def retired(self, pod: str) -> None:
         """Forget a pod."""
-        self._forget(pod)
-        with self._lock:
-            self._turns.pop(pod, None)
+        self._turns.pop(pod, None)
+        if (binding := self._bindings.get(pod)) is not None:
+            self._forget(pod, binding)
 
     def _release(self, pod: str, binding: _Binding) -> None:
         with self.turn(pod, binding.client):
-            if self._bindings.get(pod) is binding:
-                self._forget(pod)
+            os.close(binding.file)
 
-    def _forget(self, pod: str) -> None:
-        if (binding := self._exchange(pod, None)) is not None:
+    def _forget(self, pod: str, binding: _Binding) -> None:
+        if self._exchange(pod, None, binding) is binding:
             self.close(pod, binding.file)
 
-    def _exchange(self, pod: str, binding: _Binding | None) -> _Binding | None:
+    def _exchange(self, pod: str, binding: _Binding | None, before: _Binding | None = None) -> _Binding | None:
+        """Put a binding, or none, in the place of ``before``, or of any; return what was there."""
         with self._lock:
-            before = self._bindings.pop(pod, None)
+            there = self._bindings.get(pod)
+            if before is not None and there is not before:
+                return there
+            self._bindings.pop(pod, None)
             if binding is not None:
                 self._bindings[pod] = binding
-            return before
+            return there

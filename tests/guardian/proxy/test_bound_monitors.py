@@ -57,7 +57,7 @@ def is_open(read):
         return True
 
 
-def test_a_dead_process_keeps_its_file_until_its_turn(monitors, turn, closed, file):
+def test_a_dead_process_keeps_its_file_until_its_turn(monitors, turn, file):
     read, write = file
     monitors.bound("web", PID, CLIENT, PROFILER, write)
     os.close(write)
@@ -65,10 +65,26 @@ def test_a_dead_process_keeps_its_file_until_its_turn(monitors, turn, closed, fi
     assert is_open(read)
 
     turn.begun.set()
-    while not closed:
+    while is_open(read):
         pass
-    assert not is_open(read)
     assert turn.asked == [("web", CLIENT, HELD_NS)]
+
+
+def test_a_new_binding_leaves_a_dead_process_its_turn(monitors, turn, closed, file):
+    read, write = file
+    monitors.bound("web", PID, CLIENT, PROFILER, write)
+    monitors.exited(PID)
+    with open("/dev/null") as other:
+        monitors.bound("web", PID + 1, CLIENT, PROFILER, other.fileno())
+    os.close(write)
+    assert is_open(read)
+    assert not closed
+
+    turn.begun.set()
+    while is_open(read):
+        pass
+    monitors.retired("web")
+    assert closed == ["web"]
 
 
 def test_another_process_that_ends_changes_nothing(monitors, turn, file):
