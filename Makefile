@@ -79,7 +79,7 @@ bundle: $(VENV)/installed | bundle-system bpf-system
 	$(BIN)/python packaging/bundle.py
 
 # Half a minute, and its root as long once.
-bundletest: $(VENV)/installed
+bundletest: $(VENV)/installed | node-system
 	$(MAKE) -C tests/vm vm-system
 	@ls dist/qgpu-*-x86_64.tar.gz >/dev/null 2>&1 || $(MAKE) bundle
 	$(BIN)/python tests/vm/host/distributions_lane.py --bundle
