@@ -82,7 +82,7 @@ bundle: $(VENV)/installed | bundle-system bpf-system
 bundletest: $(VENV)/installed | node-system
 	$(MAKE) -C tests/vm vm-system
 	@ls dist/qgpu-*-x86_64.tar.gz >/dev/null 2>&1 || $(MAKE) bundle
-	$(BIN)/python tests/vm/host/distributions_lane.py --bundle
+	$(BIN)/python tests/vm/host/bundle_lane.py
 
 # Installs wheel and sdist into new virtual environments, as docs/install.md says.
 packages-check: packages

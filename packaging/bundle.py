@@ -44,7 +44,8 @@ def build_bundle(wheel: Path, out: Path, mirror: str) -> Path:
     with tempfile.TemporaryDirectory(prefix="qgpu-bundle.") as name:
         root, tree = Path(name) / "root", Path(name) / HOME.name
         command = ["mmdebstrap", "--quiet", "--variant=extract", f"--include={','.join(PACKAGES)}", SUITE, str(root)]
-        subprocess.run([*command, f"deb {mirror} {SUITE} main"], check=True)
+        lines = f"deb {mirror} {SUITE} main", f"deb {mirror}-security {SUITE}-security main"
+        subprocess.run([*command, *lines], check=True)
         _copy_python(root, tree)
         site_packages.install(f"{wheel}[k8s]", PYTHON, tree / f"lib/python{PYTHON}/dist-packages")
         _copy_libraries(root, tree)

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from qgpu.model import NS_PER_MS, OnIdle, Plan, PodPlan, Window
 
-#: What delays gates begins this long after the window of another pod, so that the gate of that pod is closed by then.
+#: The guardian lets a call take RM's lock this long after another pod's window: by then that pod's gate is closed.
 _AFTER_CLOSE_NS = 3 * NS_PER_MS
 
 #: No gate needs to close early.
@@ -70,7 +70,7 @@ class Timeline:
         )
 
     def until_lock_fits(self, pod: str, phase_ns: int, held_ns: int) -> int:
-        """Return the ns until no gate may move for ``held_ns`` at the least cost for the windows of other pods.
+        """Return the ns to wait before a call holds RM's lock for ``held_ns``, so that others' windows lose the least.
 
         Of equal moments it is the next one. A plan without gates has no windows: the answer is 0.
         """

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from qgpu.model import NS_PER_MS
 from qgpu.nvidia import abi
 
 #: Controls that bind or unbind, or may do so.
@@ -24,7 +25,7 @@ HOLDING = frozenset(
     }
 )
 #: For how long RM holds its lock (H100, H200), with some margin.
-HELD_NS = 45 * 10**6
+HELD_NS = 45 * NS_PER_MS
 
 
 @dataclass(slots=True)
@@ -65,7 +66,9 @@ class BoundMonitors:
             kept = os.dup(file)
         except OSError:  # no descriptor is free: RM unbinds when the process ends
             return
-        before = self._exchange(pod, _Binding(pid, client, profiler, kept))
+        with self._lock:
+            before = self._bindings.get(pod)
+            self._bindings[pod] = _Binding(pid, client, profiler, kept)
         if before is not None:
             self.close(pod, before.file)
 
@@ -76,8 +79,8 @@ class BoundMonitors:
 
     def exited(self, pid: int) -> None:
         """Close the file of a process that has ended in its pod's own turn."""
-        for pod, binding in list(self._bindings.items()):
-            if binding.pid != pid or self._exchange(pod, None, binding) is not binding:
+        for pod in list(self._bindings):
+            if (binding := self._take(pod, lambda each: each.pid == pid)) is None:
                 continue
             try:
                 threading.Thread(target=self._release, args=(pod, binding), name="qgpu-monitors", daemon=True).start()
@@ -86,31 +89,23 @@ class BoundMonitors:
 
     def unbound(self, pod: str, client: int) -> None:
         """Forget a pod's binding, if it is this client's."""
-        binding = self._bindings.get(pod)
-        if binding is not None and binding.client == client:
-            self._forget(pod, binding)
+        if (binding := self._take(pod, lambda each: each.client == client)) is not None:
+            self.close(pod, binding.file)
 
     def retired(self, pod: str) -> None:
         """Forget a pod."""
         self._turns.pop(pod, None)
-        if (binding := self._bindings.get(pod)) is not None:
-            self._forget(pod, binding)
+        if (binding := self._take(pod, lambda _each: True)) is not None:
+            self.close(pod, binding.file)
 
     def _release(self, pod: str, binding: _Binding) -> None:
         with self.turn(pod, binding.client):
             os.close(binding.file)
 
-    def _forget(self, pod: str, binding: _Binding) -> None:
-        if self._exchange(pod, None, binding) is binding:
-            self.close(pod, binding.file)
-
-    def _exchange(self, pod: str, binding: _Binding | None, before: _Binding | None = None) -> _Binding | None:
-        """Put a binding, or none, in the place of ``before``, or of any; return what was there."""
+    def _take(self, pod: str, which: Callable[[_Binding], bool]) -> _Binding | None:
+        """Remove a pod's binding, if it is the one that is meant, and return it."""
         with self._lock:
-            there = self._bindings.get(pod)
-            if before is not None and there is not before:
-                return there
-            self._bindings.pop(pod, None)
-            if binding is not None:
-                self._bindings[pod] = binding
-            return there
+            binding = self._bindings.get(pod)
+            if binding is None or not which(binding):
+                return None
+            return self._bindings.pop(pod)

@@ -95,7 +95,9 @@ class SharedState:
     def __post_init__(self) -> None:
         self.listeners, self.refusals = Listeners(self.journal), Refusals(self.lock)
         self.uvm_files = UvmFiles(self.perform)
-        self.monitors = BoundMonitors(self._close, lambda *asked: self.until_own_turn(*asked))
+        self.monitors = BoundMonitors(
+            lambda pod, fd: self.gpu_ops.closer.close(pod, fd), lambda *asked: self.until_own_turn(*asked)
+        )
         allowance, look = (lambda pod: self.allowance(pod)), self._recheck_clients
         uuids, uvm_files = (lambda: self.uuids), self.uvm_files.count
         self.quota = MemoryQuota(
@@ -103,9 +105,6 @@ class SharedState:
         )
         forget, wake = self._forget_vanished, (lambda: self.wake())
         self.reconciler = Reconciler(self.table, self.gpu_ops, self.note, forget, self.clock, wake)
-
-    def _close(self, pod: str, fd: int) -> None:
-        self.gpu_ops.closer.close(pod, fd)
 
     def note(self, fact: Fact) -> None:
         """Enter a fact in the object table and the journal."""

@@ -2,7 +2,6 @@
 
     distributions_lane.py [--only ubuntu-22.04,...] [--debs FOLDER] [--paste]
     distributions_lane.py --tools
-    distributions_lane.py --bundle
 
 Each is a container (systemd-nspawn) over a clean root, in which the distribution's own systemd starts and its own apt
 fetches what the packages depend on. What happens inside is distributions_guest.py's. Such a container starts in
@@ -10,9 +9,6 @@ seconds, where a VM without KVM takes minutes; the kernel is this machine's. The
 module are the host lane's (lane.py). As root; nothing of this machine is changed.
 
 ``--paste`` pastes there instead what README and docs/install.md tell a reader to type (pasting_guest.py).
-
-``--bundle`` installs the bundle on a Debian without Python (bundle_guest.py), and runs its programs in a root that
-holds nothing but busybox.
 
 ``--tools`` installs on Debian 12 what ``make check`` installs, and finds the services and the browser as they were
 (tools_guest.py).
@@ -24,7 +20,6 @@ import argparse
 import json
 import os
 import shutil
-import stat
 import subprocess
 import sys
 import tarfile
@@ -136,72 +131,6 @@ def tools() -> dict[str, Any]:
         return contained(image.build(("apt",)), Path(share), "/usr/bin/python3 /run/share/tools_guest.py", 1200)
 
 
-def bundled(dist: Path) -> dict[str, Any]:
-    """Install, use and remove the bundle on a host without Python; what was found, there and beside busybox alone."""
-    print("== a host without Python", flush=True)
-    (bundle,) = dist.glob("qgpu-*-x86_64.tar.gz")
-    root = image.build(python=False, distribution=DISTRIBUTIONS["debian-13"])
-    with tempfile.TemporaryDirectory(prefix="qgpu-share.") as share:
-        shutil.copy(bundle, Path(share, "bundle.tar.gz"))
-        for file in (*GUEST, "bundle_guest.py"):
-            shutil.copy(HERE / file, share)
-        with tarfile.open(bundle) as archive:
-            archive.extractall(share, filter="tar")
-        # its own Python runs the test from another place, so that /opt is as it was before
-        own = "/run/share/qgpu"
-        python = f"{own}/lib/ld-linux-x86-64.so.2 --library-path {own}/lib {own}/bin/python"
-        found = contained(root, Path(share), f"{python} /run/share/bundle_guest.py")
-    failed = [f"busybox alone: {each}" for each in beside_busybox(bundle)]
-    return found | {"failed": [*found["failed"], *failed]}
-
-
-def beside_busybox(bundle: Path) -> list[str]:
-    """Run the bundle's programs in a root with busybox and nothing else; list what failed."""
-    with tempfile.TemporaryDirectory(prefix="qgpu-root.") as name:
-        root = Path(name)
-        for folder in ("bin", "dev", "opt", "proc", "tmp"):
-            (root / folder).mkdir()
-        shutil.copy("/bin/busybox", root / "bin")
-        os.mknod(root / "dev/null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
-        for applet in ("sh", "sleep"):
-            (root / "bin" / applet).symlink_to("busybox")
-        with tarfile.open(bundle) as archive:
-            archive.extractall(root / "opt", filter="tar")
-        ready = "until qgpuctl status >/dev/null 2>/tmp/said; do sleep 1; done;"
-        runs = {
-            "qgpuctl": "qgpuctl --version",
-            "qgpu-k8s": "qgpu-k8s --help",
-            "a pod": f"qgpud --plane sim 2>/dev/null & {ready} qgpuctl run --cores 30 -- qgpu-load --duration 1s",
-            "libbpf": "/opt/qgpu/bin/python -I -c 'import ctypes; ctypes.CDLL(\"libbpf.so.1\")'",
-        }
-        failed = []
-        for what, command in runs.items():
-            script = f"/bin/busybox mount -t proc none /proc; cd /; {command}"
-            chroot = [
-                "/usr/bin/unshare",
-                "--mount",
-                "--pid",
-                "--fork",
-                "--kill-child",
-                "/usr/sbin/chroot",
-                name,
-                "/bin/sh",
-                "-c",
-            ]
-            environment = {"PATH": "/opt/qgpu/bin:/bin", "QGPU_RUNTIME_DIR": "/tmp/run"}
-            done = subprocess.run(
-                ["timeout", "--signal=KILL", "60", *chroot, script],
-                env=environment,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            print(f"{what}: {done.returncode} {done.stdout[:200]}{done.stderr[-300:]}", flush=True)
-            if done.returncode:
-                failed.append(what)
-        return failed
-
-
 def _tree(share: str) -> Path:
     """Put what is committed into a folder, as one archive."""
     tree = Path(share, "tree.tar")
@@ -215,12 +144,7 @@ def main() -> int:
     parser.add_argument("--debs", type=Path, default=ROOT / "dist", help="where the packages lie (make packages)")
     parser.add_argument("--paste", action="store_true", help="what the documents say, instead")
     parser.add_argument("--tools", action="store_true", help="what make check installs, instead")
-    parser.add_argument("--bundle", action="store_true", help="the bundle on a host without Python, instead")
     arguments = parser.parse_args()
-    if arguments.bundle:
-        found = bundled(arguments.debs.resolve())
-        print(json.dumps(found, indent=2))
-        return 1 if found["failed"] else 0
     if arguments.tools:
         found = tools()
         return 1 if found["failed"] or found.get("changed") else 0
