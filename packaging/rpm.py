@@ -68,7 +68,7 @@ def _disable(units: str) -> str:
 
 
 def maintainer(name: str, what: str, generated: str) -> str:
-    """Return one of qgpu's maintainer scripts as it is called to do ``what``, with ``generated`` for debhelper's part."""
+    """Return a maintainer script of qgpu as it is called to do ``what``, with ``generated`` for debhelper's part."""
     text = (DEBIAN / f"qgpu.{name}").read_text().removeprefix("#!/bin/sh\n")
     return f"set -- {what}\n{text.replace('#DEBHELPER#', generated.rstrip())}"
 
