@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from qgpu.model import NS_PER_MS
 from qgpu.nvidia import abi
 
 #: Controls that bind or unbind, or may do so.
@@ -25,7 +24,7 @@ HOLDING = frozenset(
     }
 )
 #: For how long RM holds its lock (H100, H200), with some margin.
-HELD_NS = 45 * NS_PER_MS
+HELD_NS = 45 * 10**6
 
 
 @dataclass(slots=True)
