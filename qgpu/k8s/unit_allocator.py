@@ -50,6 +50,11 @@ class _HalfAllocation:
     numbers: tuple[int, ...]
     at_s: float
 
+    @property
+    def uid(self) -> str:
+        """The UID of its grant."""
+        return device_units.claim_uid(self.resource.name, self.card, self.numbers)
+
     def is_of(self, container: Iterable[_Stretch]) -> bool:
         """Tell whether it is an allocation of a container with these units."""
         return any(_overlap(each, (self.resource, self.card, self.numbers)) for each in container)
@@ -177,6 +182,8 @@ class UnitAllocator:
     def _drop(self, uid: str) -> None:
         try:
             self._qgpud.drop(uid)
+            if self._open is not None and self._open.uid == uid:
+                self._open = None  # its container has gone: the next one's units are not its other half
             _log.info("units given up", uid=uid)
         except RefusedError as error:
             _log.info("units kept", uid=uid, error=str(error))

@@ -39,8 +39,11 @@ def world(running: World) -> Iterator[World]:
     """A node on which everything runs and no unit is held, before and after."""
 
     def idle() -> bool:
-        return not running.grants() and all(
-            running.kubelet.healthy(resource, card(gpu)) == 100 for resource in (CORES, ONLINE) for gpu in (0, 1)
+        units = running.kubelet.units.copy()
+        return (
+            not running.grants()
+            and len(units) == 2 + 2 * len(ALIASES)
+            and all(set(health.values()) == {"Healthy"} for health in units.values())
         )
 
     running.eventually(idle)
@@ -211,6 +214,16 @@ def test_alias_of_memory_alone_has_no_quota(world: World, alias: str) -> None:
 @pytest.mark.parametrize("alias", ALIASES)
 def test_alias_of_cores_alone_has_its_part_of_memory(world: World, alias: str) -> None:
     world.kubelet.allocate(ALIASES[alias][0], 10, "p")
+
+    assert only(world) == (card(0), "offline", 10, 10 * PER_CENT)
+
+
+def test_half_that_was_given_up_is_not_joined_to_a_new_one(world: World) -> None:
+    cores, memory, unit = ALIASES["qgpu"]
+    world.kubelet.allocate(memory, 4 * GI // unit, "p")
+    world.kubelet.release("p")
+    world.eventually(lambda: not world.grants())
+    world.kubelet.allocate(cores, 10, "q")
 
     assert only(world) == (card(0), "offline", 10, 10 * PER_CENT)
 
