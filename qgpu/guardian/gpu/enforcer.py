@@ -278,11 +278,9 @@ class Enforcer:
         copies = self._channels(copy_tsgs, with_copies, lost)
         to_open = self._closed_channels - compute - copies
         compute, copies = compute - self._closed_channels, copies - self._closed_channels
-        if compute and self._hands_over(wanted, opens=bool(to_open)):
-            # Copy engines need preemption: no other TSG may want them.
-            moved = _merged(self._close(compute, preempt=False), self._close(copies, preempt=True))
-        else:
-            moved = self._close(compute | copies, preempt=True)
+        # Copy engines need preemption: no other TSG may want them.
+        preempt = bool(copies) or not self._hands_over(wanted, opens=bool(to_open))
+        moved = self._close(compute | copies, preempt=preempt)
         return self._open(sorted(to_open)) or bool(moved.stuck), moved
 
     def _channels(
@@ -302,8 +300,11 @@ class Enforcer:
     def _hands_over(self, wanted: frozenset[str], *, opens: bool) -> bool:
         """Tell whether minimal timeslices make the hardware itself switch away from the TSGs that are being closed.
 
-        Another TSG must be ready to run: one that is opened, or one whose turn it is.
+        Another TSG must be ready to run: one that is opened, or one whose turn it is. A pod that keeps its windows is
+        preempted, because the pod that is opened need not have work.
         """
+        if (wanted - self.closed) & self._copies_gated:
+            return False
         closing = wanted | self._tsg_turns.keys()
         parts = self.plan.pods if self.plan else ()
         short = all(part.timeslice_us <= MIN_TIMESLICE_US for part in parts if part.pod in closing)
@@ -352,8 +353,3 @@ def _pods_keeping_windows(plan: Plan) -> frozenset[str]:
         for part in plan.pods
         if part.windows is not None and all(window.on_idle is OnIdle.KEEP for window in part.windows)
     )
-
-
-def _merged(first: Moved, second: Moved) -> Moved:
-    """Merge the results of two calls."""
-    return Moved(first.gone | second.gone, first.stuck | second.stuck, first.took_ns + second.took_ns)

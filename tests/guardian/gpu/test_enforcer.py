@@ -124,10 +124,13 @@ def test_step_says_when_the_next_edge_is():
     assert enforcer.step(3 * MS) == 7 * MS
 
 
-@pytest.mark.parametrize(("timeslice_us", "preempted"), [(50, False), (2000, True)])
-def test_short_slice_ends_turn_by_itself_long_one_is_preempted(timeslice_us, preempted):
+@pytest.mark.parametrize(
+    ("timeslice_us", "on_idle", "preempted"),
+    [(50, OnIdle.YIELD, False), (2000, OnIdle.YIELD, True), (50, OnIdle.KEEP, True)],
+)
+def test_only_short_slice_of_lent_window_ends_turn_by_itself(timeslice_us, on_idle, preempted):
     enforcer, engine, _ = card("a", "b")
-    plan = turns("a", "b")
+    plan = turns("a", "b", on_idle=on_idle)
     enforcer.adopt(replace(plan, pods=tuple(replace(pod, timeslice_us=timeslice_us) for pod in plan.pods)), 0)
     engine.preempted.clear()
     enforcer.step(10 * MS)
