@@ -278,9 +278,11 @@ class Enforcer:
         copies = self._channels(copy_tsgs, with_copies, lost)
         to_open = self._closed_channels - compute - copies
         compute, copies = compute - self._closed_channels, copies - self._closed_channels
-        # Copy engines need preemption: no other TSG may want them.
-        preempt = bool(copies) or not self._hands_over(wanted, opens=bool(to_open))
-        moved = self._close(compute | copies, preempt=preempt)
+        if compute and self._hands_over(wanted, opens=bool(to_open)):
+            # Copy engines need preemption: no other TSG may want them.
+            moved = _merged(self._close(compute, preempt=False), self._close(copies, preempt=True))
+        else:
+            moved = self._close(compute | copies, preempt=True)
         return self._open(sorted(to_open)) or bool(moved.stuck), moved
 
     def _channels(
@@ -300,10 +302,10 @@ class Enforcer:
     def _hands_over(self, wanted: frozenset[str], *, opens: bool) -> bool:
         """Tell whether minimal timeslices make the hardware itself switch away from the TSGs that are being closed.
 
-        Another TSG must be ready to run: one that is opened, or one whose turn it is. A pod that keeps its windows is
-        preempted, because the pod that is opened need not have work.
+        Another TSG must be ready to run: one that is opened, or one whose turn it is. A pod that keeps its windows would
+        run on in the window of one that had nothing to run last time.
         """
-        if (wanted - self.closed) & self._copies_gated:
+        if (wanted - self.closed) & self._copies_gated and self.closed - wanted <= self._idle:
             return False
         closing = wanted | self._tsg_turns.keys()
         parts = self.plan.pods if self.plan else ()
@@ -353,3 +355,8 @@ def _pods_keeping_windows(plan: Plan) -> frozenset[str]:
         for part in plan.pods
         if part.windows is not None and all(window.on_idle is OnIdle.KEEP for window in part.windows)
     )
+
+
+def _merged(first: Moved, second: Moved) -> Moved:
+    """Merge the results of two calls."""
+    return Moved(first.gone | second.gone, first.stuck | second.stuck, first.took_ns + second.took_ns)

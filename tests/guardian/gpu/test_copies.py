@@ -128,7 +128,7 @@ def test_a_gated_copy_channel_being_freed_is_open_until_it_stays():
     assert gated(engine) == {2}
 
 
-def test_copies_and_compute_are_preempted_at_the_end_of_kept_windows():
+def test_copies_are_preempted_where_compute_is_handed_over():
     enforcer, engine, _ = copying("a", "b")
     plan = turns("a", "b")
     enforcer.adopt(replace(plan, pods=tuple(replace(pod, timeslice_us=50) for pod in plan.pods)), 0)
@@ -143,7 +143,8 @@ def test_copies_and_compute_are_preempted_at_the_end_of_kept_windows():
     enforcer.step(10 * MS)
 
     assert asked == [
-        ([(1, 40), (1, COPY_CHANNEL), (1, 50)], True, True),
+        ([(1, 40), (1, 50)], True, False),
+        ([(1, COPY_CHANNEL)], True, True),
         ([(2, 40), (2, COPY_CHANNEL), (2, 50)], False, True),
     ]
 

@@ -124,16 +124,27 @@ def test_step_says_when_the_next_edge_is():
     assert enforcer.step(3 * MS) == 7 * MS
 
 
-@pytest.mark.parametrize(
-    ("timeslice_us", "on_idle", "preempted"),
-    [(50, OnIdle.YIELD, False), (2000, OnIdle.YIELD, True), (50, OnIdle.KEEP, True)],
-)
-def test_only_short_slice_of_lent_window_ends_turn_by_itself(timeslice_us, on_idle, preempted):
+@pytest.mark.parametrize(("timeslice_us", "preempted"), [(50, False), (2000, True)])
+def test_short_slice_ends_turn_by_itself_long_one_is_preempted(timeslice_us, preempted):
     enforcer, engine, _ = card("a", "b")
-    plan = turns("a", "b", on_idle=on_idle)
+    plan = turns("a", "b")
     enforcer.adopt(replace(plan, pods=tuple(replace(pod, timeslice_us=timeslice_us) for pod in plan.pods)), 0)
     engine.preempted.clear()
     enforcer.step(10 * MS)
+
+    assert engine.preempted[0] is preempted
+
+
+@pytest.mark.parametrize(("works", "preempted"), [(True, False), (False, True)])
+def test_kept_window_is_preempted_where_the_next_pod_idles(works, preempted):
+    enforcer, engine, used = card("a", "b")
+    plan = turns("a", "b")
+    enforcer.adopt(replace(plan, pods=tuple(replace(pod, timeslice_us=50) for pod in plan.pods)), 0)
+    enforcer.step(10 * MS)
+    used["b"] += MS * works
+    enforcer.step(20 * MS)
+    engine.preempted.clear()
+    enforcer.step(30 * MS)
 
     assert engine.preempted[0] is preempted
 
