@@ -302,8 +302,8 @@ class Enforcer:
     def _hands_over(self, wanted: frozenset[str], *, opens: bool) -> bool:
         """Tell whether minimal timeslices make the hardware itself switch away from the TSGs that are being closed.
 
-        Another TSG must be ready to run: one that is opened, or one whose turn it is. A pod that keeps its windows would
-        run on in the window of one that had nothing to run last time.
+        Another TSG must be ready to run: one that is opened, or one whose turn it is. A pod that keeps its windows
+        would run on in the window of one that had nothing to run last time.
         """
         if (wanted - self.closed) & self._copies_gated and self.closed - wanted <= self._idle:
             return False
