@@ -401,6 +401,7 @@ static const struct qgpu_class_rule class_rules[] = {
 	{ 0x0000, QGPU_BY_ALLOC }, /* NV01_ROOT */
 	{ 0x0001, QGPU_BY_ALLOC }, /* NV01_ROOT_NON_PRIV */
 	{ 0x0002, QGPU_BY_ALLOC }, /* NV01_CONTEXT_DMA */
+	{ 0x0005, QGPU_BY_ALLOC, .clients = 0x1 }, /* NV01_EVENT */
 	{ 0x003e, QGPU_BY_ALLOC | QGPU_BY_ALLOC_MEMORY }, /* NV01_MEMORY_SYSTEM */
 	{ 0x0040, QGPU_BY_ALLOC }, /* NV01_MEMORY_LOCAL_USER */
 	{ 0x0041, QGPU_BY_ALLOC }, /* NV01_ROOT_CLIENT */
@@ -510,7 +511,10 @@ static const struct qgpu_class_rule class_rules[] = {
 };
 
 static const struct qgpu_escape_rule escape_rules[] = {
+	{ 0x35, QGPU_REFUSED_ALWAYS }, /* NV_ESC_RM_SHARE */
+	{ 0x39, QGPU_REFUSED_ALWAYS }, /* NV_ESC_RM_I2C_ACCESS */
 	{ 0x41, QGPU_REFUSED_ALWAYS }, /* NV_ESC_RM_IDLE_CHANNELS */
+	{ 0x4d, QGPU_REFUSED_ALWAYS }, /* NV_ESC_RM_ACCESS_REGISTRY */
 	{ 0x57, QGPU_REFUSED_UNDER_LIMIT }, /* NV_ESC_RM_MAP_MEMORY_DMA */
 	{ 0xd9, QGPU_REFUSED_UNDER_LIMIT }, /* NV_ESC_EXPORT_TO_DMABUF_FD */
 };

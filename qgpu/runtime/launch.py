@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
-def enter(plane: str, *, profiling: bool = False) -> list[int]:
+def enter(plane: str) -> list[int]:
     """Prepare the calling process; return the descriptors that ``pod.attach`` sends to the host.
 
     Raises NotSupportedError if the kernel lacks what the plane needs. The caller must not start the command then.
@@ -17,7 +17,7 @@ def enter(plane: str, *, profiling: bool = False) -> list[int]:
     if plane == "seccomp":
         from qgpu.guardian.proxy import seccomp_filter as pod_filter
 
-        return [pod_filter.install(profiling=profiling)]
+        return [pod_filter.install()]
     return []
 
 

@@ -145,7 +145,7 @@ def main() -> None:
     sock = socket.socket(fileno=int(sys.argv[1]))
     device = os.open("/dev/random", os.O_RDWR)
     libc = ctypes.CDLL(None, use_errno=True)
-    socket.send_fds(sock, [b"listener"], [install(profiling=True)])
+    socket.send_fds(sock, [b"listener"], [install()])
     lines = sock.makefile("rw")
     page = mmap.mmap(-1, mmap.PAGESIZE)
     place = ctypes.addressof(ctypes.c_char.from_buffer(page))

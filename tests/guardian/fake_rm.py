@@ -10,7 +10,9 @@ import ctypes
 import errno
 import os
 import struct
+from contextlib import contextmanager
 
+from qgpu.guardian.rules import escapes
 from qgpu.linux import proc
 from qgpu.linux.pod_fd_closer import PodFdCloser
 from qgpu.linux.pod_fd_taker import PodFdTaker
@@ -54,6 +56,8 @@ class FakeRm:
         self.elsewhere: set = set()
         #: What happens on the card while memory is freed.
         self.meanwhile = lambda: None
+        #: Objects that were shared for a duplicate, with the client that got it.
+        self.shared: list = []
 
     # -- what GpuOps does ------------------------------------------------------------------------------------------
 
@@ -94,6 +98,11 @@ class FakeRm:
         self.sizes[rm.client, handle] = self.sizes[rm.key]
         self.aliases[rm.client, handle] = self.aliases.get(rm.key, rm.key)
         return True
+
+    @contextmanager
+    def shared_with(self, source, client):
+        self.shared.append((source, client))
+        yield
 
     def is_same(self, file, key, parent, other):
         return self.aliases.get(key, key) == self.aliases.get(other, other)
@@ -154,7 +163,9 @@ class FakeRm:
                     struct.pack_into("<Q", data, 88, self.sizes[client, handle])
                 struct.pack_into("<QQ", data, 24, 1 << 44, 1 << 43)
                 self._status(data, 20, abi.NV_OK)
-            case abi.NV_ESC_RM_MAP_MEMORY | abi.NV_ESC_RM_UNMAP_MEMORY | abi.NV_ESC_REGISTER_FD:
+            case abi.NV_ESC_REGISTER_FD | abi.NV_ESC_RM_ALLOC_MEMORY:
+                pass
+            case _ if number in escapes.MAPPINGS:
                 pass
             case _:
                 return errno.ENOTTY

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 import structlog
@@ -32,6 +32,7 @@ from qgpu.nvidia.rm_client import (
     handle_info,
     is_exported,
     memory_bytes,
+    share,
     take,
 )
 from qgpu.nvidia.rm_device import RmDevice
@@ -177,6 +178,24 @@ class GpuOps:
             return duplicate(file, rm.client, rm.parent, handle, rm.handle)
         except OSError:
             return False
+
+    @contextmanager
+    def shared_with(self, source: Key, client: int) -> Iterator[None]:
+        """Let a client duplicate an object meanwhile, if the pod still has the file of the object's client.
+
+        RM would share any client's object. If it is not shared, RM refuses the duplicate.
+        """
+
+        def ours(file: int) -> bool | None:
+            return share(file, *source, client) if handle_info(file, *source) is not None else None
+
+        shared = self._via_client_file(source[0], ours)
+        try:
+            yield
+        finally:
+            if shared:
+                with suppress(OSError):
+                    share(self._client.fd, *source, client, revoke=True)
 
     def is_same(self, file: int, key: Key, parent: int, other: Key) -> bool:
         """Ask RM whether memory, reached through ``file``, is the same as ``other``, in any client of a pod."""

@@ -29,8 +29,8 @@ _U32 = struct.Struct("<I")
 _POINTERS_AT, _POINTERS_BYTES, _RIGHTS_AT = 16, 16, 24
 #: Offset of the new object's handle, which RM writes if it chooses it.
 _HANDLE_AT = 8
-#: Offsets of the descriptor and of RM's status in RM_MAP_MEMORY's structure (nv-ioctl.h).
-_DESCRIPTOR_OF_MAPPING_AT, _STATUS_OF_MAPPING_AT = 48, 40
+#: The longest queue of a memory mapper: RM takes 56 bytes of the host's memory for each of its entries.
+_MOST_QUEUED = 1 << 16
 _BARE_BYTES = abi.sizeof("NVOS05_PARAMETERS")
 #: A free of one of these frees a profiler, too.
 _ABOVE_PROFILERS = frozenset({abi.NV01_DEVICE_0, abi.NV20_SUBDEVICE_0})
@@ -88,8 +88,8 @@ class AllocHandler(Handler):
         """Make an object, or refuse it."""
         if asked.serialized:
             return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INVALID_ARGUMENT)
-        known = classes.ALLOWED_WITH_PROFILING if self._ctx.may_profile() else classes.ALLOWED
-        if (row := known.get(asked.rm_class)) is None:
+        row = classes.ALLOWED_TO_SOME.get(asked.rm_class)
+        if row is None or not self._ctx.may(row.why):
             return self._ctx.refuse(
                 block, asked.status_at, classes.refusal(asked.rm_class), classes.name(asked.rm_class)
             )
@@ -143,7 +143,7 @@ class AllocHandler(Handler):
         """Tell whether the parameters name another pod's client."""
         if request.params is None:
             return False
-        places = classes.ALLOWED_WITH_PROFILING[request.rm.rm_class].clients
+        places = classes.ALLOWED_TO_SOME[request.rm.rm_class].clients
         return client_ownership.names_any(self._shared, self._pod, request.rm.client, places, request.params.data)
 
     def _uncounted_memory(self, request: _AllocRequest) -> str | None:
@@ -173,8 +173,8 @@ class AllocHandler(Handler):
     def root_client(self, pod_call: PodCall, escape: rm_calls.Escape, block: IoctlBuffer, asked: rm_calls.Alloc) -> int:
         """Make a root client: the kernel makes the first of a file, the guardian any other, from a copy of the call.
 
-        RM then takes the guardian for the owner of the others: the pod can neither map their memory for the CPU nor
-        duplicate objects between them and its first client. Profilers use such clients to ask the card.
+        RM then takes the guardian for the owner of the others. So the guardian maps their memory for the CPU, too, and
+        shares objects between them and the pod's other clients before it duplicates them.
         """
         if escape.wrapped:
             return errno.EINVAL
@@ -205,31 +205,11 @@ class AllocHandler(Handler):
         block.store()
         return 0
 
-    def map_memory(self, pod_call: PodCall, number: int, block: IoctlBuffer) -> int:
-        """Map memory for the CPU, or unmap it: RM does it only for the process that made the client.
-
-        The mapping belongs to the file that the pod then gives to mmap; this process maps nothing. Profilers read their
-        counters through it.
-        """
-        (client,) = _U32.unpack_from(block.data)
-        entry = self._shared.table.clients.get(client)
-        if entry is None or entry.pod != self._pod or not entry.made_here or not self._ctx.may_profile():
-            return PROCEED
-        if number == abi.NV_ESC_RM_MAP_MEMORY:
-            error = self._ctx.with_descriptor(pod_call, number, block, _DESCRIPTOR_OF_MAPPING_AT)
-            if (status := status_of(block, _STATUS_OF_MAPPING_AT)) != abi.NV_OK:
-                self._shared.refusals.count(self._pod, f"mapping for a profiler by the driver, status {status:#x}")
-            return error
-        pod_call.begin()
-        if not (error := self._proxy.escape(pod_call.file, number, block)):
-            block.store()
-        return error
-
     def _make(self, request: _AllocRequest) -> int:
         """Have RM make the object, account for the result, and write the answer back."""
         try:
             error = self._perform_alloc(request)
-            row = classes.ALLOWED_WITH_PROFILING[request.rm.rm_class]
+            row = classes.ALLOWED_TO_SOME[request.rm.rm_class]
             self._ctx.tell_drivers_refusal(row.why, row.name, request.status)
             self._account(request, error)
         finally:
@@ -243,7 +223,7 @@ class AllocHandler(Handler):
     def _perform_alloc(self, request: _AllocRequest) -> int:
         """Call RM; where the parameters name a capability by descriptor, pass our copy of that descriptor."""
         pod_call, params = request.pod_call, request.params
-        row = classes.ALLOWED_WITH_PROFILING[request.rm.rm_class]
+        row = classes.ALLOWED_TO_SOME[request.rm.rm_class]
         if params is None or not row.capability:
             pod_call.begin()
             with self._ctx.capability_for(row.why):
@@ -303,6 +283,9 @@ class AllocHandler(Handler):
                 return abi.NV_ERR_INVALID_ARGUMENT
         if classes.on_compute_engine(rm.rm_class) and not self._in_compute_tsg(rm):
             self._shared.refusals.count(self._pod, "compute outside a compute TSG")  # nobody would pay for its time
+            return abi.NV_ERR_INVALID_ARGUMENT
+        if rm.rm_class == abi.NV_MEMORY_MAPPER and rm.detail > _MOST_QUEUED:
+            self._shared.refusals.count(self._pod, "long queue of memory mappings")
             return abi.NV_ERR_INVALID_ARGUMENT
         if rm.rm_class in classes.KEPT and rm.handle == 0:
             self._shared.refusals.count(self._pod, "object without a handle")
@@ -439,18 +422,39 @@ class AllocHandler(Handler):
     def alloc_memory(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.AllocMemory, *, wrapped: bool) -> int:
         """Make memory by the old call: the process's own memory for the card, or system memory.
 
-        With a descriptor RM also prepares the mapping, which it does for the client's own process alone (osapi.c,
-        rm_create_mmap_context). So the kernel performs these calls for the pod.
+        With a descriptor RM also prepares the mapping, which it does for the process alone that made the client
+        (osapi.c, rm_create_mmap_context). So the kernel performs these calls for the clients that it made.
         """
+        entry = self._shared.table.clients.get(asked.client)
+        by_kernel = entry is None or not entry.made_here
         if asked.rm_class == abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR or (
-            asked.rm_class == abi.NV01_MEMORY_SYSTEM and asked.fd >= 0
+            asked.rm_class == abi.NV01_MEMORY_SYSTEM and asked.fd >= 0 and by_kernel
         ):
             return errno.EINVAL if wrapped else PROCEED
-        if asked.rm_class != abi.NV01_MEMORY_SYSTEM:
+        row = classes.CLASSES.get(asked.rm_class)
+        empty = row is not None and row.empty_by_alloc_memory
+        if asked.rm_class != abi.NV01_MEMORY_SYSTEM and not empty:
             what = classes.name(asked.rm_class)
             return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INVALID_CLASS, what)
         self.undo_interrupted(pod_call, (asked.client, asked.handle))
+        if empty:
+            return self._make_empty(pod_call, block)
         return self._ctx.with_descriptor(pod_call, abi.NV_ESC_RM_ALLOC_MEMORY, block, rm_calls.MEMORY_FD_AT)
+
+    def _make_empty(self, pod_call: PodCall, block: IoctlBuffer) -> int:
+        """Make an object without memory by the old call, instead of one that reaches the whole card.
+
+        OpenGL and Vulkan make both to learn whether they may, and use neither. RM does the same for who is not root.
+        """
+        block.patch_u32(rm_calls.MEMORY_CLASS_AT, abi.NV01_MEMORY_VIRTUAL)
+        block.patch_u32(rm_calls.MEMORY_FD_AT, -1)
+        pod_call.begin()
+        error = self._proxy.escape(pod_call.file, abi.NV_ESC_RM_ALLOC_MEMORY, block)
+        block.restore(rm_calls.MEMORY_CLASS_AT, 4)
+        block.restore(rm_calls.MEMORY_FD_AT, 4)
+        if not error:
+            block.store()
+        return error
 
     def register_fd(self, pod_call: PodCall, block: IoctlBuffer, minor: int) -> int:
         """Tie a file to a control file, whose clients it then reaches.

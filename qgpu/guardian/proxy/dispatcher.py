@@ -3,7 +3,7 @@
 The guardian performs a call in the pod's place (``ioctl_proxy.py``), so RM acts on exactly the arguments that were
 checked. Each kind of call has a handler: ``alloc.py``, ``dup.py`` and ``free.py`` for RM objects, ``passthrough.py``
 for root clients and first devices, ``control.py`` for RM controls, ``vid_heap.py`` for RM's older heap,
-``uvm_calls.py`` for UVM, ``mmap_calls.py`` for mappings.
+``uvm_calls.py`` for UVM, ``mmap_calls.py`` and ``cpu_mappings.py`` for mappings.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from qgpu.guardian.failover.journal import Writes
 from qgpu.guardian.proxy import fast_path, rm_calls
 from qgpu.guardian.proxy.alloc import AllocHandler
 from qgpu.guardian.proxy.control import ControlHandler
+from qgpu.guardian.proxy.cpu_mappings import CpuMappings
 from qgpu.guardian.proxy.dup import DupHandler
 from qgpu.guardian.proxy.free import FreeHandler
 from qgpu.guardian.proxy.handler_context import ANSWERED, PROCEED, HandlerContext, PodCall
@@ -40,7 +41,7 @@ _log = structlog.get_logger("guardian")
 #: RM's calls that the guardian checks, by number and size. A container's filter compares numbers only: RM accepts no
 #: other size.
 _WATCHED = frozenset(size << 16 | number for number, size in escapes.WATCHED)
-_MAPS = frozenset(size << 16 | number for number, size in escapes.WATCHED_WITH_PROFILING)
+_MAPPINGS = frozenset(each for each in _WATCHED if each & 0xFF in escapes.MAPPINGS)
 #: How long a free waits for UVM mappings in progress before it treats their memory as still in use.
 _MAPPING_PATIENCE_S = 0.02
 #: How many threads' processes are kept; a full cache starts again. And how many answers: most are of killed threads.
@@ -69,6 +70,7 @@ class Dispatcher:
         self._controls = ControlHandler(self._ctx, self._alloc_handler, self._dup_handler)
         self._heap = VidHeapHandler(self._ctx, self._alloc_handler)
         self._mmap = MmapHandler(self._ctx)
+        self._cpu_mappings = CpuMappings(self._ctx)
         self._uvm = UvmHandler(self._ctx, self._passthrough, self._free_handler.unmap, self._mmap.wait_until_made)
         #: Process by thread.
         self._threads: dict[int, int] = {}
@@ -176,7 +178,9 @@ class Dispatcher:
             return self._mmap.handle(call, pid)
         request = call.request
         rm_call = request & NUMBER_AND_SIZE
-        if rm_call not in _WATCHED and rm_call not in _MAPS and request not in uvm.WATCHED:
+        if rm_call not in _WATCHED and request not in uvm.WATCHED:
+            return PROCEED
+        if rm_call in _MAPPINGS and not self._cpu_mappings.concerns(pod_call):
             return PROCEED
         pod_call.file = self._ctx.take_fd(pod_call, call.fd)
         try:
@@ -201,8 +205,6 @@ class Dispatcher:
         return outcome
 
     def _rm_ioctl(self, pod_call: PodCall, request: int, minor: int) -> int:
-        if request & NUMBER_AND_SIZE in _MAPS:
-            return self._map(pod_call, request)
         if request == fast_path.REQUEST and pod_call.unanswered is None:
             pod_call.begin_repeatable()
             call, listener = pod_call.call, pod_call.listener
@@ -212,12 +214,6 @@ class Dispatcher:
             if done is not None:
                 return done
         return self._escape(pod_call, minor)
-
-    def _map(self, pod_call: PodCall, request: int) -> int:
-        call, number_and_size = pod_call.call, request & NUMBER_AND_SIZE
-        if (block := self._proxy.read(call.tid, call.argument, number_and_size >> 16)) is None:
-            return errno.EFAULT
-        return self._alloc_handler.map_memory(pod_call, number_and_size & 0xFF, block)
 
     def _process(self, tid: int) -> int:
         """Return a thread's process, and enter it in the object table. Raises OSError when it has ended."""
@@ -261,15 +257,17 @@ class Dispatcher:
             case rm_calls.AllocMemory() as asked:
                 return self._alloc_handler.alloc_memory(pod_call, block, asked, wrapped=escape.wrapped)
         match escape.number:
+            case number if number in escapes.MAPPINGS and not escape.wrapped:
+                return self._cpu_mappings.handle(pod_call, number, block)
             case abi.NV_ESC_REGISTER_FD:
                 return self._alloc_handler.register_fd(pod_call, block, minor)
             case abi.NV_ESC_EXPORT_TO_DMABUF_FD if not self._ctx.limited() and not escape.wrapped:
                 return PROCEED
             case abi.NV_ESC_RM_MAP_MEMORY_DMA if not self._ctx.limited() and not escape.wrapped:
                 return PROCEED
-        # Three kinds of calls end here. A dma-buf keeps memory without a handle. RM's own mappings take page tables on
-        # the card that nobody can count (CUDA uses UVM's mappings). RM_IDLE_CHANNELS reads lists of handles under RM's
-        # locks.
+        # These calls end here. A dma-buf keeps memory without a handle. RM's own mappings take page tables on the card
+        # that nobody can count (CUDA uses UVM's mappings). RM_IDLE_CHANNELS reads lists of handles under RM's locks.
+        # RM_SHARE would share others' objects, too. No library wraps a mapping.
         self._shared.refusals.count(self._pod, escapes.name(escape.number))
         return errno.EOPNOTSUPP
 

@@ -7,6 +7,7 @@ pod: a client of an MPS server makes its channels in the server's TSG.
 from __future__ import annotations
 
 import struct
+from contextlib import AbstractContextManager, nullcontext
 
 from qgpu.guardian.accounting.object_table import IMPORTED
 from qgpu.guardian.accounting.rm_object import Key, RmObject
@@ -52,7 +53,8 @@ class DupHandler(Handler):
         with self._shared.pod_lock(owner.pod if owner is not None else self._pod):
             before = self._shared.quota.number_of(source_key)
             pod_call.begin()
-            error = self._proxy.escape(pod_call.file, abi.NV_ESC_RM_DUP_OBJECT, block)
+            with self._shared_by_process(asked):
+                error = self._proxy.escape(pod_call.file, abi.NV_ESC_RM_DUP_OBJECT, block)
         if error or status_of(block, asked.status_at) != abi.NV_OK:
             block.store()
             return error
@@ -77,6 +79,18 @@ class DupHandler(Handler):
             return self._gpu_ops.object_info(pod_call.file, client, client) is not None
         told_apart = not entry.made_here and self._shared.table.processes.get(entry.maker) == entry.pod
         return told_apart or entry.pod == self._pod
+
+    def _shared_by_process(self, asked: rm_calls.Dup) -> AbstractContextManager[None]:
+        """Let a process's clients share as RM lets them by default, although the guardian made some of them.
+
+        RM lets clients share that one process made. Of a process's clients the kernel makes some, the guardian others.
+        """
+        source, own = (self._shared.table.clients.get(client) for client in (asked.source_client, asked.client))
+        if source is None or own is None or source is own or not (source.made_here or own.made_here):
+            return nullcontext()
+        if (source.pod, source.maker) != (own.pod, own.maker):
+            return nullcontext()
+        return self._gpu_ops.shared_with((asked.source_client, asked.source), asked.client)
 
     def _is_other_process(self, asked: rm_calls.Dup) -> bool:
         """Tell whether an object comes from a client of another process."""

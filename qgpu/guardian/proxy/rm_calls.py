@@ -20,7 +20,8 @@ _OS64_FIELDS = struct.Struct("<IIIIQQIIII")
 _OS21_FIELDS = struct.Struct("<IIIIQII")
 _OS54_FIELDS = struct.Struct("<IIIIQII")
 _OS55_FIELDS = struct.Struct("<7I")
-#: Offset of the descriptor in the old call for memory.
+#: Offsets of the class and the descriptor in the old call for memory.
+MEMORY_CLASS_AT = abi.offsetof("NVOS02_PARAMETERS_WITH_FD", "hClass")
 MEMORY_FD_AT = abi.offsetof("NVOS02_PARAMETERS_WITH_FD", "fd")
 _FOUR = struct.Struct("<IIII")
 _U32 = struct.Struct("<I")
@@ -167,6 +168,7 @@ _DETAILS = {
     **dict.fromkeys(abi.GPFIFO_CLASSES, (abi.offsetof("NV_CHANNEL_ALLOC_PARAMS", "engineType"), 4)),
     abi.NV01_MEMORY_LOCAL_USER: (abi.offsetof("NV_MEMORY_ALLOCATION_PARAMS", "size"), 8),
     abi.NV50_MEMORY_VIRTUAL: (abi.offsetof("NV_MEMORY_ALLOCATION_PARAMS", "flags"), 4),
+    abi.NV_MEMORY_MAPPER: (abi.offsetof("NV_MEMORY_MAPPER_ALLOCATION_PARAMS", "maxQueueSize"), 4),
     abi.AMPERE_SMC_PARTITION_REF: (abi.offsetof("NVC637_ALLOCATION_PARAMETERS", "swizzId"), 4),
     abi.AMPERE_SMC_EXEC_PARTITION_REF: (abi.offsetof("NVC637_ALLOCATION_PARAMETERS", "swizzId"), 4),
 }

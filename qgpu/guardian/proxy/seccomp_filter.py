@@ -1,10 +1,9 @@
 """The seccomp filter of a pod: which system calls stop and ask the guardian.
 
-All pods have the same filter, with two more calls if they start with profiling allowed. It stops RM's object calls
-(ioctls by number and size), UVM's calls (by number), and mappings that could become managed memory. RM looks at number
-and size alone (nv.c:nvidia_ioctl ignores type and direction, and every call has one or two sizes), so an odd type byte
-does not pass the filter, and RM refuses any other size itself. All other calls stay in the kernel, kernel launches
-included.
+All pods have the same filter. It stops RM's object calls (ioctls by number and size), UVM's calls (by number), and
+mappings that could become managed memory. RM looks at number and size alone (nv.c:nvidia_ioctl ignores type and
+direction, and every call has one or two sizes), so an odd type byte does not pass the filter, and RM refuses any other
+size itself. All other calls stay in the kernel, kernel launches included.
 
 The 32-bit entries into the kernel stop at the same calls. x32 returns ENOSYS: no distribution enables it, and a second
 numbering of the calls would bypass the filter. The 32-bit mmap with one pointer also returns ENOSYS, because the filter
@@ -23,7 +22,7 @@ from typing import Any
 from cffi import FFI
 
 from qgpu.errors import NotSupportedError
-from qgpu.guardian.rules.escapes import WATCHED, WATCHED_WITH_PROFILING
+from qgpu.guardian.rules.escapes import WATCHED
 from qgpu.linux.seccomp_notify import Notification
 from qgpu.nvidia import uvm
 
@@ -102,7 +101,7 @@ def mapping(call: Notification) -> tuple[int, int]:
     return call.arguments[4] & 0xFFFFFFFF, size
 
 
-def program(machine: str, *, profiling: bool = False) -> bytes:
+def program(machine: str) -> bytes:
     """Assemble the filter for a machine as a classic BPF program. Raises NotSupportedError."""
     try:
         arches = ARCHES[machine]
@@ -121,8 +120,7 @@ def program(machine: str, *, profiling: bool = False) -> bytes:
     code += ["ioctl", _load(_argument(1))]
     code += [_jump_if(number, "notify") for number in sorted(uvm.WATCHED)]
     code += [_Instruction(_AND, NUMBER_AND_SIZE)]
-    watched = WATCHED | WATCHED_WITH_PROFILING if profiling else WATCHED
-    code += [_jump_if(size << 16 | number, "notify") for number, size in sorted(watched)]
+    code += [_jump_if(size << 16 | number, "notify") for number, size in sorted(WATCHED)]
     code += [_return(_RET_ALLOW), *_could_be_managed()]
     return _assemble([*code, "notify", _return(_RET_USER_NOTIF), "no such call", _return(_RET_ENOSYS)])
 
@@ -182,14 +180,14 @@ def _assemble(code: list[_Instruction | str]) -> bytes:
     )
 
 
-def install(*, profiling: bool = False) -> int:
+def install() -> int:
     """Install the filter on the calling process and its descendants; return the listener's descriptor.
 
     Raises NotSupportedError if the kernel has no user notification, or if a filter with a listener exists already (a
     pod inside a pod).
     """
     machine = platform.machine()
-    code = program(machine, profiling=profiling)
+    code = program(machine)
     buffer = _ffi.from_buffer(code)
     prog = _ffi.new("struct sock_fprog *", {"len": len(code) // 8, "filter": buffer})
     best, older = _NEW_LISTENER | _SPEC_ALLOW | _WAIT_KILLABLE_RECV, _NEW_LISTENER | _SPEC_ALLOW

@@ -17,7 +17,8 @@ from qgpu.nvidia import abi
 
 SEEN, LIBRARY, KERNEL = Why.SEEN, Why.LIBRARY, Why.KERNEL
 MEMORY, OTHERS, INTERNAL = Why.MEMORY, Why.OTHERS, Why.INTERNAL
-VGPU, DISPLAY, UNUSED, PROFILING = Why.VGPU, Why.DISPLAY, Why.UNUSED, Why.PROFILING
+VGPU, DISPLAY, UNUSED = Why.VGPU, Why.DISPLAY, Why.UNUSED
+PROFILING, UNLIMITED = Why.PROFILING, Why.UNLIMITED
 NAMED, EVENT, ANSWER = Of.NAMED, Of.EVENT, Of.ANSWER
 
 
@@ -41,6 +42,8 @@ class Class(NamedTuple):
     on_compute_engine: bool = False
     #: A pod may make it by NV_ESC_RM_ALLOC_MEMORY: RM pins the process's own pages, or allocates system memory.
     by_alloc_memory: bool = False
+    #: Made by NV_ESC_RM_ALLOC_MEMORY it would reach the whole card; a pod gets an object without memory instead.
+    empty_by_alloc_memory: bool = False
     #: What the kernel module does in addition to passing or refusing it.
     module: InModule | None = None
 
@@ -53,12 +56,19 @@ ROWS = (
     Class(0x0001, "NV01_ROOT_NON_PRIV", KERNEL),
     Class(0x0002, "NV01_CONTEXT_DMA", SEEN, handles=(At(0), At(8))),
     Class(0x0004, "NV01_TIMER", UNUSED),
-    Class(0x0005, "NV01_EVENT", UNUSED),
+    Class(0x0005, "NV01_EVENT", SEEN, clients=(At(0),), handles=(At(4, of=NAMED),), addresses=(At(16, of=EVENT),)),
     Class(0x000F, "FABRIC_MANAGER_SESSION", UNUSED),
     Class(0x0020, "NV0020_GPU_MANAGEMENT", UNUSED),
     Class(0x003E, "NV01_MEMORY_SYSTEM", SEEN, handles=(At(108),), addresses=(At(96, of=ANSWER),), by_alloc_memory=True),
-    Class(0x003F, "NV01_MEMORY_LOCAL_PRIVILEGED", MEMORY),
-    Class(0x0040, "NV01_MEMORY_LOCAL_USER", SEEN, handles=(At(108),), addresses=(At(96, of=ANSWER),)),
+    Class(0x003F, "NV01_MEMORY_LOCAL_PRIVILEGED", MEMORY, empty_by_alloc_memory=True),
+    Class(
+        0x0040,
+        "NV01_MEMORY_LOCAL_USER",
+        SEEN,
+        handles=(At(108),),
+        addresses=(At(96, of=ANSWER),),
+        empty_by_alloc_memory=True,
+    ),
     Class(0x0041, "NV01_ROOT_CLIENT", KERNEL),
     Class(0x0042, "NV_MEMORY_EXTENDED_USER", UNUSED),
     Class(0x0060, "NV0060_SYNC_GPU_BOOST", UNUSED),
@@ -80,7 +90,7 @@ ROWS = (
     Class(0x00B1, "NV01_MEMORY_HW_RESOURCES", MEMORY),
     Class(0x00C2, "NV01_MEMORY_LOCAL_PHYSICAL", MEMORY),
     Class(0x00C3, "NV01_MEMORY_SYNCPOINT", UNUSED),
-    Class(0x00DA, "NV_SEMAPHORE_SURFACE", LIBRARY, handles=(At(0), At(4)), module=InModule.HOLDS_MEMORY),
+    Class(0x00DA, "NV_SEMAPHORE_SURFACE", SEEN, handles=(At(0), At(4)), module=InModule.HOLDS_MEMORY),
     Class(0x00DB, "NV40_DEBUG_BUFFER", UNUSED),
     Class(0x00DE, "RM_USER_SHARED_DATA", SEEN),
     Class(0x00E0, "NV_MEMORY_EXPORT", MEMORY),
@@ -90,7 +100,7 @@ ROWS = (
     Class(0x00F9, "NV_MEMORY_FABRIC_IMPORT_V2", UNUSED),
     Class(0x00FB, "NV_MEMORY_FABRIC_IMPORTED_REF", UNUSED),
     Class(0x00FD, "NV_MEMORY_MULTICAST_FABRIC", LIBRARY, addresses=(At(32, of=EVENT), At(72, of=EVENT))),
-    Class(0x00FE, "NV_MEMORY_MAPPER", MEMORY),
+    Class(0x00FE, "NV_MEMORY_MAPPER", UNLIMITED, handles=(At(0), At(8))),
     Class(0x0100, "LOCK_STRESS_OBJECT", INTERNAL),
     Class(0x0101, "LOCK_TEST_RELAXED_DUP_OBJECT", INTERNAL),
     Class(0x2080, "NV20_SUBDEVICE_0", SEEN),
@@ -105,12 +115,12 @@ ROWS = (
     Class(0x83DE, "GT200_DEBUGGER", SEEN, clients=(At(0), At(4)), handles=(At(8, of=NAMED),)),
     Class(0x844C, "G84_PERFBUFFER", UNUSED),
     Class(0x900E, "MPS_COMPUTE", LIBRARY),
-    Class(0x902D, "FERMI_TWOD_A", LIBRARY, on_compute_engine=True),
+    Class(0x902D, "FERMI_TWOD_A", SEEN, on_compute_engine=True),
     Class(0x9067, "FERMI_CONTEXT_SHARE_A", SEEN, handles=(At(0),)),
     Class(0x906F, "GF100_CHANNEL_GPFIFO", UNUSED),
     Class(0x9072, "GF100_DISP_SW", DISPLAY),
     Class(0x9074, "GF100_TIMED_SEMAPHORE_SW", UNUSED),
-    Class(0x9096, "GF100_ZBC_CLEAR", LIBRARY),
+    Class(0x9096, "GF100_ZBC_CLEAR", SEEN),
     Class(0x90CC, "GF100_PROFILER", SEEN),
     Class(0x90CD, "NV_EVENT_BUFFER", OTHERS),
     Class(0x90CE, "NV01_MEMORY_DEVICELESS", UNUSED),
@@ -126,7 +136,7 @@ ROWS = (
     Class(0xA084, "NVA084_KERNEL_HOST_VGPU_DEVICE", VGPU),
     Class(0xA0BC, "NVENC_SW_SESSION", UNUSED),
     Class(0xA0BD, "NVFBC_SW_SESSION", UNUSED),
-    Class(0xA140, "KEPLER_INLINE_TO_MEMORY_B", LIBRARY, on_compute_engine=True),
+    Class(0xA140, "KEPLER_INLINE_TO_MEMORY_B", SEEN, on_compute_engine=True),
     Class(0xA16F, "KEPLER_CHANNEL_GPFIFO_B", LIBRARY, handles=_OF_CHANNELS),
     Class(0xB06F, "MAXWELL_CHANNEL_GPFIFO_A", LIBRARY, handles=_OF_CHANNELS),
     Class(0xB0B5, "MAXWELL_DMA_COPY_A", LIBRARY),
@@ -147,7 +157,7 @@ ROWS = (
     Class(0xC4B7, "NVC4B7_VIDEO_ENCODER", LIBRARY),
     Class(0xC4D1, "NVC4D1_VIDEO_NVJPG", LIBRARY),
     Class(0xC561, "AMPERE_USERMODE_A", LIBRARY),
-    Class(0xC56F, "AMPERE_CHANNEL_GPFIFO_A", LIBRARY, handles=_OF_CHANNELS),
+    Class(0xC56F, "AMPERE_CHANNEL_GPFIFO_A", SEEN, handles=_OF_CHANNELS),
     Class(0xC597, "TURING_A", LIBRARY, on_compute_engine=True),
     Class(0xC5B5, "TURING_DMA_COPY_A", LIBRARY),
     Class(0xC5C0, "TURING_COMPUTE_A", LIBRARY, on_compute_engine=True),
@@ -183,7 +193,7 @@ ROWS = (
     Class(0xCA6F, "BLACKWELL_CHANNEL_GPFIFO_B", LIBRARY, handles=_OF_CHANNELS),
     Class(0xCAB5, "BLACKWELL_DMA_COPY_B", LIBRARY),
     Class(0xCB33, "NV_CONFIDENTIAL_COMPUTE", SEEN, clients=(At(0),)),
-    Class(0xCB97, "HOPPER_A", LIBRARY, on_compute_engine=True),
+    Class(0xCB97, "HOPPER_A", SEEN, on_compute_engine=True),
     Class(0xCBA2, "HOPPER_SEC2_WORK_LAUNCH_A", LIBRARY),
     Class(0xCBC0, "HOPPER_COMPUTE_A", SEEN, on_compute_engine=True),
     Class(0xCBCA, "NV_COUNTER_COLLECTION_UNIT", UNUSED),
@@ -216,8 +226,8 @@ CLASSES = {row.number: row for row in ROWS}
 
 ALLOWED = {row.number: row for row in ROWS if row.why.allowed}
 
-#: What a pod may make if its grant allows profiling.
-ALLOWED_WITH_PROFILING = ALLOWED | {row.number: row for row in ROWS if row.why is PROFILING}
+#: And what pods may make that have no memory limit, or whose grants allow profiling.
+ALLOWED_TO_SOME = ALLOWED | {row.number: row for row in ROWS if row.why in (PROFILING, UNLIMITED)}
 
 #: Objects that carry a gate; they may have only one name.
 GATED = frozenset({abi.KEPLER_CHANNEL_GROUP_A, abi.FERMI_CONTEXT_SHARE_A}) | abi.GPFIFO_CLASSES

@@ -1,4 +1,4 @@
-"""The escapes of RM that the guardian checks: calls that create, free, share or control objects, and the wrapper call.
+"""The escapes of RM that the guardian checks: calls that create, free, share, map or control objects, and the wrapper.
 
 RM looks only at an escape's number and size (escape.c:RmIoctl), and ignores a call of another size. The kernel
 continues all other escapes in the pod itself, on the pod's own files.
@@ -37,7 +37,23 @@ ROWS = (
     Escape(abi.NV_ESC_RM_ALLOC, "NV_ESC_RM_ALLOC", (abi.sizeof("NVOS21_PARAMETERS"), abi.sizeof("NVOS64_PARAMETERS"))),
     Escape(abi.NV_ESC_RM_DUP_OBJECT, "NV_ESC_RM_DUP_OBJECT", (abi.sizeof("NVOS55_PARAMETERS"),)),
     Escape(abi.NV_ESC_RM_VID_HEAP_CONTROL, "NV_ESC_RM_VID_HEAP_CONTROL", (abi.sizeof("NVOS32_PARAMETERS"),)),
+    # RM checks neither whose object is shared, nor whose client's registry it reads.
+    Escape(abi.NV_ESC_RM_SHARE, "NV_ESC_RM_SHARE", (abi.sizeof("NVOS57_PARAMETERS"),), refused=Refused.ALWAYS),
+    Escape(abi.NV_ESC_RM_I2C_ACCESS, "NV_ESC_RM_I2C_ACCESS", (abi.I2C_ACCESS_BYTES,), refused=Refused.ALWAYS),
     Escape(abi.NV_ESC_RM_IDLE_CHANNELS, "NV_ESC_RM_IDLE_CHANNELS", (abi.IDLE_CHANNELS_BYTES,), refused=Refused.ALWAYS),
+    Escape(
+        abi.NV_ESC_RM_ACCESS_REGISTRY,
+        "NV_ESC_RM_ACCESS_REGISTRY",
+        (abi.ACCESS_REGISTRY_BYTES,),
+        refused=Refused.ALWAYS,
+    ),
+    Escape(abi.NV_ESC_RM_MAP_MEMORY, "NV_ESC_RM_MAP_MEMORY", (abi.sizeof("NVOS33_PARAMETERS_WITH_FD"),)),
+    Escape(abi.NV_ESC_RM_UNMAP_MEMORY, "NV_ESC_RM_UNMAP_MEMORY", (abi.sizeof("NVOS34_PARAMETERS"),)),
+    Escape(
+        abi.NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO,
+        "NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO",
+        (abi.sizeof("NVOS56_PARAMETERS"),),
+    ),
     Escape(abi.NV_ESC_REGISTER_FD, "NV_ESC_REGISTER_FD", (4,)),
     Escape(abi.NV_ESC_IOCTL_XFER_CMD, "NV_ESC_IOCTL_XFER_CMD", (abi.sizeof("nv_ioctl_xfer_t"),)),
     Escape(
@@ -57,8 +73,8 @@ ROWS = (
 #: The calls that the seccomp filters intercept: (number, bytes).
 WATCHED = frozenset((row.number, size) for row in ROWS for size in row.sizes)
 
-#: Intercepted too in a pod that starts with profiling allowed: (number, bytes).
-WATCHED_WITH_PROFILING = frozenset({(abi.NV_ESC_RM_MAP_MEMORY, 56), (abi.NV_ESC_RM_UNMAP_MEMORY, 32)})
+#: Those of them that map memory for the CPU.
+MAPPINGS = frozenset({abi.NV_ESC_RM_MAP_MEMORY, abi.NV_ESC_RM_UNMAP_MEMORY, abi.NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO})
 
 _NAMES = {row.number: row.name for row in ROWS}
 

@@ -26,6 +26,9 @@ class Why(enum.Enum):
     #: theirs so (src/common/src/nv_smg.c).
     INSTANCE = "only pods on a MIG instance have use for it"
 
+    #: Allowed to pods without a memory limit: RM takes memory for it that nobody can count.
+    UNLIMITED = "only pods without a memory limit may use it"
+
     #: The guardian cannot issue it: RM ties it to the calling process, so the kernel continues the call in the pod.
     KERNEL = "only the process itself can ask for it"
     SCHEDULING = "it schedules"

@@ -238,3 +238,18 @@ def test_a_burst_is_not_taken_for_a_hidden_file(reach):
     os.close(fd)
 
     assert (told, all(reached)) == ([], True)
+
+
+@pytest.mark.parametrize("theirs", [True, False])
+def test_only_objects_of_the_pods_own_files_are_shared(reach, monkeypatch, theirs):
+    """RM shares any client's object: a client may have ended, and its number may be another pod's by now."""
+    asked = []
+    monkeypatch.setattr(gpu_ops, "handle_info", lambda *_: (0x40, 2) if theirs else None)
+    monkeypatch.setattr(gpu_ops, "share", lambda _file, *what, revoke=False: asked.append((*what, revoke)) or True)
+    monkeypatch.setattr(reach.gpu_ops, "_client", SimpleNamespace(fd=-1, knows=lambda *_: True))
+    with open("/dev/random") as file:
+        used(reach, file.fileno())
+        with reach.gpu_ops.shared_with((CLIENT, 10), 9):
+            assert asked == ([(CLIENT, 10, 9, False)] if theirs else [])
+
+    assert asked[1:] == ([(CLIENT, 10, 9, True)] if theirs else [])

@@ -97,7 +97,7 @@ def test_every_row_that_names_clients_is_tried():
     rows = controls.ALLOWED_TO_SOME.values()
     assert {each.number for each in rows if each.clients} == {each.values[0] for each in NAMING}
     tried = {abi.NV01_DEVICE_0} | {each.values[0] for each in PLACES}
-    assert {each.number for each in classes.ALLOWED_WITH_PROFILING.values() if each.clients} == tried
+    assert {each.number for each in classes.ALLOWED_TO_SOME.values() if each.clients} == tried
 
 
 def test_a_client_that_became_anothers_is_not_the_pods(with_client):
@@ -110,6 +110,7 @@ def test_a_client_that_became_anothers_is_not_the_pods(with_client):
 
 #: Classes with a client in their parameters, by what RM would do with somebody else's.
 PLACES = [
+    pytest.param(0x05, 0, id="events without a descriptor"),
     pytest.param(0x79, 0, id="events of its objects"),
     pytest.param(0x83DE, 4, id="its compute debugged"),
     pytest.param(0xB2CC, 0, id="it is profiled"),
@@ -178,6 +179,19 @@ def test_no_dup_from_clients_whose_makers_rm_cannot_tell_apart(with_client, fact
     assert dup_status(answer[2]) == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
     assert (7, 20) not in with_client.rm.objects
     assert with_client.shared.refusals.counts["web", "NV_ESC_RM_DUP_OBJECT on another pod's client"] == 1
+
+
+@pytest.mark.parametrize("maker", [None, 1])
+def test_clients_of_one_process_share_whoever_made_them(with_client, maker):
+    """RM takes the guardian for the owner of some of them; those of another process keep to themselves."""
+    made = with_client.call(abi.NV_ESC_RM_ALLOC, alloc(0, 0, abi.NV01_ROOT, client=0))[2]
+    (client,) = struct.unpack_from("<I", made, 8)
+    if maker is not None:
+        with_client.shared.table.clients[client].maker = maker
+    with_client.call(abi.NV_ESC_RM_DUP_OBJECT, dup(20, 10, client=client))
+    with_client.call(abi.NV_ESC_RM_DUP_OBJECT, dup(21, 10))  # within a client
+
+    assert with_client.rm.shared == ([((7, 10), client)] if maker is None else [])
 
 
 def test_successor_knows_the_clients_that_a_guardian_made(with_client):

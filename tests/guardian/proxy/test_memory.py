@@ -259,3 +259,15 @@ def test_other_pods_client_allocates_nothing_through_this_pod(on_card, way):
 
     assert said == abi.NV_ERR_INVALID_CLIENT
     assert (9, 11) not in on_card.rm.objects
+
+
+@pytest.mark.parametrize("rm_class", [abi.NV01_MEMORY_LOCAL_PRIVILEGED, abi.NV01_MEMORY_LOCAL_USER])
+def test_the_whole_card_by_the_old_call_has_no_memory(on_card, rm_class):
+    """OpenGL asks for it and uses it for nothing; no descriptor of the guardian's own is handed to RM."""
+    asked = struct.pack("<IIII", 7, 2, 9, rm_class) + bytes(32) + struct.pack("<ii", 5, 0)
+    answer = on_card.call(abi.NV_ESC_RM_ALLOC_MEMORY, asked)[2]
+    ((_, call),) = on_card.rm.seen[-1:]
+
+    assert struct.unpack_from("<I", call, 12)[0] == abi.NV01_MEMORY_VIRTUAL
+    assert struct.unpack_from("<i", call, 48)[0] == -1
+    assert answer[12:16] + answer[48:52] == asked[12:16] + asked[48:52]

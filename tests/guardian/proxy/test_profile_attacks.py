@@ -46,7 +46,7 @@ _ENTER = """
 import os, socket, sys
 from qgpu.guardian.proxy.seccomp_filter import install
 sock = socket.socket(fileno=int(sys.argv[1]))
-socket.send_fds(sock, [b"listener"], [install(profiling=sys.argv[2] == "True")])
+socket.send_fds(sock, [b"listener"], [install()])
 os.execv(sys.argv[3], sys.argv[3:])
 """
 #: Finds the two device files where the driver's would be.

@@ -172,25 +172,6 @@ def test_profilers_capability_holds_for_their_calls_only(profiled, monkeypatch):
     assert raised == [capabilities.CAP_PERFMON] * 2
 
 
-def mapping(pod, client, number=abi.NV_ESC_RM_MAP_MEMORY):
-    """Ask to map or unmap object 30 of a client; return the answer, and the numbers of the calls that RM was asked."""
-    size = 56 if number == abi.NV_ESC_RM_MAP_MEMORY else 32
-    argument = struct.pack("<III", client, 3, 30) + bytes(size - 12)
-    pod.rm.seen.clear()
-    return pod.call(number, argument)[1], [asked for asked, _ in pod.rm.seen]
-
-
-def test_guardian_maps_memory_of_clients_that_it_made(profiled):
-    made = profiled.call(abi.NV_ESC_RM_ALLOC, alloc(0, 0, 0, client=0))[2]
-    (client,) = struct.unpack_from("<I", made, 8)
-    maps, unmaps = abi.NV_ESC_RM_MAP_MEMORY, abi.NV_ESC_RM_UNMAP_MEMORY
-
-    assert (mapping(profiled, client)[1], mapping(profiled, client, unmaps)[1]) == ([maps], [unmaps])
-    assert mapping(profiled, 7)[1] == mapping(profiled, 99)[1] == []  # the kernel's, on the pod's own file
-    profiled.profiling = False
-    assert mapping(profiled, client)[1] == []
-
-
 def test_debugged_process_is_refused_a_client_by_name(pod, monkeypatch):
     def fail(_act):
         raise OSError(errno.EPERM, "Operation not permitted")

@@ -16,10 +16,10 @@ READ_WRITE, SHARED, ANONYMOUS, NOREPLACE = 3, 1, 0x20, 0x100000
 CONTROL = abi.request(abi.NV_ESC_RM_CONTROL, 32)
 
 
-def filtered(number, *arguments, arch=NATIVE.audit, profiling=False):
+def filtered(number, *arguments, arch=NATIVE.audit):
     """Run the filter on a call as the kernel does, one instruction after another."""
     data = struct.pack("<IIQ6Q", number, arch, 0, *arguments, *[0] * (6 - len(arguments)))
-    assembled = program("x86_64", profiling=profiling)
+    assembled = program("x86_64")
     code = [struct.unpack_from("<HBBI", assembled, at) for at in range(0, len(assembled), 8)]
     at = accumulator = 0
     while True:
@@ -58,15 +58,6 @@ def test_calls_of_rm_and_uvm_ask_whatever_they_look_like(request_, way):
 @pytest.mark.parametrize("request_", [0x5401, abi.request(abi.NV_ESC_RM_CONTROL, 33), 0x40086409])
 def test_other_ioctls_go_on(request_):
     assert filtered(NATIVE.ioctl, 5, request_) == GO_ON
-
-
-@pytest.mark.parametrize(("number", "size"), [(abi.NV_ESC_RM_MAP_MEMORY, 56), (abi.NV_ESC_RM_UNMAP_MEMORY, 32)])
-def test_mapping_memory_asks_only_where_profiling_may_be(number, size):
-    request = abi.request(number, size)
-
-    assert filtered(NATIVE.ioctl, 5, request) == GO_ON
-    assert filtered(NATIVE.ioctl, 5, request, profiling=True) == ASK
-    assert filtered(NATIVE.ioctl, 5, CONTROL, profiling=True) == ASK
 
 
 def test_second_ways_into_the_kernel_do_not_exist():

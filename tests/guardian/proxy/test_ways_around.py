@@ -31,9 +31,27 @@ def test_a_wrapped_call_is_carried_out_as_what_it_wraps(on_card):
 
 
 def test_only_calls_that_are_judged_may_be_wrapped(pod):
-    call = struct.pack("<IIQ", abi.NV_ESC_RM_MAP_MEMORY, 56, 0)
+    call = struct.pack("<IIQ", 0x58, 48, 0)  # RM_UNMAP_MEMORY_DMA
 
-    assert pod.call(abi.NV_ESC_IOCTL_XFER_CMD, call, bytes(56), pointer_at=8)[:2] == (-1, errno.EINVAL)
+    assert pod.call(abi.NV_ESC_IOCTL_XFER_CMD, call, bytes(48), pointer_at=8)[:2] == (-1, errno.EINVAL)
+
+
+@pytest.mark.parametrize(
+    ("number", "size"),
+    [
+        (abi.NV_ESC_RM_SHARE, abi.sizeof("NVOS57_PARAMETERS")),
+        (abi.NV_ESC_RM_I2C_ACCESS, abi.I2C_ACCESS_BYTES),
+        (abi.NV_ESC_RM_ACCESS_REGISTRY, abi.ACCESS_REGISTRY_BYTES),
+    ],
+    ids=["share", "i2c", "registry"],
+)
+def test_calls_whose_owner_rm_does_not_check_are_refused(pod, number, size):
+    pod.limits.clear()
+    wrapped = struct.pack("<IIQ", number, size, 0)
+
+    assert pod.call(number, bytes(size))[:2] == (-1, errno.EOPNOTSUPP)
+    assert pod.call(abi.NV_ESC_IOCTL_XFER_CMD, wrapped, bytes(size), pointer_at=8)[:2] == (-1, errno.EOPNOTSUPP)
+    assert pod.rm.seen == []
 
 
 @pytest.mark.parametrize("limits", [{}, {0: 1 << 40}])

@@ -1,0 +1,55 @@
+"""Mappings for the CPU: the guardian makes them for the clients that it made, the kernel for its own."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from qgpu.guardian.rules import escapes
+from qgpu.nvidia import abi
+from tests.guardian.asked import alloc
+
+#: Bytes of each call.
+SIZES = {number: size for number, size in escapes.WATCHED if number in escapes.MAPPINGS}
+KERNELS = 7
+
+
+@pytest.fixture
+def made(on_card):
+    """A client that the guardian made for the pod, beside the one that the kernel made."""
+    return struct.unpack_from("<I", on_card.call(abi.NV_ESC_RM_ALLOC, alloc(0, 0, 0, client=0))[2], 8)[0]
+
+
+def mapping(pod, client, number):
+    """Make a call that maps object 30 of a client; return the calls that RM was asked."""
+    argument = struct.pack("<III", client, 3, 30) + bytes(SIZES[number] - 12)
+    pod.rm.seen.clear()
+    pod.call(number, argument)
+    return [asked for asked, _ in pod.rm.seen]
+
+
+def memory_with_mapping(pod, client):
+    asked = struct.pack("<IIII", client, 2, 9, abi.NV01_MEMORY_SYSTEM) + bytes(32) + struct.pack("<ii", 0, 0)
+    pod.rm.seen.clear()
+    pod.call(abi.NV_ESC_RM_ALLOC_MEMORY, asked)
+    return [number for number, _ in pod.rm.seen]
+
+
+@pytest.mark.parametrize("number", sorted(SIZES))
+def test_guardian_maps_memory_of_clients_that_it_made(on_card, made, number):
+    assert mapping(on_card, made, number) == [number]
+    for client in (KERNELS, 99):  # the kernel performs these, on the pod's own file
+        assert mapping(on_card, client, number) == []
+
+
+@pytest.mark.parametrize("number", sorted(SIZES))
+def test_another_pods_client_is_left_to_the_kernel(on_card, made, number):
+    on_card.shared.table.clients[made].pod = "other"
+
+    assert mapping(on_card, made, number) == []
+
+
+def test_guardian_makes_system_memory_with_its_mapping(on_card, made):
+    assert memory_with_mapping(on_card, made) == [abi.NV_ESC_RM_ALLOC_MEMORY]
+    assert memory_with_mapping(on_card, KERNELS) == []
