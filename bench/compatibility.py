@@ -5,9 +5,9 @@
     python bench/compatibility.py --record DIRECTORY      # also record the ioctls of each, run plainly
 
 Each program of compatibility_programs.py runs plainly first, then in a pod: with a memory limit, but without one where
-it needs RM's own mappings (graphics, video). It is broken if it succeeds plainly and fails in the pod. Debuggers and
-profilers run in a pod with --allow-profiling, and in one without. They may fail there, if a line tells the reason and
-the remedy. Results: docs/results/compatibility.json.
+it needs RM's own mappings (graphics, video). Programs that draw run in a pod with --allow-graphics. A program is broken
+if it succeeds plainly and fails in the pod. Debuggers and profilers run in a pod with --allow-profiling, and in one
+without. They may fail there, if a line tells the reason and the remedy. Results: docs/results/compatibility.json.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from compatibility_programs import NOT_HERE, PROGRAMS, REFUSABLE, TOOLS, UNLIMITED
+from compatibility_programs import GRAPHICS, NOT_HERE, PROGRAMS, REFUSABLE, TOOLS, UNLIMITED
 from harness import QGPUCTL, ROOT, Bench
 
 from qgpu.errors import QgpuError
@@ -187,6 +187,7 @@ def in_pods(rows: Iterable[Row], bench: Bench) -> None:
 
     def one(row: Row) -> None:
         options = ("--allow-profiling",) if row.program in TOOLS else ()
+        options = ("--allow-graphics",) if row.program in GRAPHICS else options
         row.pod, row.said, row.refused, seconds = run(row.program, row.program, *options)
         row.seconds.append(seconds)
         if row.program in TOOLS:

@@ -737,6 +737,8 @@ REFUSABLE = TOOLS[:-1]
 #: Programs that map memory by RM instead of UVM: a pod with a memory limit may not, because RM's page tables take
 #: memory of the card that cannot be counted.
 UNLIMITED = ("opengl", "vulkan", "video", "hardware-jpeg")
+#: Programs that draw, for which a pod needs --allow-graphics.
+GRAPHICS = ("opengl", "vulkan")
 
 PROGRAMS: dict[str, Callable[[], None]] = {
     each.__name__.replace("_", "-"): each

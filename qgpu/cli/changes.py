@@ -22,6 +22,7 @@ _WRITTEN: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "member_sm_percent": ("later members' SMs", per_cent),
     "member_memory_bytes": ("later members' limit", memory),
     "profiling": ("profiling", lambda allowed: "allowed" if allowed else "refused"),
+    "graphics": ("graphics", lambda allowed: "allowed" if allowed else "refused"),
 }
 
 

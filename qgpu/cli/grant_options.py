@@ -21,7 +21,9 @@ _FIELDS = {
     "limit": "memory",
     "target": "latency_target_ns",
     "profiling": "profiling",
+    "graphics": "graphics",
 }
+GRAPHICS_HELP = "Let it draw by OpenGL or Vulkan; a long draw holds up the card's other pods."
 PROFILING_HELP = "Let profilers such as ncu read the counters of the whole card, its other pods included."
 _CLASS = click.Choice([each.value for each in PodClass])
 
@@ -42,6 +44,7 @@ def grant_options(function: _F) -> _F:
     """Give a command the options that change a grant as its arguments ``quota``, ``limit``, ``profiling`` and so on."""
     for option in (
         click.option("--allow-profiling/--refuse-profiling", "profiling", default=None, help=PROFILING_HELP),
+        click.option("--allow-graphics/--refuse-graphics", "graphics", default=None, help=GRAPHICS_HELP),
         click.option(
             "--latency-target",
             "target",

@@ -82,7 +82,8 @@ def set_(context: Context, /, name: str, gpu: int | None, **options: Any) -> Non
     changes = given(options)
     if not changes:
         raise InvalidValueError(
-            "pod set: nothing to set; give --cores, --class, --memory, --latency-target or --allow-profiling"
+            "pod set: nothing to set; give --cores, --class, --memory, --latency-target, --allow-profiling "
+            "or --allow-graphics"
         )
     change(context, "pod", name, gpu, changes)
 
@@ -194,6 +195,7 @@ def _on_gpu(grant: dict[str, Any], usage: dict[str, Any]) -> Iterator[tuple[str,
     yield "expected p99", "-" if wait_ns is None else f"+ {duration(wait_ns)}"
     yield "limit", memory(grant["memory"])
     yield "profiling", "allowed" if grant.get("profiling") else "refused"
+    yield "graphics", "allowed" if grant.get("graphics") else "refused"
     yield "held", memory(usage["memory"])
     yield "busy", "yes" if usage["busy"] else "no"
     yield "TSGs", str(usage["tsgs"])

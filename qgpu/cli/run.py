@@ -19,7 +19,7 @@ from click.core import ParameterSource
 
 from qgpu.cli import completion
 from qgpu.cli.context import Context, first_gpu
-from qgpu.cli.grant_options import PROFILING_HELP, class_option
+from qgpu.cli.grant_options import GRAPHICS_HELP, PROFILING_HELP, class_option
 from qgpu.cli.params import DURATION, FIRST_PGPU, MEMORY, PGPU
 from qgpu.errors import QgpuError, TimedOutError
 from qgpu.groups.group_files import GroupFiles, check_not_claims
@@ -36,6 +36,7 @@ _WRITTEN = {
     "pod_class": "class",
     "latency_target": "latency-target",
     "allow_profiling": "allow-profiling",
+    "allow_graphics": "allow-graphics",
 }
 #: How often a pod that waits for memory asks whether it may begin.
 _LOOK_S = 0.2
@@ -64,6 +65,7 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND, _BY_SIGNAL = 126, 127, 128
 @class_option
 @click.option("--latency-target", type=DURATION, help="What sharing may add to an online pod's p99, such as 2ms.")
 @click.option("--allow-profiling", is_flag=True, help=PROFILING_HELP)
+@click.option("--allow-graphics", is_flag=True, help=GRAPHICS_HELP)
 @click.argument("command", metavar="-- CMD...", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
 def run(
@@ -77,6 +79,7 @@ def run(
     pod_class: str,
     latency_target: int | None,
     allow_profiling: bool,
+    allow_graphics: bool,
     command: tuple[str, ...],
 ) -> NoReturn:
     """Run a command as a pod and end with its exit code."""
@@ -90,6 +93,7 @@ def run(
         raise click.UsageError("--sm is a member's part of a group: give --group, too")
     grant = {"class": pod_class, "cores": cores, "memory": memory, "latency_target_ns": latency_target}
     grant |= {"profiling": True} if allow_profiling else {}
+    grant |= {"graphics": True} if allow_graphics else {}
     # Block signals until the child exists; otherwise they would end only us. Ctrl-C may come: it ends both.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED - {signal.SIGINT})
     with context.connect() as client:
@@ -119,7 +123,7 @@ def _wait_for_room(client: Client, pod: dict[str, Any]) -> None:
 
 def _check_member_options(click_context: click.Context) -> None:
     """Refuse options that the group's own grant decides. Raises click.UsageError."""
-    for option in ("gpus", "name", "cores", "pod_class", "latency_target", "allow_profiling"):
+    for option in ("gpus", "name", "cores", "pod_class", "latency_target", "allow_profiling", "allow_graphics"):
         if click_context.get_parameter_source(option) is ParameterSource.COMMANDLINE:
             raise click.UsageError(f"--{_WRITTEN.get(option, option)} is the group's: leave it out with --group")
 

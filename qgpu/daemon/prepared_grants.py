@@ -236,7 +236,7 @@ def _grant(arguments: Arguments) -> PreparedGrant:
         request = _matched("request", each.need("request", str), _REQUEST)
         share = _matched("share", each.get("share", str) or "-", _UID).removeprefix("-")
         names.append(_unused(f"{uid}-{re.sub(r'[^A-Za-z0-9-]', '-', share or request)}".strip("-"), names))
-        grant = replace(each.amended(Grant()), profiling=False)  # its user writes a claim
+        grant = replace(each.amended(Grant()), profiling=False, graphics=False)  # its user writes a claim
         made.append(PreparedDevice(request, share, each.need("gpu", str), grant, names[-1]))
     part = None if (raw := arguments.get("part", dict)) is None else Arguments(raw)
     return PreparedGrant(

@@ -66,6 +66,7 @@ class Arguments:
                 self.get("latency_target_ns", int) if "latency_target_ns" in self else grant.latency_target_ns
             ),
             profiling=self.need("profiling", bool) if "profiling" in self else grant.profiling,
+            graphics=self.need("graphics", bool) if "graphics" in self else grant.graphics,
         )
 
 

@@ -282,6 +282,7 @@ class Guardian:
                 {device.instance: device.minor for device, _ in granted},
                 {device.instance: grant.memory for device, grant in granted if grant.memory is not None},
                 profiling=bool(grants) and all(grant.profiling for grant in grants.values()),
+                graphics=bool(grants) and all(grant.graphics for grant in grants.values()),
             )
         return found
 

@@ -24,6 +24,7 @@ def grant_to_json(grant: Grant) -> dict[str, Any]:
         "memory": grant.memory,
         "latency_target_ns": grant.latency_target_ns,
         "profiling": grant.profiling,
+        "graphics": grant.graphics,
     }
 
 
@@ -35,6 +36,7 @@ def grant_from_json(data: Mapping[str, Any]) -> Grant:
         data["memory"],
         data.get("latency_target_ns"),
         data.get("profiling", False) is True,
+        data.get("graphics", False) is True,
     )
 
 

@@ -67,6 +67,7 @@ class Grant:
     ``cores`` is its quota in per cent of the pGPU's time (None: no quota). ``memory`` is its limit in bytes (None: no
     limit). ``latency_target_ns`` is how much sharing may add to the 99th percentile of an online pod's latency
     (None: as little as possible). ``profiling`` lets profilers read the card's counters, which tell of its neighbours.
+    ``graphics`` lets it draw (OpenGL, Vulkan); a draw runs to its end, however long its neighbours wait.
     """
 
     pod_class: PodClass = PodClass.OFFLINE
@@ -74,6 +75,7 @@ class Grant:
     memory: int | None = None
     latency_target_ns: int | None = None
     profiling: bool = False
+    graphics: bool = False
 
     def __post_init__(self) -> None:
         if self.cores is not None and not 1 <= self.cores <= 100:

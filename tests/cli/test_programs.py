@@ -125,7 +125,7 @@ def test_grants_and_policies_change_while_pods_run(shared: Daemon) -> None:
         assert said.stdout.startswith("pGPU 1: policy burst-share -> fixed-share, period 100 ms -> 50 ms; by ")
 
         grant = {"gpu": 1, "class": "online", "cores": 50, "memory": 8 << 30, "latency_target_ns": 2_000_000}
-        grant |= {"cores_percent": 50, "memory_bytes": 8 << 30, "profiling": False}
+        grant |= {"cores_percent": 50, "memory_bytes": 8 << 30, "profiling": False, "graphics": False}
         assert shared.json("pod", "show", "live")["pod"]["grants"] == [grant]
         gpu = shared.json("gpu", "show", "1")["gpu"]
         assert (gpu["policy"], gpu["period_ns"], gpu["pods"]) == ("fixed-share", 50_000_000, 1)

@@ -88,7 +88,7 @@ class Pod:
         self.tell, self.begin = self.child.tell, self.child.begin
         self.left, self.cancel_free = [], []
         self.rm = FakeRm(objects)
-        self.minors, self.limits, self.profiling = {0: MINOR}, {0: LIMIT}, False
+        self.minors, self.limits, self.profiling, self.graphics = {0: MINOR}, {0: LIMIT}, False, False
         self.files = FileSets()
         self.shared = self.fresh(Journal())
         self.shared.note({"fact": "pod", "name": "web", "grants": {}})
@@ -104,7 +104,7 @@ class Pod:
             self.cancel_free.extend,
             lambda pid, pidfd: None,
             time.monotonic_ns,
-            lambda pod: Allowance(self.minors, self.limits, profiling=self.profiling),
+            lambda pod: Allowance(self.minors, self.limits, profiling=self.profiling, graphics=self.graphics),
             major=MAJOR,
             uvm_layouts=uvm.layouts("580.1"),
             perform=self.rm.perform,

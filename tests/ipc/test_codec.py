@@ -55,11 +55,11 @@ def test_a_copy_slice_out_of_bounds_is_refused(us: int) -> None:
 
 
 def test_grant_is_read_as_sent_and_older_allow_nothing() -> None:
-    grants = {0: Grant(cores=30, profiling=True), 1: Grant()}
+    grants = {0: Grant(cores=30, profiling=True, graphics=True), 1: Grant()}
     data = json.loads(json.dumps(grants_to_json(grants)))
     assert grants_from_json(data) == grants
 
-    del data["0"]["profiling"]
+    del data["0"]["profiling"], data["0"]["graphics"]
     assert grants_from_json(data) == {0: Grant(cores=30), 1: Grant()}
 
 

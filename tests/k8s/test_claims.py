@@ -275,6 +275,7 @@ def test_message_has_the_keys_that_qgpud_reads() -> None:
             "memory": GI,
             "latency_target_ns": None,
             "profiling": False,
+            "graphics": False,
         }
     ]
 

@@ -79,11 +79,11 @@ def test_a_latency_target_is_an_online_containers():
         wanted({"qgpu.io/latency-target": "2ms"}, {}, {})
 
 
-@pytest.mark.parametrize("name", ["qgpu.io/profiling", "qgpu.io/allow-profiling"])
+@pytest.mark.parametrize("name", ["qgpu.io/profiling", "qgpu.io/allow-profiling", "qgpu.io/allow-graphics"])
 def test_no_container_allows_itself_profiling(name):
     with pytest.raises(InvalidValueError, match="there is no such limit"):
         wanted({name: "true"}, {}, {}, ANYTHING)
-    by_variable = dict.fromkeys(("QGPU_PROFILING", "QGPU_ALLOW_PROFILING"), "1")
+    by_variable = dict.fromkeys(("QGPU_PROFILING", "QGPU_ALLOW_PROFILING", "QGPU_ALLOW_GRAPHICS"), "1")
     assert not wanted({}, {}, by_variable, ANYTHING).grant.profiling
     assert "profiling" not in {field for _, field, _ in requested_limits.ANNOTATIONS + requested_limits.ENVIRONMENT}
 

@@ -27,15 +27,16 @@ _MOST_CARRIED, _ALL_CARRIED = 1 << 14, 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """A pod's grants in RM's terms: minors of its cards, memory limits by device instance, and profiling.
+    """A pod's grants in RM's terms: minors of its cards, memory limits by device instance, and what else they allow.
 
     In the place of a device instance, a MIG instance has a number of its own (``qgpu.nvidia.mig``).
     """
 
     minors: Mapping[int, int] = field(default_factory=dict)
     limits: Mapping[int, int] = field(default_factory=dict)
-    #: Whether every grant allows profiling.
+    #: Whether every grant allows profiling, and graphics.
     profiling: bool = False
+    graphics: bool = False
     #: An unknown pod has no card, and its limit on every card is nothing.
     known: bool = True
 

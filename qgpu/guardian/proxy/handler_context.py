@@ -101,8 +101,8 @@ class HandlerContext:
                 return self.may_profile()
             case Why.INSTANCE:
                 return self.shared.allowance(self.pod).on_instance
-            case Why.UNLIMITED:
-                return not self.limited()
+            case Why.GRAPHICS:
+                return self.shared.allowance(self.pod).graphics
         return why.allowed
 
     def tell_drivers_refusal(self, why: Why, what: str, status: int) -> None:

@@ -18,7 +18,7 @@ from qgpu.nvidia import abi
 SEEN, LIBRARY, KERNEL = Why.SEEN, Why.LIBRARY, Why.KERNEL
 MEMORY, OTHERS, INTERNAL = Why.MEMORY, Why.OTHERS, Why.INTERNAL
 VGPU, DISPLAY, UNUSED = Why.VGPU, Why.DISPLAY, Why.UNUSED
-PROFILING, UNLIMITED = Why.PROFILING, Why.UNLIMITED
+PROFILING, GRAPHICS = Why.PROFILING, Why.GRAPHICS
 NAMED, EVENT, ANSWER = Of.NAMED, Of.EVENT, Of.ANSWER
 
 
@@ -100,7 +100,7 @@ ROWS = (
     Class(0x00F9, "NV_MEMORY_FABRIC_IMPORT_V2", UNUSED),
     Class(0x00FB, "NV_MEMORY_FABRIC_IMPORTED_REF", UNUSED),
     Class(0x00FD, "NV_MEMORY_MULTICAST_FABRIC", LIBRARY, addresses=(At(32, of=EVENT), At(72, of=EVENT))),
-    Class(0x00FE, "NV_MEMORY_MAPPER", UNLIMITED, handles=(At(0), At(8))),
+    Class(0x00FE, "NV_MEMORY_MAPPER", GRAPHICS, handles=(At(0), At(8))),
     Class(0x0100, "LOCK_STRESS_OBJECT", INTERNAL),
     Class(0x0101, "LOCK_TEST_RELAXED_DUP_OBJECT", INTERNAL),
     Class(0x2080, "NV20_SUBDEVICE_0", SEEN),
@@ -115,7 +115,7 @@ ROWS = (
     Class(0x83DE, "GT200_DEBUGGER", SEEN, clients=(At(0), At(4)), handles=(At(8, of=NAMED),)),
     Class(0x844C, "G84_PERFBUFFER", UNUSED),
     Class(0x900E, "MPS_COMPUTE", LIBRARY),
-    Class(0x902D, "FERMI_TWOD_A", SEEN, on_compute_engine=True),
+    Class(0x902D, "FERMI_TWOD_A", GRAPHICS, on_compute_engine=True),
     Class(0x9067, "FERMI_CONTEXT_SHARE_A", SEEN, handles=(At(0),)),
     Class(0x906F, "GF100_CHANNEL_GPFIFO", UNUSED),
     Class(0x9072, "GF100_DISP_SW", DISPLAY),
@@ -158,7 +158,7 @@ ROWS = (
     Class(0xC4D1, "NVC4D1_VIDEO_NVJPG", LIBRARY),
     Class(0xC561, "AMPERE_USERMODE_A", LIBRARY),
     Class(0xC56F, "AMPERE_CHANNEL_GPFIFO_A", SEEN, handles=_OF_CHANNELS),
-    Class(0xC597, "TURING_A", LIBRARY, on_compute_engine=True),
+    Class(0xC597, "TURING_A", GRAPHICS, on_compute_engine=True),
     Class(0xC5B5, "TURING_DMA_COPY_A", LIBRARY),
     Class(0xC5C0, "TURING_COMPUTE_A", LIBRARY, on_compute_engine=True),
     Class(0xC637, "AMPERE_SMC_PARTITION_REF", LIBRARY, capability=True),
@@ -166,14 +166,14 @@ ROWS = (
     Class(0xC639, "AMPERE_SMC_CONFIG_SESSION", SEEN, capability=True),
     Class(0xC640, "AMPERE_SMC_MONITOR_SESSION", SEEN, capability=True),
     Class(0xC661, "HOPPER_USERMODE_A", SEEN),
-    Class(0xC697, "AMPERE_A", LIBRARY, on_compute_engine=True),
+    Class(0xC697, "AMPERE_A", GRAPHICS, on_compute_engine=True),
     Class(0xC6B0, "NVC6B0_VIDEO_DECODER", LIBRARY),
     Class(0xC6B5, "AMPERE_DMA_COPY_A", LIBRARY),
     Class(0xC6C0, "AMPERE_COMPUTE_A", LIBRARY, on_compute_engine=True),
     Class(0xC6FA, "NVC6FA_VIDEO_OFA", LIBRARY),
     Class(0xC761, "BLACKWELL_USERMODE_A", LIBRARY),
     Class(0xC763, "MMU_VIDMEM_ACCESS_BIT_BUFFER", MEMORY),
-    Class(0xC797, "AMPERE_B", LIBRARY, on_compute_engine=True),
+    Class(0xC797, "AMPERE_B", GRAPHICS, on_compute_engine=True),
     Class(0xC7B0, "NVC7B0_VIDEO_DECODER", LIBRARY),
     Class(0xC7B5, "AMPERE_DMA_COPY_B", LIBRARY),
     Class(0xC7B7, "NVC7B7_VIDEO_ENCODER", LIBRARY),
@@ -183,7 +183,7 @@ ROWS = (
     Class(0xC86F, "HOPPER_CHANNEL_GPFIFO_A", SEEN, handles=_OF_CHANNELS),
     Class(0xC8B5, "HOPPER_DMA_COPY_A", SEEN),
     Class(0xC96F, "BLACKWELL_CHANNEL_GPFIFO_A", LIBRARY, handles=_OF_CHANNELS),
-    Class(0xC997, "ADA_A", LIBRARY, on_compute_engine=True),
+    Class(0xC997, "ADA_A", GRAPHICS, on_compute_engine=True),
     Class(0xC9B0, "NVC9B0_VIDEO_DECODER", LIBRARY),
     Class(0xC9B5, "BLACKWELL_DMA_COPY_A", LIBRARY),
     Class(0xC9B7, "NVC9B7_VIDEO_ENCODER", LIBRARY),
@@ -193,17 +193,17 @@ ROWS = (
     Class(0xCA6F, "BLACKWELL_CHANNEL_GPFIFO_B", LIBRARY, handles=_OF_CHANNELS),
     Class(0xCAB5, "BLACKWELL_DMA_COPY_B", LIBRARY),
     Class(0xCB33, "NV_CONFIDENTIAL_COMPUTE", SEEN, clients=(At(0),)),
-    Class(0xCB97, "HOPPER_A", SEEN, on_compute_engine=True),
+    Class(0xCB97, "HOPPER_A", GRAPHICS, on_compute_engine=True),
     Class(0xCBA2, "HOPPER_SEC2_WORK_LAUNCH_A", LIBRARY),
     Class(0xCBC0, "HOPPER_COMPUTE_A", SEEN, on_compute_engine=True),
     Class(0xCBCA, "NV_COUNTER_COLLECTION_UNIT", UNUSED),
     Class(0xCD40, "BLACKWELL_INLINE_TO_MEMORY_A", LIBRARY, on_compute_engine=True),
-    Class(0xCD97, "BLACKWELL_A", LIBRARY, on_compute_engine=True),
+    Class(0xCD97, "BLACKWELL_A", GRAPHICS, on_compute_engine=True),
     Class(0xCDB0, "NVCDB0_VIDEO_DECODER", LIBRARY),
     Class(0xCDC0, "BLACKWELL_COMPUTE_A", LIBRARY, on_compute_engine=True),
     Class(0xCDD1, "NVCDD1_VIDEO_NVJPG", LIBRARY),
     Class(0xCDFA, "NVCDFA_VIDEO_OFA", LIBRARY),
-    Class(0xCE97, "BLACKWELL_B", LIBRARY, on_compute_engine=True),
+    Class(0xCE97, "BLACKWELL_B", GRAPHICS, on_compute_engine=True),
     Class(0xCEB0, "NVCEB0_VIDEO_DECODER", LIBRARY),
     Class(0xCEB7, "NVCEB7_VIDEO_ENCODER", LIBRARY),
     Class(0xCEC0, "BLACKWELL_COMPUTE_B", LIBRARY, on_compute_engine=True),
@@ -226,8 +226,8 @@ CLASSES = {row.number: row for row in ROWS}
 
 ALLOWED = {row.number: row for row in ROWS if row.why.allowed}
 
-#: And what pods may make that have no memory limit, or whose grants allow profiling.
-ALLOWED_TO_SOME = ALLOWED | {row.number: row for row in ROWS if row.why in (PROFILING, UNLIMITED)}
+#: And what pods may make whose grants allow profiling or graphics.
+ALLOWED_TO_SOME = ALLOWED | {row.number: row for row in ROWS if row.why in (PROFILING, GRAPHICS)}
 
 #: Objects that carry a gate; they may have only one name.
 GATED = frozenset({abi.KEPLER_CHANNEL_GROUP_A, abi.FERMI_CONTEXT_SHARE_A}) | abi.GPFIFO_CLASSES
@@ -257,11 +257,11 @@ def name(number: int) -> str:
 def refusal(number: int) -> int:
     """Return the status with which a class is refused: a profiler tells its user that a permission is missing."""
     row = CLASSES.get(number)
-    missing = row is not None and row.why is PROFILING
+    missing = row is not None and row.why in (PROFILING, GRAPHICS)
     return abi.NV_ERR_INSUFFICIENT_PERMISSIONS if missing else abi.NV_ERR_INVALID_CLASS
 
 
 def on_compute_engine(rm_class: int) -> bool:
     """Tell whether objects of a class make a channel run on the compute engine."""
-    row = ALLOWED.get(rm_class)
+    row = ALLOWED_TO_SOME.get(rm_class)
     return row is not None and row.on_compute_engine

@@ -22,12 +22,11 @@ class Why(enum.Enum):
 
     #: Allowed to pods whose grant allows profiling: it reads counters of the whole card, or serves such a reader.
     PROFILING = "only pods with --allow-profiling may use it"
+    #: Allowed to pods whose grant allows graphics: a draw runs to its end, whatever timeslice or gate it outlasts.
+    GRAPHICS = "only pods with --allow-graphics may use it"
     #: Allowed to pods on a MIG instance: it reads the instance to which the pod has subscribed. NVIDIA's libraries find
     #: theirs so (src/common/src/nv_smg.c).
     INSTANCE = "only pods on a MIG instance have use for it"
-
-    #: Allowed to pods without a memory limit: RM takes memory for it that nobody can count.
-    UNLIMITED = "only pods without a memory limit may use it"
 
     #: The guardian cannot issue it: RM ties it to the calling process, so the kernel continues the call in the pod.
     KERNEL = "only the process itself can ask for it"

@@ -1,4 +1,4 @@
-"""What to say of a refused call that a debugger or a profiler makes: which tool's it is, why, and what to do instead.
+"""What to say of a refused call that a debugger, a profiler or a graphics program makes: whose it is, why, what helps.
 
 The rows of controls and classes say what is refused. A call that is allowed, such as those of torch.profiler and nsys,
 is none of these.
@@ -33,7 +33,12 @@ _PROFILER = Tool(
     frozenset({0x90CC, 0xB0CC, 0xB1CC, 0xB2CC}),
     "run the pod with qgpuctl run --allow-profiling, or use a profiler without counters, such as torch.profiler",
 )
-TOOLS = (_DEBUGGER, _CHECKER, _PROFILER)
+_GRAPHICS = Tool(
+    "graphics program (OpenGL, Vulkan)",
+    frozenset(row.number for row in classes.ROWS if row.why is Why.GRAPHICS),
+    "run the pod with qgpuctl run --allow-graphics, which lets a long draw hold up other pods",
+)
+TOOLS = (_DEBUGGER, _CHECKER, _PROFILER, _GRAPHICS)
 #: The refusal of a client to a process that a debugger traces.
 DEBUGGED = "client of a process under a debugger"
 #: The refusal of a control file for events.

@@ -168,6 +168,8 @@ class KmodHost:
             raise RefusedError(
                 "profiling: the kernel module lets no pod read hardware counters; run qgpud with --plane seccomp"
             )
+        if any(grant.graphics for grant in grants.values()):
+            raise RefusedError("graphics: the kernel module lets no pod draw; run qgpud with --plane seccomp")
         for pgpu, grant in grants.items():
             try:
                 self._device.call(

@@ -11,6 +11,7 @@ from qgpu.guardian.accounting import memory_quota
 from qgpu.guardian.accounting.object_table import OTHER_TSG_BYTES, ObjectTable
 from qgpu.guardian.proxy import dup as dup_calls
 from qgpu.guardian.proxy import shared_state
+from qgpu.guardian.rules import classes
 from qgpu.nvidia import abi
 from tests.guardian.asked import (
     DEVICE_PARAMS,
@@ -366,7 +367,7 @@ def test_free_opens_gates_when_all_else_has_been_looked_at(on_card):
     assert opened == [[], [], [(7, 21)]]  # the last look is after the free
 
 
-@pytest.mark.parametrize("rm_class", [0x906F, 0xCE6F, 0x00FE])
+@pytest.mark.parametrize("rm_class", [0x906F, 0xCE6F, 0x00FF])
 def test_channels_of_classes_that_carry_no_gate_here_are_refused(on_card, rm_class):
     """RM takes the first of all channel classes for a channel on any card (gpuGetNoEngClassList)."""
     on_card.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
@@ -419,3 +420,25 @@ def test_a_pod_has_so_many_objects_and_the_next_is_refused(on_card, monkeypatch)
     assert statuses == [abi.NV_OK] * 3 + [abi.NV_ERR_INSUFFICIENT_RESOURCES] * 2
     on_card.call(abi.NV_ESC_RM_FREE, free(10))
     assert allocate(on_card, 16, PAGE) == abi.NV_OK
+
+
+@pytest.mark.parametrize("rm_class", [each for each, row in classes.CLASSES.items() if row.why is classes.GRAPHICS])
+def test_no_pod_draws_without_the_grant(on_card, rm_class):
+    """No timeslice and no gate ends a draw."""
+    asked, params = alloc(21, 20, rm_class), bytes(24)
+    on_card.rm.seen.clear()
+    without = alloc_status(on_card.call(abi.NV_ESC_RM_ALLOC, asked, params)[2])
+    assert (without, on_card.rm.seen) == (abi.NV_ERR_INSUFFICIENT_PERMISSIONS, [])
+
+    on_card.graphics = True
+    assert alloc_status(on_card.call(abi.NV_ESC_RM_ALLOC, asked, params)[2]) != abi.NV_ERR_INSUFFICIENT_PERMISSIONS
+
+
+@pytest.mark.parametrize(("entries", "made"), [(1 << 10, True), (1 << 16, True), (1 << 31, False)])
+def test_queue_of_a_memory_mapper_is_short(on_card, entries, made):
+    """RM keeps it in the host's memory."""
+    on_card.graphics = True
+    params = struct.pack("<IIIIQ", 19, entries, 0, 0, 0)
+    answer = alloc_status(on_card.call(abi.NV_ESC_RM_ALLOC, alloc(20, 3, abi.NV_MEMORY_MAPPER), params)[2])
+
+    assert answer == (abi.NV_OK if made else abi.NV_ERR_INVALID_ARGUMENT)

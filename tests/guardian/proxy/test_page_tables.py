@@ -159,15 +159,3 @@ def test_mappings_beyond_a_pods_share_are_refused_and_counted(on_card, monkeypat
     assert [uvm_mapping_status(answer) for answer in answers] == [0xFFFF, 0xFFFF, abi.NV_ERR_NO_MEMORY]
     assert on_card.shared.refusals.counts["web", "too many mappings of UVM"] == 2
     assert table != struct.pack("<QQ", 1 << 50, 4096) + bytes(24)
-
-
-@pytest.mark.parametrize(("entries", "made"), [(1 << 10, True), (1 << 16, True), (1 << 31, False)])
-def test_memory_mapper_needs_no_limit_and_a_short_queue(pod, entries, made):
-    """RM keeps the queue in the host's memory, and page tables that nobody counts on the card."""
-    asked, params = alloc(20, 3, abi.NV_MEMORY_MAPPER), struct.pack("<IIIIQ", 19, entries, 0, 0, 0)
-    under = alloc_status(pod.call(abi.NV_ESC_RM_ALLOC, asked, params)[2])
-    pod.limits.clear()
-    without = alloc_status(pod.call(abi.NV_ESC_RM_ALLOC, asked, params)[2])
-
-    assert under == abi.NV_ERR_INVALID_CLASS
-    assert without == (abi.NV_OK if made else abi.NV_ERR_INVALID_ARGUMENT)

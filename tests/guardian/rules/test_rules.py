@@ -93,7 +93,7 @@ def test_what_a_recorded_program_asks_is_allowed(trace):
                 assert known.empty_by_alloc_memory or known.why is classes.KERNEL, known.name
             case rm_calls.Alloc() if asked.rm_class not in classes.ALLOWED:
                 known = classes.CLASSES[asked.rm_class]
-                assert known.why in (classes.KERNEL, classes.UNLIMITED), known.name
+                assert known.why in (classes.KERNEL, classes.GRAPHICS), known.name
 
 
 def test_only_what_profilers_ask_for_needs_the_grant():

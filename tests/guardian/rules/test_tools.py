@@ -18,12 +18,17 @@ from qgpu.guardian.rules import classes, controls, tools
         ("MAXWELL_PROFILER_DEVICE", "ncu", "only pods with --allow-profiling"),
         ("NV2080_CTRL_CMD_FB_FLUSH_GPU_CACHE", "ncu", "only pods with --allow-profiling"),
         ("NVB0CC_CTRL_CMD_RESERVE_HES", "ncu", "it changes something"),
+        ("HOPPER_A", "OpenGL", "only pods with --allow-graphics"),
     ],
 )
 def test_refused_tool_is_named_with_reason_and_remedy(call, tool, reason):
     (line,) = tools.advice({call: 3})
 
-    remedy = {"cuda-gdb": "use compute-sanitizer", "ncu": "run the pod with qgpuctl run --allow-profiling"}[tool]
+    remedy = {
+        "cuda-gdb": "use compute-sanitizer",
+        "ncu": "run the pod with qgpuctl run --allow-profiling",
+        "OpenGL": "run the pod with qgpuctl run --allow-graphics",
+    }[tool]
     assert (tool in line, reason in line, remedy in line) == (True, True, True)
 
 
