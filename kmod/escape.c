@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * escape.c - dispatches a pod's calls by number: unwraps them, passes the inspected ones to their handlers, forwards
- * the rest. Allocations go to alloc.c, controls to control.c, duplicates to dup.c, frees to free.c.
+ * the rest. Allocations go to alloc.c, controls to control.c, duplicates to dup.c, frees to free.c, OS events to
+ * os_event.c.
  *
  * RM looks at number and size and ignores the other bits of an ioctl word; so does this file. RM itself refuses a size
  * that it does not know.
@@ -14,6 +15,7 @@
 #include "dup.h"
 #include "escape.h"
 #include "free.h"
+#include "os_event.h"
 #include "rule_lookup.h"
 #include "vram_heap.h"
 
@@ -35,6 +37,9 @@ static long (*handler_of(u32 nr, u32 size))(struct qgpu_call *call)
 		return size == sizeof(struct nvos55) ? qgpu_dup : NULL;
 	case NV_ESC_RM_VID_HEAP_CONTROL:
 		return size == sizeof(struct nvos32) ? qgpu_vid_heap : NULL;
+	case NV_ESC_ALLOC_OS_EVENT:
+	case NV_ESC_FREE_OS_EVENT:
+		return size == sizeof(struct nv_os_event) ? qgpu_os_event : NULL;
 	}
 	return NULL;
 }
@@ -60,8 +65,9 @@ static int unwrap(unsigned int *cmd, unsigned long *arg)
 }
 
 /*
- * What cannot be counted is refused under a limit. A dma-buf keeps memory that no longer has a handle; RM's own
- * mappings take page tables of the card (CUDA's mappings are UVM's). These calls have no common place for an RM status.
+ * What cannot be counted is refused under a limit: RM's own mappings take page tables of the card (CUDA's mappings are
+ * UVM's). A dma-buf is always refused: RM makes it of any client's memory, and the driver reads the client's handle
+ * where no seal is. These calls have no common place for an RM status.
  */
 static bool is_refused(const struct qgpu_pod *pod, u32 nr)
 {

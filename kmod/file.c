@@ -136,6 +136,7 @@ void qgpu_file_closed(struct qgpu_file *file)
 	if (file->shared)
 		qgpu_gate_penalty_exit(file->pod, file->gated_ns);
 	qgpu_mem_file_closed(file->pod);
+	atomic_sub(atomic_read(&file->nr_os_events), &file->pod->nr_os_events);
 	file_free(file);
 }
 

@@ -27,6 +27,8 @@
 #define NV_ESC_RM_MAP_MEMORY_DMA	0x57
 #define NV_ESC_CARD_INFO		200
 #define NV_ESC_REGISTER_FD		201
+#define NV_ESC_ALLOC_OS_EVENT		206
+#define NV_ESC_FREE_OS_EVENT		207
 #define NV_ESC_CHECK_VERSION_STR	210
 #define NV_ESC_IOCTL_XFER_CMD		211
 #define NV_IOCTL_XFER_MAX_SIZE		16384
@@ -114,6 +116,10 @@ struct nvos55 {			/* RM_DUP_OBJECT */
 	u32 client, parent, object, client_src, object_src, flags, status;
 };
 
+struct nv_os_event {		/* to allocate, and to free */
+	u32 client, device, number, status;
+};
+
 struct nvos02_fd {		/* RM_ALLOC_MEMORY, as nv_ioctl_nvos02_parameters_with_fd */
 	u32 root, parent, object, class, flags, pad0;
 	u64 memory, limit;
@@ -156,6 +162,7 @@ static_assert(sizeof(struct nvos21) == 32);
 static_assert(sizeof(struct nvos64) == 48);
 static_assert(sizeof(struct nvos54) == 32);
 static_assert(sizeof(struct nvos55) == 28);
+static_assert(sizeof(struct nv_os_event) == 16);
 static_assert(sizeof(struct nvos02_fd) == 56);
 static_assert(sizeof(struct nvos32) == 184);
 

@@ -67,6 +67,7 @@ struct qgpu_pod {
 	u64 penalty_until_ns;	/* under owed_lock */
 	u64 billed_ns;		/* likewise: up to how much of the gated time it owes for exits */
 	struct rw_semaphore making;	/* client.c: read while RM makes a client that is not in the object table yet */
+	atomic_t nr_os_events;	/* of its files */
 	atomic_t nr_further;	/* handles on TSGs, without the first of each */
 	struct list_head kept;	/* memory that stays charged until the last file goes: mem.c, under mem_lock */
 	struct qgpu_share shares[QGPU_MAX_GPUS];

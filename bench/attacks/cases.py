@@ -100,6 +100,7 @@ CASES: tuple[Case, ...] = (
     _raw("export to a descriptor", "export"),
     _raw("dup of others' objects", "steal"),
     _raw("others' objects shared, then dup", "share"),
+    _raw("others' OS events freed, their numbers taken", "os-events"),
     _raw("12 forked processes", "processes"),
     _raw("orphans in sessions of their own", "orphans"),
     _raw("page tables of address space", "tables"),

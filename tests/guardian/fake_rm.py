@@ -58,6 +58,8 @@ class FakeRm:
         self.meanwhile = lambda: None
         #: Objects that were shared for a duplicate, with the client that got it.
         self.shared: list = []
+        #: What the descriptors of dma-bufs were, as the guardian had them.
+        self.dma_bufs: list = []
 
     # -- what GpuOps does ------------------------------------------------------------------------------------------
 
@@ -165,6 +167,12 @@ class FakeRm:
                 self._status(data, 20, abi.NV_OK)
             case abi.NV_ESC_REGISTER_FD | abi.NV_ESC_RM_ALLOC_MEMORY:
                 pass
+            case abi.NV_ESC_ALLOC_OS_EVENT | abi.NV_ESC_FREE_OS_EVENT:
+                pass
+            case abi.NV_ESC_EXPORT_TO_DMABUF_FD:
+                if (fd := struct.unpack_from("<i", data)[0]) < 0:
+                    struct.pack_into("<i", data, 0, fd := os.memfd_create("dma-buf"))
+                self.dma_bufs.append(os.readlink(f"/proc/self/fd/{fd}"))
             case _ if number in escapes.MAPPINGS:
                 pass
             case _:

@@ -20,11 +20,13 @@ from qgpu.guardian.proxy import fast_path, rm_calls
 from qgpu.guardian.proxy.alloc import AllocHandler
 from qgpu.guardian.proxy.control import ControlHandler
 from qgpu.guardian.proxy.cpu_mappings import CpuMappings
+from qgpu.guardian.proxy.dma_bufs import DmaBufs
 from qgpu.guardian.proxy.dup import DupHandler
 from qgpu.guardian.proxy.free import FreeHandler
 from qgpu.guardian.proxy.handler_context import ANSWERED, PROCEED, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlProxy
 from qgpu.guardian.proxy.mmap_calls import MmapHandler
+from qgpu.guardian.proxy.os_events import OsEvents
 from qgpu.guardian.proxy.passthrough import Passthrough
 from qgpu.guardian.proxy.seccomp_filter import NUMBER_AND_SIZE, is_mapping
 from qgpu.guardian.proxy.shared_state import SharedState
@@ -71,6 +73,8 @@ class Dispatcher:
         self._heap = VidHeapHandler(self._ctx, self._alloc_handler)
         self._mmap = MmapHandler(self._ctx)
         self._cpu_mappings = CpuMappings(self._ctx)
+        self._os_events = OsEvents(self._ctx)
+        self._dma_bufs = DmaBufs(self._ctx)
         self._uvm = UvmHandler(self._ctx, self._passthrough, self._free_handler.unmap, self._mmap.wait_until_made)
         #: Process by thread.
         self._threads: dict[int, int] = {}
@@ -261,8 +265,10 @@ class Dispatcher:
                 return self._cpu_mappings.handle(pod_call, number, block)
             case abi.NV_ESC_REGISTER_FD:
                 return self._alloc_handler.register_fd(pod_call, block, minor)
+            case abi.NV_ESC_ALLOC_OS_EVENT | abi.NV_ESC_FREE_OS_EVENT if not escape.wrapped:
+                return self._os_events.handle(pod_call, escape.number, block)
             case abi.NV_ESC_EXPORT_TO_DMABUF_FD if not self._ctx.limited() and not escape.wrapped:
-                return PROCEED
+                return self._dma_bufs.export(pod_call, block)
             case abi.NV_ESC_RM_MAP_MEMORY_DMA if not self._ctx.limited() and not escape.wrapped:
                 return PROCEED
         # These calls end here. A dma-buf keeps memory without a handle. RM's own mappings take page tables on the card

@@ -27,6 +27,8 @@ class Escape(NamedTuple):
     name: str
     sizes: tuple[int, ...]
     refused: Refused | None = None
+    #: When the kernel module refuses it, where it cannot do what the guardian does.
+    in_module: Refused | None = None
 
 
 ROWS = (
@@ -55,12 +57,15 @@ ROWS = (
         (abi.sizeof("NVOS56_PARAMETERS"),),
     ),
     Escape(abi.NV_ESC_REGISTER_FD, "NV_ESC_REGISTER_FD", (4,)),
+    Escape(abi.NV_ESC_ALLOC_OS_EVENT, "NV_ESC_ALLOC_OS_EVENT", (abi.sizeof("nv_ioctl_os_event_t"),)),
+    Escape(abi.NV_ESC_FREE_OS_EVENT, "NV_ESC_FREE_OS_EVENT", (abi.sizeof("nv_ioctl_os_event_t"),)),
     Escape(abi.NV_ESC_IOCTL_XFER_CMD, "NV_ESC_IOCTL_XFER_CMD", (abi.sizeof("nv_ioctl_xfer_t"),)),
     Escape(
         abi.NV_ESC_EXPORT_TO_DMABUF_FD,
         "NV_ESC_EXPORT_TO_DMABUF_FD",
         abi.EXPORT_TO_DMABUF_FD_BYTES,
         refused=Refused.UNDER_LIMIT,
+        in_module=Refused.ALWAYS,
     ),
     Escape(
         abi.NV_ESC_RM_MAP_MEMORY_DMA,

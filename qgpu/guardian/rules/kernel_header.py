@@ -102,9 +102,8 @@ def _class(row: classes.Class) -> str | None:
 
 
 def _escape(row: escapes.Escape) -> str | None:
-    if row.refused is None:
-        return None
-    return _row([f"0x{row.number:02x}", f"QGPU_REFUSED_{row.refused.name}"], row.name)
+    refused = row.in_module or row.refused
+    return _row([f"0x{row.number:02x}", f"QGPU_REFUSED_{refused.name}"], row.name) if refused is not None else None
 
 
 def _clients(places: Iterable[At]) -> list[str]:

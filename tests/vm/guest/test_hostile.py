@@ -209,3 +209,35 @@ def test_an_object_with_parent_0_goes_with_its_client(web, qgpu):
     process.stop()
 
     assert (web.held(), qgpu.tsgs(web.id)) == (0, [])
+
+
+def os_events(state, client, numbers, call=206):
+    """Make OS events of a client, or free them (207); the statuses."""
+    fd, said = state.setdefault("events", os.open(nv.CTL, os.O_RDWR)), []
+    for number in numbers:
+        data = bytearray(struct.pack("4I", client, 0, number, 0))
+        nv.call(fd, call, data)
+        said.append(struct.unpack("4I", data)[3])
+    return said
+
+
+def test_os_events_are_of_ones_own_clients(web, pod):
+    """RM asks nobody whose they are: a neighbour whose event is freed waits for ever."""
+    neighbour = pod("neighbour")
+    neighbour.process().run(program)
+    clients = [each.processes[0].run(lambda state: state["p"].client) for each in (web, neighbour)]
+
+    for call in (206, 207):
+        said = [web.processes[0].run(os_events, client, [5], call) for client in (*clients, 0)]
+        assert said == [[0], [nv.BAD_CLIENT], [nv.BAD_CLIENT]]
+
+
+def test_os_events_of_a_pod_are_bounded(web):
+    process = web.processes[0]
+    own = process.run(lambda state: state["p"].client)
+    said = process.run(os_events, own, range(4100))
+
+    assert said == [0] * 4096 + [nv.NO_RESOURCES] * 4
+    assert process.run(os_events, own, [1], 207) + process.run(os_events, own, [1, 2]) == [0, 0, nv.NO_RESOURCES]
+    process.run(lambda state: os.close(state.pop("events")))
+    assert process.run(os_events, own, [1]) == [0]

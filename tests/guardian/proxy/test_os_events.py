@@ -1,0 +1,58 @@
+"""OS events: a pod makes and frees those of its own clients, and only so many, because RM checks neither."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from qgpu.guardian.proxy import os_events
+from qgpu.nvidia import abi
+
+OWN, NEIGHBOURS, NOBODYS = 7, 9, 99
+MAKE, FREE = abi.NV_ESC_ALLOC_OS_EVENT, abi.NV_ESC_FREE_OS_EVENT
+
+
+@pytest.fixture
+def beside(on_card):
+    """The pod, beside another one whose client is 9."""
+    for fact in (
+        {"fact": "pod", "name": "other", "grants": {}},
+        {"fact": "process", "pid": 1, "pod": "other"},
+        {"fact": "client", "client": NEIGHBOURS, "pid": 1, "fd": 3},
+    ):
+        on_card.shared.note(fact)
+    on_card.rm.seen.clear()
+    return on_card
+
+
+def call(pod, number, client, event=5):
+    return struct.unpack_from("<I", pod.call(number, struct.pack("<4I", client, 2, event, 0))[2], 12)[0]
+
+
+@pytest.mark.parametrize("number", [MAKE, FREE])
+def test_events_are_of_the_pods_own_clients(beside, number):
+    assert call(beside, number, OWN) == abi.NV_OK
+    assert [asked for asked, _ in beside.rm.seen] == [number]
+
+    beside.rm.seen.clear()
+    assert [call(beside, number, client) for client in (NEIGHBOURS, NOBODYS)] == [abi.NV_ERR_INVALID_CLIENT] * 2
+    assert beside.rm.seen == []
+
+
+def test_a_free_after_its_client_is_no_attack(beside):
+    call(beside, FREE, NOBODYS)
+    assert not any("another pod" in what for _, what in beside.shared.refusals.counts)
+
+    call(beside, FREE, NEIGHBOURS)
+    assert beside.shared.refusals.counts["web", "NV_ESC_FREE_OS_EVENT on another pod's client"] == 1
+
+
+def test_events_are_bounded_and_go_with_their_client(beside, monkeypatch):
+    monkeypatch.setattr(os_events, "_MOST_EVENTS", 2)
+    assert [call(beside, MAKE, OWN, event) for event in (1, 2, 3)] == [0, 0, abi.NV_ERR_INSUFFICIENT_RESOURCES]
+
+    assert [call(beside, FREE, OWN, 1), call(beside, MAKE, OWN, 3)] == [0, 0]
+    beside.shared.table.clients[OWN].pod = "other"
+    beside.shared.note({"fact": "client", "client": 8, "pid": beside.process.pid, "fd": 9})
+    assert call(beside, MAKE, 8, 1) == 0
