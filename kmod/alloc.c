@@ -263,7 +263,13 @@ static long vram(struct qgpu_call *call, const struct request *request, u64 size
 static bool is_looked_at(u32 class)
 {
 	return class == NV01_MEMORY_LOCAL_USER || class == NV50_MEMORY_VIRTUAL || class == KEPLER_CHANNEL_GROUP_A ||
-	       NV_IS_GPFIFO(class);
+	       class == FERMI_VASPACE_A || NV_IS_GPFIFO(class);
+}
+
+/* An address space that RM has for the whole card: who maps into none of his own maps there. */
+static bool is_whole_cards(u32 class, u32 index)
+{
+	return class == FERMI_VASPACE_A && index != NV_VASPACE_NEW && index != NV_VASPACE_OF_DEVICE;
 }
 
 /* Allocations that use an unknown amount of the card: refused under a limit. */
@@ -298,6 +304,8 @@ long qgpu_alloc(struct qgpu_call *call)
 		qgpu_call_look(call, request.params, call->room, sizeof(call->room));
 	if (!READ_ONCE(call->pod->gone) && qgpu_call_names_foreign(call, request.root, rule->clients))
 		return qgpu_refuse_alloc(call, request.status_at, NV_ERR_INVALID_OBJECT_HANDLE);
+	if (!READ_ONCE(call->pod->gone) && is_whole_cards(request.class, param_u32(call, NV_VASPACE_PARAMS_INDEX_AT)))
+		return qgpu_refuse_alloc(call, request.status_at, NV_ERR_INVALID_ARGUMENT);
 	if (is_uncountable(request.class, param_u32(call, NV_MEMORY_PARAMS_FLAGS_AT)) && qgpu_pod_limited(call->pod))
 		return qgpu_refuse_alloc(call, request.status_at, NV_ERR_NOT_SUPPORTED);
 	switch (request.class) {

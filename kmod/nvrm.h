@@ -75,6 +75,9 @@
 #define FERMI_VASPACE_A			0x90f1
 #define KEPLER_CHANNEL_GROUP_A		0xa06c
 /* Every GPFIFO class ends in 6f, up to ca6f (Blackwell B); 906f (Fermi) still makes channels on every card. */
+#define NV_VASPACE_PARAMS_INDEX_AT	0
+#define NV_VASPACE_NEW			0
+#define NV_VASPACE_OF_DEVICE		3
 #define NV_IS_GPFIFO(class)		(((class) & 0xff) == 0x6f && (class) >= 0x506f && (class) <= 0xffff)
 
 #define NV2080_ENGINE_TYPE_GR0		1

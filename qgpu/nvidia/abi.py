@@ -33,6 +33,8 @@ ffi.cdef(
                      uint32_t status, flags; int32_t fd; uint32_t pad1; } NVOS33_PARAMETERS_WITH_FD;
     typedef struct { uint32_t hClient, hDevice, hMemory, pad; uint64_t pLinearAddress; uint32_t status, flags; }
                      NVOS34_PARAMETERS;
+    typedef struct { uint32_t hObjectParent, hSubDevice, hObjectNew, hClass, flags, selector, hMemory, pad;
+                     uint64_t offset, limit; uint32_t status, pad1; } NVOS39_PARAMETERS;
     typedef struct { uint32_t hClient, hDevice, hMemory, pad; uint64_t pOldCpuAddress, pNewCpuAddress;
                      uint32_t status, pad1; } NVOS56_PARAMETERS;
     typedef struct { uint32_t hRoot, hObjectParent, function, hVASpace; int16_t ivcHeapNumber; uint32_t status;
@@ -157,17 +159,20 @@ NV_ESC_RM_VID_HEAP_CONTROL = 0x4A
 NV_ESC_RM_ACCESS_REGISTRY = 0x4D
 NV_ESC_RM_MAP_MEMORY = 0x4E
 NV_ESC_RM_UNMAP_MEMORY = 0x4F
+NV_ESC_RM_ALLOC_CONTEXT_DMA2 = 0x54
 NV_ESC_RM_MAP_MEMORY_DMA = 0x57
+NV_ESC_RM_BIND_CONTEXT_DMA = 0x59
 NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO = 0x5E
 NV_ESC_CARD_INFO = 200
 NV_ESC_REGISTER_FD = 201
 NV_ESC_ALLOC_OS_EVENT = 206
 NV_ESC_FREE_OS_EVENT = 207
 NV_ESC_IOCTL_XFER_CMD = 211
+NV_ESC_ATTACH_GPUS_TO_FD = 212
 NV_ESC_EXPORT_TO_DMABUF_FD = 217
 
-#: Bytes of NVOS30_PARAMETERS, NVOS_I2C_ACCESS_PARAMS and NVOS38_PARAMETERS.
-IDLE_CHANNELS_BYTES, I2C_ACCESS_BYTES, ACCESS_REGISTRY_BYTES = 56, 32, 72
+#: Bytes of NVOS30_PARAMETERS, NVOS_I2C_ACCESS_PARAMS, NVOS38_PARAMETERS and NVOS49_PARAMETERS.
+IDLE_CHANNELS_BYTES, I2C_ACCESS_BYTES, ACCESS_REGISTRY_BYTES, BIND_CONTEXT_DMA_BYTES = 56, 32, 72, 16
 #: Bytes of NVOS46_PARAMETERS, before and from 580.
 MAP_MEMORY_DMA_BYTES = (56, 64)
 #: Bytes of nv_ioctl_export_to_dma_buf_fd_t, before and from 570.
@@ -190,6 +195,9 @@ RS_SHARE_ACTION_FLAG_COMPOSE = 1 << 2
 NV01_ROOT = 0x0
 NV01_ROOT_NON_PRIV = 0x1
 NV01_ROOT_CLIENT = 0x41
+NV01_CONTEXT_DMA = 0x2
+NV01_EVENT = 0x5
+NV01_EVENT_OS_EVENT = 0x79
 NV01_MEMORY_LOCAL_USER = 0x40
 NV01_MEMORY_SYSTEM = 0x3E
 NV01_MEMORY_LOCAL_PRIVILEGED = 0x3F
@@ -240,6 +248,7 @@ NV2080_GPU_GET_PIDS = 0x2080018D
 NV2080_GPU_GET_PID_INFO = 0x2080018E
 NV2080_FB_GET_INFO = 0x20801301
 NV2080_FB_GET_INFO_V2 = 0x20801303
+NV00DE_REQUEST_DATA_POLL = 0x00DE0001
 NV2080_FB_FLUSH_GPU_CACHE = 0x2080130E
 #: Flags of that control: the whole cache is written back and invalidated; the aperture is system memory (ctrl2080fb.h).
 FLUSH_WHOLE_CACHE, FLUSH_SYSTEM_MEMORY = 0x1C, 0x01

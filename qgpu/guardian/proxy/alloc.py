@@ -19,6 +19,7 @@ from qgpu.guardian.proxy import client_ownership, rm_calls
 from qgpu.guardian.proxy.free import FreeHandler
 from qgpu.guardian.proxy.handler_context import PROCEED, Handler, HandlerContext, PodCall, status_of
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
+from qgpu.guardian.proxy.os_events import TOO_MANY, Bounded
 from qgpu.guardian.proxy.passthrough import Passthrough
 from qgpu.guardian.rules import classes, tools
 from qgpu.linux import proc
@@ -38,6 +39,10 @@ _ABOVE_PROFILERS = frozenset({abi.NV01_DEVICE_0, abi.NV20_SUBDEVICE_0})
 PAGE_TABLES = "address space with its page tables"
 #: The refusal of memory at a chosen address, where RM takes more than was asked for.
 CHOSEN_PLACE = "memory at an address of the card"
+#: The refusal of an address space that processes share which map into none of their own.
+WHOLE_CARDS = "the whole card's address space"
+#: Indexes of FERMI_VASPACE_A that mean a new address space, and that of the device above.
+_OWN_SPACES = (0, 3)
 
 
 @dataclass(slots=True)  # not frozen: see Notification
@@ -83,6 +88,7 @@ class AllocHandler(Handler):
         self._passthrough = passthrough
         #: TSGs that were made preemptible.
         self._preemptible: dict[Key, RmObject] = {}
+        self._events = Bounded(lambda key: self._gpu_ops.exists(key))
 
     def alloc(self, pod_call: PodCall, escape: rm_calls.Escape, block: IoctlBuffer, asked: rm_calls.Alloc) -> int:
         """Make an object, or refuse it."""
@@ -97,6 +103,10 @@ class AllocHandler(Handler):
             return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INVALID_ADDRESS)
         if self._names_foreign_client(request):
             return self._refuse(request, abi.NV_ERR_INVALID_OBJECT_HANDLE, client_ownership.name(row.name))
+        if asked.rm_class in classes.EVENTS and not self._events.has_room():
+            return self._refuse(request, abi.NV_ERR_INSUFFICIENT_RESOURCES, TOO_MANY)
+        if asked.rm_class == abi.FERMI_VASPACE_A and _is_whole_cards(request.params):
+            return self._refuse(request, abi.NV_ERR_INVALID_ARGUMENT, WHOLE_CARDS)
         self.undo_interrupted(pod_call, request.rm.key)
         if (memory := self._uncounted_memory(request)) is not None:
             return self._refuse(request, abi.NV_ERR_NOT_SUPPORTED, memory)
@@ -256,6 +266,8 @@ class AllocHandler(Handler):
         rm, file = request.rm, request.pod_call.file
         if classes.on_compute_engine(rm.rm_class):
             self._make_preemptible(file, rm)
+        elif rm.rm_class in classes.EVENTS:
+            self._events.add(rm.client, *_U32.unpack_from(request.block.data, _HANDLE_AT))
         elif rm.rm_class == abi.NV50_THIRD_PARTY_P2P:
             self._gpu_ops.register_p2p(file, rm.client, rm.handle)
 
@@ -369,6 +381,8 @@ class AllocHandler(Handler):
                 gone = self._free_handler.free(pod_call, key, carry_out)
         finally:
             self._shared.end_free(key, was, channels, gone=gone)
+        if gone:
+            self._events.discard(client, handle)
         if gone and unbinds:
             self._shared.monitors.unbound(self._pod, client)
         if gone and client == handle:  # the file has no other root client
@@ -478,6 +492,11 @@ class AllocHandler(Handler):
         """Let the kernel make nothing more on a control file. Other files are left alone: RM refuses them."""
         if proc.device_of(file) == os.makedev(self._shared.major, abi.NV_CONTROL_MINOR):
             self._passthrough.end_on(file)
+
+
+def _is_whole_cards(params: IoctlBuffer | None) -> bool:
+    """Tell whether an address space is one that RM has for the whole card, by its index (nvos.h)."""
+    return params is not None and _U32.unpack_from(params.data)[0] not in _OWN_SPACES
 
 
 def _has_open(pid: int, device: int) -> bool:

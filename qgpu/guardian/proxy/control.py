@@ -32,6 +32,7 @@ _RARE = {
     abi.NVB0CC_RELEASE_HWPM_LEGACY: 1,
     abi.NVB0CC_BIND_PM_RESOURCES: 2,
     abi.NVB0CC_UNBIND_PM_RESOURCES: 1,
+    abi.NV00DE_REQUEST_DATA_POLL: 1,
 }
 _RARE_PARTS, _MOST_REST_NS, _AHEAD_NS = 21, 10**9, 2 * 10**7
 _HANDLE_OF_EXPORT_AT, _HANDLES_OF_EXPORTS_AT, _MOST_EXPORTS = 12, 76, 512
@@ -232,7 +233,7 @@ class ControlHandler(Handler):
     def _perform_rarely(self, request: _ControlRequest) -> int:
         """Perform a control that gates and neighbours wait for: not too often; some in the pod's turn.
 
-        It preempts the pod's own TSG, flushes the cache, or binds monitors.
+        It preempts the pod's own TSG, flushes the cache, binds monitors, or has RM look at all clients of the system.
         """
         pod_call, block, asked = request.pod_call, request.block, request.asked
         time.sleep(max(0, self._rare_due_ns - _AHEAD_NS - time.monotonic_ns()) / 1e9)

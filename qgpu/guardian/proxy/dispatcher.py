@@ -18,6 +18,8 @@ import structlog
 from qgpu.guardian.failover.journal import Writes
 from qgpu.guardian.proxy import fast_path, rm_calls
 from qgpu.guardian.proxy.alloc import AllocHandler
+from qgpu.guardian.proxy.attached_gpus import AttachedGpus
+from qgpu.guardian.proxy.card_mappings import CardMappings
 from qgpu.guardian.proxy.control import ControlHandler
 from qgpu.guardian.proxy.cpu_mappings import CpuMappings
 from qgpu.guardian.proxy.dma_bufs import DmaBufs
@@ -73,6 +75,8 @@ class Dispatcher:
         self._heap = VidHeapHandler(self._ctx, self._alloc_handler)
         self._mmap = MmapHandler(self._ctx)
         self._cpu_mappings = CpuMappings(self._ctx)
+        self._card_mappings = CardMappings(self._ctx)
+        self._attached_gpus = AttachedGpus(self._ctx)
         self._os_events = OsEvents(self._ctx)
         self._dma_bufs = DmaBufs(self._ctx)
         self._uvm = UvmHandler(self._ctx, self._passthrough, self._free_handler.unmap, self._mmap.wait_until_made)
@@ -182,7 +186,8 @@ class Dispatcher:
             return self._mmap.handle(call, pid)
         request = call.request
         rm_call = request & NUMBER_AND_SIZE
-        if rm_call not in _WATCHED and request not in uvm.WATCHED:
+        by_number = rm_call & 0xFF in escapes.WATCHED_NUMBERS
+        if rm_call not in _WATCHED and request not in uvm.WATCHED and not by_number:
             return PROCEED
         if rm_call in _MAPPINGS and not self._cpu_mappings.concerns(pod_call):
             return PROCEED
@@ -270,7 +275,11 @@ class Dispatcher:
             case abi.NV_ESC_EXPORT_TO_DMABUF_FD if not self._ctx.limited() and not escape.wrapped:
                 return self._dma_bufs.export(pod_call, block)
             case abi.NV_ESC_RM_MAP_MEMORY_DMA if not self._ctx.limited() and not escape.wrapped:
-                return PROCEED
+                return self._card_mappings.map(pod_call, block)
+            case abi.NV_ESC_RM_ALLOC_CONTEXT_DMA2 if not escape.wrapped:
+                return self._card_mappings.context_dma(pod_call, block)
+            case abi.NV_ESC_ATTACH_GPUS_TO_FD if not escape.wrapped:
+                return self._attached_gpus.attach(pod_call, block)
         # These calls end here. A dma-buf keeps memory without a handle. RM's own mappings take page tables on the card
         # that nobody can count (CUDA uses UVM's mappings). RM_IDLE_CHANNELS reads lists of handles under RM's locks.
         # RM_SHARE would share others' objects, too. No library wraps a mapping.

@@ -1,13 +1,16 @@
-"""Makes and frees a pod's OS events: RM keeps them by client and number in one list, and asks nobody whose they are.
+"""Bounds a pod's events, and makes and frees its OS events: RM checks neither their number nor whose they are.
 
-So a process could free a neighbour's events, which then waits for ever, or take their numbers first. RM walks the list
-under a spinlock, so a pod may have only so many.
+RM keeps OS events by client and number in one list. So a process could free a neighbour's, which then waits for ever,
+or take their numbers first. RM walks this list, and a card's list of event objects, under spinlocks; the latter in
+every interrupt.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
+from qgpu.guardian.accounting.rm_object import Key
 from qgpu.guardian.proxy import client_ownership
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall, status_of
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
@@ -16,9 +19,31 @@ from qgpu.nvidia import abi
 
 _FIELDS = struct.Struct("<III")  # client, device, number
 _STATUS_AT = abi.offsetof("nv_ioctl_os_event_t", "Status")
-#: A CUDA process has about thirty.
-_MOST_EVENTS = 1 << 12
-TOO_MANY = "too many OS events"
+#: Of OS events, and of event objects. A CUDA process has about ten of each.
+_MOST_EVENTS = 1 << 11
+TOO_MANY = "too many events"
+
+
+class Bounded:
+    """What a pod has of one kind, by client and number. It may contain some that are gone: ``exists`` tells."""
+
+    def __init__(self, exists: Callable[[Key], bool]) -> None:
+        self._exists = exists
+        self._held: set[Key] = set()
+
+    def has_room(self) -> bool:
+        """Tell whether the pod may have another one; forget those that are gone before saying no."""
+        if len(self._held) >= _MOST_EVENTS:
+            self._held = {key for key in self._held if self._exists(key)}
+        return len(self._held) < _MOST_EVENTS
+
+    def add(self, client: int, number: int) -> None:
+        """Record a new one."""
+        self._held.add((client, number))
+
+    def discard(self, client: int, number: int) -> None:
+        """Record that one is gone."""
+        self._held.discard((client, number))
 
 
 class OsEvents(Handler):
@@ -26,8 +51,8 @@ class OsEvents(Handler):
 
     def __init__(self, ctx: HandlerContext) -> None:
         super().__init__(ctx)
-        #: Numbers by client. A file that is closed leaves some behind, until its client is forgotten.
-        self._made: dict[int, set[int]] = {}
+        # A file that is closed leaves some behind until its client is forgotten.
+        self._made = Bounded(lambda key: self._shared.owns(self._pod, key[0]))
 
     def handle(self, pod_call: PodCall, number: int, block: IoctlBuffer) -> int:
         """Make or free an event of one of the pod's own clients."""
@@ -38,20 +63,12 @@ class OsEvents(Handler):
             what = client_ownership.name(escapes.name(number))
             return self._ctx.refuse(block, _STATUS_AT, abi.NV_ERR_INVALID_CLIENT, what)
         makes = number == abi.NV_ESC_ALLOC_OS_EVENT
-        if makes and not self._has_room():
+        if makes and not self._made.has_room():
             return self._ctx.refuse(block, _STATUS_AT, abi.NV_ERR_INSUFFICIENT_RESOURCES, TOO_MANY)
         pod_call.begin()
         if error := self._proxy.escape(pod_call.file, number, block):
             return error
         if status_of(block, _STATUS_AT) == abi.NV_OK:
-            events = self._made.setdefault(client, set())
-            (events.add if makes else events.discard)(event)
+            (self._made.add if makes else self._made.discard)(client, event)
         block.store()
         return 0
-
-    def _has_room(self) -> bool:
-        """Tell whether the pod may have another event; forget those of clients that are gone."""
-        if sum(map(len, self._made.values())) < _MOST_EVENTS:
-            return True
-        self._made = {client: events for client, events in self._made.items() if self._shared.owns(self._pod, client)}
-        return sum(map(len, self._made.values())) < _MOST_EVENTS

@@ -22,7 +22,7 @@ from typing import Any
 from cffi import FFI
 
 from qgpu.errors import NotSupportedError
-from qgpu.guardian.rules.escapes import WATCHED
+from qgpu.guardian.rules.escapes import WATCHED, WATCHED_NUMBERS
 from qgpu.linux.seccomp_notify import Notification
 from qgpu.nvidia import uvm
 
@@ -31,7 +31,10 @@ NUMBER_AND_SIZE = 0x3FFF00FF
 
 #: Parts of requests, as (mask, value), that together cover all watched ones, for filters that a runtime assembles.
 WATCHED_PREFIXES = (
-    *sorted({(0xFF, number) for number, _ in WATCHED} | {(0xFF, number) for number in uvm.WATCHED if number <= 0xFF}),
+    *sorted(
+        (0xFF, number)
+        for number in {each for each, _ in WATCHED} | WATCHED_NUMBERS | {each for each in uvm.WATCHED if each <= 0xFF}
+    ),
     *((0xFFFFFFFF, number) for number in sorted(uvm.WATCHED) if number > 0xFF),
 )
 
@@ -121,6 +124,7 @@ def program(machine: str) -> bytes:
     code += [_jump_if(number, "notify") for number in sorted(uvm.WATCHED)]
     code += [_Instruction(_AND, NUMBER_AND_SIZE)]
     code += [_jump_if(size << 16 | number, "notify") for number, size in sorted(WATCHED)]
+    code += [_Instruction(_AND, 0xFF), *(_jump_if(number, "notify") for number in sorted(WATCHED_NUMBERS))]
     code += [_return(_RET_ALLOW), *_could_be_managed()]
     return _assemble([*code, "notify", _return(_RET_USER_NOTIF), "no such call", _return(_RET_ENOSYS)])
 

@@ -120,7 +120,7 @@ ROWS = (
     Class(0x906F, "GF100_CHANNEL_GPFIFO", UNUSED),
     Class(0x9072, "GF100_DISP_SW", DISPLAY),
     Class(0x9074, "GF100_TIMED_SEMAPHORE_SW", UNUSED),
-    Class(0x9096, "GF100_ZBC_CLEAR", SEEN),
+    Class(0x9096, "GF100_ZBC_CLEAR", GRAPHICS),
     Class(0x90CC, "GF100_PROFILER", SEEN),
     Class(0x90CD, "NV_EVENT_BUFFER", OTHERS),
     Class(0x90CE, "NV01_MEMORY_DEVICELESS", UNUSED),
@@ -237,6 +237,9 @@ PHYSICAL = frozenset({0x0082, 0x0083, 0x00C2, 0x00F3})
 
 #: Subscriptions to a GPU instance and to a compute instance in it. On a card that MIG divides, a pod may have its own.
 MIG_SUBSCRIPTIONS = (abi.AMPERE_SMC_PARTITION_REF, abi.AMPERE_SMC_EXEC_PARTITION_REF)
+
+#: Events: RM notifies each of them in an interrupt.
+EVENTS = frozenset({abi.NV01_EVENT, abi.NV01_EVENT_OS_EVENT})
 
 #: Classes whose objects the object table keeps.
 KEPT = GATED | {

@@ -814,7 +814,7 @@ ROWS = (
     Control(0x50800103, "NV5080_CTRL_CMD_DEFERRED_API_V2", OTHERS),
     Control(0x83DE0301, "NV83DE_CTRL_CMD_SM_DEBUG_MODE_ENABLE", ACTS),
     Control(0x83DE0302, "NV83DE_CTRL_CMD_SM_DEBUG_MODE_DISABLE", ACTS),
-    Control(0x83DE0307, "NV83DE_CTRL_CMD_DEBUG_SET_MODE_MMU_DEBUG", LIBRARY),
+    Control(0x83DE0307, "NV83DE_CTRL_CMD_DEBUG_SET_MODE_MMU_DEBUG", PROFILING),
     Control(0x83DE0308, "NV83DE_CTRL_CMD_DEBUG_GET_MODE_MMU_DEBUG", GETTER),
     Control(0x83DE0309, "NV83DE_CTRL_CMD_DEBUG_SET_EXCEPTION_MASK", SEEN),
     Control(0x83DE030B, "NV83DE_CTRL_CMD_DEBUG_READ_SINGLE_SM_ERROR_STATE", ACTS),
@@ -831,7 +831,7 @@ ROWS = (
     Control(0x83DE031B, "NV83DE_CTRL_CMD_WRITE_SURFACE", MEMORY),
     Control(0x83DE031C, "NV83DE_CTRL_CMD_GET_MAPPINGS", OTHERS),
     Control(0x83DE031D, "NV83DE_CTRL_CMD_DEBUG_EXEC_REG_OPS", ACTS),
-    Control(0x83DE031F, "NV83DE_CTRL_CMD_DEBUG_SET_MODE_ERRBAR_DEBUG", LIBRARY),
+    Control(0x83DE031F, "NV83DE_CTRL_CMD_DEBUG_SET_MODE_ERRBAR_DEBUG", PROFILING),
     Control(0x83DE0320, "NV83DE_CTRL_CMD_DEBUG_GET_MODE_ERRBAR_DEBUG", GETTER),
     Control(0x83DE0321, "NV83DE_CTRL_CMD_DEBUG_SET_SINGLE_SM_SINGLE_STEP", ACTS),
     Control(0x83DE0322, "NV83DE_CTRL_CMD_DEBUG_SET_SINGLE_SM_STOP_TRIGGER", ACTS),
@@ -1037,12 +1037,13 @@ ALLOWED = {row.number: row for row in ROWS if row.why.allowed}
 #: Controls for some pods only: those whose grant allows profiling, and those on MIG instances.
 ALLOWED_TO_SOME = ALLOWED | {row.number: row for row in ROWS if row.why in {PROFILING, INSTANCE}}
 
-#: Controls that are neither inspected nor patched; they take the fast path (``proxy/fast_path.py``).
+#: Controls that are neither inspected nor patched, and may be asked as often as a pod likes; they take the fast path
+#: (``proxy/fast_path.py``).
 PLAIN = frozenset(
     row.number
     for row in ALLOWED.values()
     if not (row.look or row.clients or row.pointers or row.descriptor_at is not None or row.gives or row.firmware)
-)
+) - {abi.NV00DE_REQUEST_DATA_POLL}
 
 
 def name(number: int) -> str:

@@ -25,6 +25,7 @@ class Escape(NamedTuple):
 
     number: int
     name: str
+    #: In bytes; none: the driver takes any.
     sizes: tuple[int, ...]
     refused: Refused | None = None
     #: When the kernel module refuses it, where it cannot do what the guardian does.
@@ -57,6 +58,19 @@ ROWS = (
         (abi.sizeof("NVOS56_PARAMETERS"),),
     ),
     Escape(abi.NV_ESC_REGISTER_FD, "NV_ESC_REGISTER_FD", (4,)),
+    Escape(
+        abi.NV_ESC_RM_ALLOC_CONTEXT_DMA2,
+        "NV_ESC_RM_ALLOC_CONTEXT_DMA2",
+        (abi.sizeof("NVOS39_PARAMETERS"),),
+        in_module=Refused.ALWAYS,  # only graphics asks for it
+    ),
+    Escape(
+        abi.NV_ESC_RM_BIND_CONTEXT_DMA,
+        "NV_ESC_RM_BIND_CONTEXT_DMA",
+        (abi.BIND_CONTEXT_DMA_BYTES,),
+        refused=Refused.ALWAYS,
+    ),
+    Escape(abi.NV_ESC_ATTACH_GPUS_TO_FD, "NV_ESC_ATTACH_GPUS_TO_FD", (), in_module=Refused.ALWAYS),  # likewise
     Escape(abi.NV_ESC_ALLOC_OS_EVENT, "NV_ESC_ALLOC_OS_EVENT", (abi.sizeof("nv_ioctl_os_event_t"),)),
     Escape(abi.NV_ESC_FREE_OS_EVENT, "NV_ESC_FREE_OS_EVENT", (abi.sizeof("nv_ioctl_os_event_t"),)),
     Escape(abi.NV_ESC_IOCTL_XFER_CMD, "NV_ESC_IOCTL_XFER_CMD", (abi.sizeof("nv_ioctl_xfer_t"),)),
@@ -77,6 +91,8 @@ ROWS = (
 
 #: The calls that the seccomp filters intercept: (number, bytes).
 WATCHED = frozenset((row.number, size) for row in ROWS for size in row.sizes)
+#: And those that they intercept in any size.
+WATCHED_NUMBERS = frozenset(row.number for row in ROWS if not row.sizes)
 
 #: Those of them that map memory for the CPU.
 MAPPINGS = frozenset({abi.NV_ESC_RM_MAP_MEMORY, abi.NV_ESC_RM_UNMAP_MEMORY, abi.NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO})

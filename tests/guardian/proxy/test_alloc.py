@@ -10,7 +10,7 @@ import pytest
 from qgpu.guardian.accounting import memory_quota
 from qgpu.guardian.accounting.object_table import OTHER_TSG_BYTES, ObjectTable
 from qgpu.guardian.proxy import dup as dup_calls
-from qgpu.guardian.proxy import shared_state
+from qgpu.guardian.proxy import os_events, shared_state
 from qgpu.guardian.rules import classes
 from qgpu.nvidia import abi
 from tests.guardian.asked import (
@@ -442,3 +442,28 @@ def test_queue_of_a_memory_mapper_is_short(on_card, entries, made):
     answer = alloc_status(on_card.call(abi.NV_ESC_RM_ALLOC, alloc(20, 3, abi.NV_MEMORY_MAPPER), params)[2])
 
     assert answer == (abi.NV_OK if made else abi.NV_ERR_INVALID_ARGUMENT)
+
+
+@pytest.mark.parametrize(("index", "made"), [(0, True), (3, True), (1, False), (2, False), (4, False)])
+def test_address_space_of_the_whole_card_is_refused(on_card, index, made):
+    on_card.limits.clear()
+    params = struct.pack("<I", index) + bytes(60)
+    answer = alloc_status(on_card.call(abi.NV_ESC_RM_ALLOC, alloc(30, 2, abi.FERMI_VASPACE_A), params)[2])
+
+    assert answer == (abi.NV_OK if made else abi.NV_ERR_INVALID_ARGUMENT)
+    assert ((7, 30) in on_card.rm.objects) is made
+
+
+@pytest.mark.parametrize("rm_class", [abi.NV01_EVENT, abi.NV01_EVENT_OS_EVENT])
+def test_event_objects_are_bounded(on_card, monkeypatch, rm_class):
+    """RM notifies every one of them in an interrupt."""
+    monkeypatch.setattr(os_events, "_MOST_EVENTS", 2)
+
+    def make(handle):
+        return alloc_status(on_card.call(abi.NV_ESC_RM_ALLOC, alloc(handle, 3, rm_class), bytes(24))[2])
+
+    assert [make(30), make(31), make(32)] == [0, 0, abi.NV_ERR_INSUFFICIENT_RESOURCES]
+    on_card.call(abi.NV_ESC_RM_FREE, free(30))
+    assert [make(30), make(32)] == [0, abi.NV_ERR_INSUFFICIENT_RESOURCES]
+    del on_card.rm.objects[7, 31]  # it went with what it was below
+    assert make(32) == 0

@@ -55,6 +55,12 @@ def test_calls_of_rm_and_uvm_ask_whatever_they_look_like(request_, way):
     assert filtered(way.ioctl, 5, request_, arch=way.audit) == ASK
 
 
+@pytest.mark.parametrize("size", [0, 4, 128, 0x3FFC])
+def test_calls_of_any_size_ask_by_their_number(size):
+    assert filtered(NATIVE.ioctl, 5, abi.request(abi.NV_ESC_ATTACH_GPUS_TO_FD, size)) == ASK
+    assert filtered(NATIVE.ioctl, 5, size << 16 | abi.NV_ESC_ATTACH_GPUS_TO_FD) == ASK
+
+
 @pytest.mark.parametrize("request_", [0x5401, abi.request(abi.NV_ESC_RM_CONTROL, 33), 0x40086409])
 def test_other_ioctls_go_on(request_):
     assert filtered(NATIVE.ioctl, 5, request_) == GO_ON

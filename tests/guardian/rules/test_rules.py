@@ -107,9 +107,9 @@ def test_only_what_profilers_ask_for_needs_the_grant():
         refused[tool] = {row.why for row in rows_of if not row.why.allowed and row.why is not classes.KERNEL}
 
     scheduling = {controls.SCHEDULING}
-    assert refused["compute-sanitizer"] == scheduling
+    assert refused["compute-sanitizer"] == {controls.PROFILING} | scheduling
     assert refused["nsight-compute"] == {controls.PROFILING, controls.ACTS} | scheduling
-    assert refused["cuda-gdb"] == {controls.MEMORY} | scheduling
+    assert refused["cuda-gdb"] == {controls.MEMORY, controls.PROFILING} | scheduling
 
 
 @pytest.mark.parametrize("trace", RECORDINGS, ids=by_trace)
