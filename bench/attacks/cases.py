@@ -101,6 +101,8 @@ CASES: tuple[Case, ...] = (
     _raw("dup of others' objects", "steal"),
     _raw("others' objects shared, then dup", "share"),
     _raw("others' OS events freed, their numbers taken", "os-events"),
+    _raw("any class by the call for context DMAs", "context-dma"),
+    _raw("address spaces of the whole card", "whole-spaces"),
     _raw("12 forked processes", "processes"),
     _raw("orphans in sessions of their own", "orphans"),
     _raw("page tables of address space", "tables"),

@@ -207,6 +207,34 @@ static void os_events(void)
 	}
 }
 
+/* By the call for context DMAs RM makes any class; a TSG's parameters fit into those that it makes of the call. */
+static void by_context_dma(void)
+{
+	uint32_t memory = ++rm.last;
+
+	rm_memory(&rm, rm_plain, 64 * KIB, &memory);
+	for (int i = 0; i < 16; i++) {
+		NVOS39_PARAMETERS call = { .hObjectParent = rm.client, .hSubDevice = 0, .hObjectNew = ++rm.last,
+					   .hClass = KEPLER_CHANNEL_GROUP_A, .hMemory = memory, .limit = 1,
+					   .status = ~0u };
+
+		if (way(rm.ctl, NV_ESC_RM_ALLOC_CONTEXT_DMA2, &call, sizeof(call)) == 0 && call.status == NV_OK)
+			reached++;
+	}
+	rm_free(&rm, memory);
+}
+
+/* RM has address spaces for a whole card: processes that map into none of their own are there. */
+static void whole_cards_spaces(void)
+{
+	for (uint32_t index = 1; index < 8; index++) {
+		uint32_t params[16] = { index }, space = ++rm.last;
+
+		if (index != 3 && rm_alloc(&rm, way, rm.device, FERMI_VASPACE_A, params, &space) == NV_OK)
+			reached++;
+	}
+}
+
 static void many(int count, bool orphans)
 {
 	for (int i = 0; i < count; i++) {
@@ -504,6 +532,10 @@ int main(int argc, char **argv)
 		take_all(by_alloc);
 	} else if (!strcmp(mode, "os-events")) {
 		os_events();
+	} else if (!strcmp(mode, "context-dma")) {
+		by_context_dma();
+	} else if (!strcmp(mode, "whole-spaces")) {
+		whole_cards_spaces();
 	} else if (!strcmp(mode, "processes")) {
 		many(12, false);
 	} else if (!strcmp(mode, "orphans")) {
