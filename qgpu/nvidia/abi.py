@@ -107,6 +107,7 @@ ffi.cdef(
                      NV0000_CTRL_OS_UNIX_EXPORT_OBJECT_TO_FD_PARAMS;
     typedef struct { int32_t fd; uint32_t type, hDevice, hParent, hObject; }
                      NV0000_CTRL_OS_UNIX_IMPORT_OBJECT_FROM_FD_PARAMS;
+    typedef struct { uint32_t hParent, classId, hObject; } NV0000_CTRL_CMD_CLIENT_GET_CHILD_HANDLE_PARAMS;
     typedef struct { uint32_t hObject1, hObject2; uint8_t bDuplicates, pad[3]; }
                      NV0000_CTRL_CLIENT_OBJECTS_ARE_DUPLICATES_PARAMS;
 
@@ -213,6 +214,9 @@ NV_MEMORY_FABRIC = 0x00F8
 NV_EVENT_BUFFER = 0x90CD
 NV01_MEMORY_DEVICELESS = 0x90CE
 NV_MEMORY_MAPPER = 0xFE
+#: RM's own numbers of its classes FlaMemory, PhysicalMemory and RegisterMemory, from 535 on (generated/g_*_nvoc.h): all
+#: classes of memory by address below a device, but for those that RM itself makes.
+CLASS_IDS_BY_ADDRESS = (0xE61EE1, 0x5FCCF2, 0x40D457)
 KEPLER_CHANNEL_GROUP_A = 0xA06C
 AMPERE_SMC_PARTITION_REF, AMPERE_SMC_EXEC_PARTITION_REF = 0xC637, 0xC638
 ROOT_CLASSES = frozenset({NV01_ROOT, NV01_ROOT_NON_PRIV, NV01_ROOT_CLIENT})
@@ -231,6 +235,7 @@ NV0000_GPU_GET_ID_INFO_V2 = 0x205
 NV0000_GPU_GET_PROBED_IDS = 0x214
 NV0000_CLIENT_GET_HANDLE_INFO = 0xD02
 NV0000_CLIENT_GET_ACCESS_RIGHTS = 0xD03
+NV0000_CLIENT_GET_CHILD_HANDLE = 0xD05
 NV0000_CLIENT_OBJECTS_ARE_DUPLICATES = 0xD07
 NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD = 0x3D05
 NV0000_OS_UNIX_IMPORT_OBJECT_FROM_FD = 0x3D06

@@ -88,6 +88,16 @@ def share(fd: int, client: int, handle: int, with_client: int, *, revoke: bool =
     return bool(call.status == abi.NV_OK)
 
 
+def child(fd: int, client: int, parent: int, class_id: int) -> int | None:
+    """Return the handle of an object below another one, by RM's own number of its class; None if there is none."""
+    params = ffi.new("NV0000_CTRL_CMD_CLIENT_GET_CHILD_HANDLE_PARAMS *", {"hParent": parent, "classId": class_id})
+    try:
+        control(fd, client, client, abi.NV0000_CLIENT_GET_CHILD_HANDLE, params)
+    except RmError:
+        return None
+    return int(params.hObject) or None
+
+
 def export(fd: int, client: int, memory: int) -> int:
     """Export memory to a new descriptor, which keeps the memory until the caller closes it. Raises RmError, OSError."""
     carrier = os.open(_CONTROL_DEVICE, os.O_RDWR | os.O_CLOEXEC)

@@ -58,6 +58,8 @@ class FakeRm:
         self.meanwhile = lambda: None
         #: Objects that were shared for a duplicate, with the client that got it.
         self.shared: list = []
+        #: How often devices were looked through for what no pod may have.
+        self.looks = 0
         #: What the descriptors of dma-bufs were, as the guardian had them.
         self.dma_bufs: list = []
 
@@ -100,6 +102,15 @@ class FakeRm:
         self.sizes[rm.client, handle] = self.sizes[rm.key]
         self.aliases[rm.client, handle] = self.aliases.get(rm.key, rm.key)
         return True
+
+    def free_children(self, client, parent, class_ids):
+        self.looks += 1
+        found = [
+            key for key, (cls, above) in self.objects.items() if cls == 0xF3 and (key[0], above) == (client, parent)
+        ]
+        for key in found:
+            self._free(*key)
+        return len(found)
 
     @contextmanager
     def shared_with(self, source, client):

@@ -25,6 +25,7 @@ from qgpu.nvidia import abi
 from qgpu.nvidia.abi import ffi
 from qgpu.nvidia.rm_client import (
     RmClient,
+    child,
     control,
     duplicate,
     export,
@@ -178,6 +179,18 @@ class GpuOps:
             return duplicate(file, rm.client, rm.parent, handle, rm.handle)
         except OSError:
             return False
+
+    def free_children(self, client: int, parent: int, class_ids: Iterable[int]) -> int:
+        """Free the objects of some of RM's own classes below an object; return how many there were."""
+
+        def free_all(file: int) -> int:
+            found = 0
+            for class_id in class_ids:
+                while (handle := child(file, client, parent, class_id)) is not None and free(file, client, handle):
+                    found += 1
+            return found
+
+        return self._via_client_file(client, free_all) or 0
 
     @contextmanager
     def shared_with(self, source: Key, client: int) -> Iterator[None]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from qgpu.guardian.accounting.object_table import NO_INSTANCE, PEER_ACCESS
 from qgpu.guardian.accounting.rm_object import Key, RmObject
 from qgpu.guardian.proxy import client_ownership, rm_calls
+from qgpu.guardian.proxy.continued_memory import ContinuedMemory
 from qgpu.guardian.proxy.free import FreeHandler
 from qgpu.guardian.proxy.handler_context import PROCEED, Handler, HandlerContext, PodCall, status_of
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
@@ -82,8 +83,11 @@ class _AllocRequest:
 class AllocHandler(Handler):
     """Handles calls that make or free objects."""
 
-    def __init__(self, ctx: HandlerContext, free_handler: FreeHandler, passthrough: Passthrough) -> None:
+    def __init__(
+        self, ctx: HandlerContext, free_handler: FreeHandler, passthrough: Passthrough, continued: ContinuedMemory
+    ) -> None:
         super().__init__(ctx)
+        self._continued = continued
         self._free_handler = free_handler
         self._passthrough = passthrough
         #: TSGs that were made preemptible.
@@ -444,7 +448,10 @@ class AllocHandler(Handler):
         if asked.rm_class == abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR or (
             asked.rm_class == abi.NV01_MEMORY_SYSTEM and asked.fd >= 0 and by_kernel
         ):
-            return errno.EINVAL if wrapped else PROCEED
+            if wrapped:
+                return errno.EINVAL
+            self._continued.begin(pod_call)
+            return PROCEED
         row = classes.CLASSES.get(asked.rm_class)
         empty = row is not None and row.empty_by_alloc_memory
         if asked.rm_class != abi.NV01_MEMORY_SYSTEM and not empty:

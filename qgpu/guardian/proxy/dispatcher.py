@@ -20,6 +20,7 @@ from qgpu.guardian.proxy import fast_path, rm_calls
 from qgpu.guardian.proxy.alloc import AllocHandler
 from qgpu.guardian.proxy.attached_gpus import AttachedGpus
 from qgpu.guardian.proxy.card_mappings import CardMappings
+from qgpu.guardian.proxy.continued_memory import ContinuedMemory
 from qgpu.guardian.proxy.control import ControlHandler
 from qgpu.guardian.proxy.cpu_mappings import CpuMappings
 from qgpu.guardian.proxy.dma_bufs import DmaBufs
@@ -69,7 +70,8 @@ class Dispatcher:
         self._uvm_mappings = InflightSyscalls()
         self._free_handler = FreeHandler(self._ctx, lambda: self._uvm_mappings.wait(_MAPPING_PATIENCE_S))
         self._passthrough = Passthrough(self._ctx)
-        self._alloc_handler = AllocHandler(self._ctx, self._free_handler, self._passthrough)
+        self._continued_memory = ContinuedMemory(self._ctx)
+        self._alloc_handler = AllocHandler(self._ctx, self._free_handler, self._passthrough, self._continued_memory)
         self._dup_handler = DupHandler(self._ctx, self._alloc_handler)
         self._controls = ControlHandler(self._ctx, self._alloc_handler, self._dup_handler)
         self._heap = VidHeapHandler(self._ctx, self._alloc_handler)
@@ -181,6 +183,7 @@ class Dispatcher:
             return 0
         self._passthrough.next_call(call.tid)
         self._uvm_mappings.remove(call.tid)
+        self._continued_memory.next_call(call.tid)
         self._mmap.next_call(call.tid, pid)
         if is_mapping(call):
             return self._mmap.handle(call, pid)
@@ -214,6 +217,7 @@ class Dispatcher:
         return outcome
 
     def _rm_ioctl(self, pod_call: PodCall, request: int, minor: int) -> int:
+        self._continued_memory.look()
         if request == fast_path.REQUEST and pod_call.unanswered is None:
             pod_call.begin_repeatable()
             call, listener = pod_call.call, pod_call.listener
