@@ -25,7 +25,7 @@ class ContinuedMemory(Handler):
     def __init__(self, ctx: HandlerContext) -> None:
         super().__init__(ctx)
         self._calls = InflightSyscalls()
-        self._unseen = False
+        self._unseen = True  # a dead guardian may have let one continue
 
     def begin(self, pod_call: PodCall) -> None:
         """Record a call that the kernel is about to continue."""
