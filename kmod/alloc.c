@@ -266,7 +266,7 @@ static bool is_looked_at(u32 class)
 	       class == FERMI_VASPACE_A || NV_IS_GPFIFO(class);
 }
 
-/* An address space that RM has for the whole card: who maps into none of his own maps there. */
+/* RM has such address spaces for a whole card. Processes that name no address space of their own share them. */
 static bool is_whole_cards(u32 class, u32 index)
 {
 	return class == FERMI_VASPACE_A && index != NV_VASPACE_NEW && index != NV_VASPACE_OF_DEVICE;

@@ -65,9 +65,9 @@ static int unwrap(unsigned int *cmd, unsigned long *arg)
 }
 
 /*
- * What cannot be counted is refused under a limit: RM's own mappings take page tables of the card (CUDA's mappings are
- * UVM's). A dma-buf is always refused: RM makes it of any client's memory, and the driver reads the client's handle
- * where no seal is. These calls have no common place for an RM status.
+ * Under a limit the module refuses calls whose memory it cannot count: RM's own mappings take page tables of the card
+ * (CUDA's mappings are UVM's). It always refuses a dma-buf: RM makes one from any client's memory, and the driver reads
+ * that client's handle from user memory, where no seal covers it. These calls have no common place for an RM status.
  */
 static bool is_refused(const struct qgpu_pod *pod, u32 nr)
 {

@@ -7,7 +7,7 @@
 #include "os_event.h"
 
 /* A CUDA process has about thirty. Those of a client that is freed count until their file is closed. */
-#define MOST_EVENTS	4096
+#define MOST_EVENTS	2048
 
 static long answer(struct qgpu_call *call, u32 status)
 {

@@ -186,6 +186,10 @@ NVOS32_ATTR_COHERENCY_CACHED = 1 << 29
 NVOS32_ATTR2_PROTECTION_USER_READ_ONLY = 1 << 22
 NVOS33_FLAGS_ACCESS_READ_ONLY = 1
 
+# Address spaces by their index (SDK/nvos.h): a new one, and that of the device above.
+NV_VASPACE_ALLOCATION_INDEX_GPU_NEW = 0
+NV_VASPACE_ALLOCATION_INDEX_GPU_DEVICE = 3
+
 # Who may duplicate an object (SDK/rs_access.h).
 RS_ACCESS_DUP_OBJECT = 1 << 0
 RS_SHARE_TYPE_CLIENT = 3

@@ -103,11 +103,12 @@ class FakeRm:
         self.aliases[rm.client, handle] = self.aliases.get(rm.key, rm.key)
         return True
 
-    def free_children(self, client, parent, class_ids):
+    def free_children(self, client, parents, class_ids, file=None):
         self.looks += 1
-        found = [
-            key for key, (cls, above) in self.objects.items() if cls == 0xF3 and (key[0], above) == (client, parent)
-        ]
+        if client in (self.stale if file is None else self.elsewhere):
+            return None
+        below = {key: rm_class for key, (rm_class, parent) in self.objects.items() if parent in parents}
+        found = [key for key, rm_class in below.items() if rm_class == 0xF3 and key[0] == client]
         for key in found:
             self._free(*key)
         return len(found)

@@ -10,6 +10,7 @@ import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
+from itertools import product
 from typing import TypeVar
 
 import structlog
@@ -180,17 +181,26 @@ class GpuOps:
         except OSError:
             return False
 
-    def free_children(self, client: int, parent: int, class_ids: Iterable[int]) -> int:
-        """Free the objects of some of RM's own classes below an object; return how many there were."""
+    def free_children(
+        self, client: int, parents: Sequence[int], class_ids: Sequence[int], file: int | None = None
+    ) -> int | None:
+        """Free the objects of some of RM's own classes below others, through ``file`` or the client's own.
 
-        def free_all(file: int) -> int:
+        Return how many there were; None if the file does not reach the client.
+        """
+
+        def free_all(file: int) -> int | None:
+            if handle_info(file, client, client) is None:
+                return None
             found = 0
-            for class_id in class_ids:
+            for parent, class_id in product(parents, class_ids):
                 while (handle := child(file, client, parent, class_id)) is not None and free(file, client, handle):
                     found += 1
             return found
 
-        return self._via_client_file(client, free_all) or 0
+        if not parents:
+            return 0
+        return self._via_client_file(client, free_all) if file is None else free_all(file)
 
     @contextmanager
     def shared_with(self, source: Key, client: int) -> Iterator[None]:

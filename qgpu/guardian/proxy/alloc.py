@@ -20,7 +20,7 @@ from qgpu.guardian.proxy.continued_memory import ContinuedMemory
 from qgpu.guardian.proxy.free import FreeHandler
 from qgpu.guardian.proxy.handler_context import PROCEED, Handler, HandlerContext, PodCall, status_of
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
-from qgpu.guardian.proxy.os_events import TOO_MANY, Bounded
+from qgpu.guardian.proxy.os_events import TOO_MANY, BoundedSet
 from qgpu.guardian.proxy.passthrough import Passthrough
 from qgpu.guardian.rules import classes, tools
 from qgpu.linux import proc
@@ -42,8 +42,7 @@ PAGE_TABLES = "address space with its page tables"
 CHOSEN_PLACE = "memory at an address of the card"
 #: The refusal of an address space that processes share which map into none of their own.
 WHOLE_CARDS = "the whole card's address space"
-#: Indexes of FERMI_VASPACE_A that mean a new address space, and that of the device above.
-_OWN_SPACES = (0, 3)
+_OWN_SPACES = (abi.NV_VASPACE_ALLOCATION_INDEX_GPU_NEW, abi.NV_VASPACE_ALLOCATION_INDEX_GPU_DEVICE)
 
 
 @dataclass(slots=True)  # not frozen: see Notification
@@ -92,7 +91,7 @@ class AllocHandler(Handler):
         self._passthrough = passthrough
         #: TSGs that were made preemptible.
         self._preemptible: dict[Key, RmObject] = {}
-        self._events = Bounded(lambda key: self._gpu_ops.exists(key))
+        self._events = BoundedSet(lambda key: self._gpu_ops.exists(key))
 
     def alloc(self, pod_call: PodCall, escape: rm_calls.Escape, block: IoctlBuffer, asked: rm_calls.Alloc) -> int:
         """Make an object, or refuse it."""

@@ -1,8 +1,9 @@
 """Looks at what the kernel made where it continued a pod's RM_ALLOC_MEMORY.
 
-RM pins the caller's own pages, so the kernel performs that call (``alloc.py``). Another thread may change its class
-meanwhile, into one that reaches any memory or all registers of the card. So the pod's next call waits until it is over,
-and such objects are freed before: no call can name them.
+RM pins the caller's own pages, so the kernel performs that call (``alloc.py``). Another thread can change its class
+meanwhile, to one that reaches any memory or all registers of the card. So the pod's next call waits until the call is
+over. Then the guardian frees such objects, in each client of the pod. A client whose file it cannot find stays unseen:
+nothing is duplicated from it, and a call on its file brings the look.
 """
 
 from __future__ import annotations
@@ -25,29 +26,43 @@ class ContinuedMemory(Handler):
     def __init__(self, ctx: HandlerContext) -> None:
         super().__init__(ctx)
         self._calls = InflightSyscalls()
-        self._unseen = True  # a dead guardian may have let one continue
+        self._continued = True  # a dead guardian may have let one continue
+        #: Clients that were not looked at since.
+        self._unseen: set[int] = set()
 
     def begin(self, pod_call: PodCall) -> None:
         """Record a call that the kernel is about to continue."""
         self._calls.add(pod_call.call, pod_call.pid)
-        self._unseen = True
+        self._continued = True
 
     def next_call(self, tid: int) -> None:
         """Record that a thread makes its next call: its last one is over."""
         self._calls.remove(tid)
 
-    def look(self) -> None:
-        """Free what no pod may have, if a call may have made it since the last look.
+    def is_unseen(self, client: int) -> bool:
+        """Tell whether a client may have what no pod may have."""
+        return client in self._unseen
 
-        Raises OSError if such a call is not over.
+    def look(self, file: int | None = None) -> None:
+        """Free what no pod may have, before a call on ``file`` of RM's, or on one of UVM's.
+
+        Raises OSError if a call for memory is not over.
         """
-        if not self._unseen:
+        if not self._continued and not self._unseen:
             return
-        if not self._calls.wait(_PATIENCE_S):
-            raise OSError(errno.EBUSY, "a call for memory is not over")
-        self._unseen = False
+        if self._continued:
+            if not self._calls.wait(_PATIENCE_S):
+                raise OSError(errno.EBUSY, "a call for memory is not over")
+            self._continued = False
+            self._unseen = {client for client in self._shared.table.clients_of(self._pod) if not self._is_clean(client)}
         table = self._shared.table
-        for client in table.clients_of(self._pod):
-            for device in list(table.devices.get(client, ())):
-                if self._gpu_ops.free_children(client, device, abi.CLASS_IDS_BY_ADDRESS):
-                    self._shared.refusals.count(self._pod, BY_ADDRESS)
+        if file is not None:
+            self._unseen = {each for each in self._unseen if each in table.clients and not self._is_clean(each, file)}
+
+    def _is_clean(self, client: int, file: int | None = None) -> bool:
+        """Free what a client may not have, through its own file or one of ours; False if that does not reach it."""
+        devices = tuple(self._shared.table.devices.get(client, ()))
+        found = self._gpu_ops.free_children(client, devices, abi.CLASS_IDS_BY_ADDRESS, file)
+        if found:
+            self._shared.refusals.count(self._pod, BY_ADDRESS)
+        return found is not None

@@ -72,7 +72,7 @@ class Dispatcher:
         self._passthrough = Passthrough(self._ctx)
         self._continued_memory = ContinuedMemory(self._ctx)
         self._alloc_handler = AllocHandler(self._ctx, self._free_handler, self._passthrough, self._continued_memory)
-        self._dup_handler = DupHandler(self._ctx, self._alloc_handler)
+        self._dup_handler = DupHandler(self._ctx, self._alloc_handler, self._continued_memory)
         self._controls = ControlHandler(self._ctx, self._alloc_handler, self._dup_handler)
         self._heap = VidHeapHandler(self._ctx, self._alloc_handler)
         self._mmap = MmapHandler(self._ctx)
@@ -205,6 +205,7 @@ class Dispatcher:
         status = os.fstat(pod_call.file)
         major = os.major(status.st_rdev) if stat.S_ISCHR(status.st_mode) else None
         if major is not None and major == self._shared.find_uvm(request):
+            self._continued_memory.look()
             return self._uvm_ioctl(pod_call)
         if major == self._shared.major:
             return self._rm_ioctl(pod_call, request, os.minor(status.st_rdev))
@@ -217,7 +218,7 @@ class Dispatcher:
         return outcome
 
     def _rm_ioctl(self, pod_call: PodCall, request: int, minor: int) -> int:
-        self._continued_memory.look()
+        self._continued_memory.look(pod_call.file)
         if request == fast_path.REQUEST and pod_call.unanswered is None:
             pod_call.begin_repeatable()
             call, listener = pod_call.call, pod_call.listener

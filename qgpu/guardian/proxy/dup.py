@@ -13,6 +13,7 @@ from qgpu.guardian.accounting.object_table import IMPORTED
 from qgpu.guardian.accounting.rm_object import Key, RmObject
 from qgpu.guardian.proxy import client_ownership, rm_calls
 from qgpu.guardian.proxy.alloc import AllocHandler
+from qgpu.guardian.proxy.continued_memory import ContinuedMemory
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall, status_of
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.rules import classes
@@ -30,16 +31,17 @@ _MOST_FURTHER = 1024
 class DupHandler(Handler):
     """Handles calls that give an object another handle."""
 
-    def __init__(self, ctx: HandlerContext, alloc_handler: AllocHandler) -> None:
+    def __init__(self, ctx: HandlerContext, alloc_handler: AllocHandler, continued: ContinuedMemory) -> None:
         super().__init__(ctx)
         self._alloc_handler = alloc_handler
+        self._continued = continued
 
     def dup(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Dup) -> int:
         """Duplicate an object, or refuse it."""
         source_key = asked.source_client, asked.source
         source = self._shared.table.objects.get(source_key)
         known = self._shared.register_client(pod_call.pid, pod_call.call.fd, pod_call.file, asked.client)
-        if not self._may_take_from(pod_call, asked.source_client):
+        if not self._may_take_from(pod_call, asked.source_client) or self._continued.is_unseen(asked.source_client):
             what = client_ownership.name("NV_ESC_RM_DUP_OBJECT")
             return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INSUFFICIENT_PERMISSIONS, what)
         if not known or (source is not None and source.rm_class in classes.GATED and not self._may_share(source)):

@@ -24,8 +24,11 @@ _MOST_EVENTS = 1 << 11
 TOO_MANY = "too many events"
 
 
-class Bounded:
-    """What a pod has of one kind, by client and number. It may contain some that are gone: ``exists`` tells."""
+class BoundedSet:
+    """A pod's events of one kind, by client and number.
+
+    RM also frees events with what they belong to. So some of these may be gone, which ``exists`` tells.
+    """
 
     def __init__(self, exists: Callable[[Key], bool]) -> None:
         self._exists = exists
@@ -52,7 +55,7 @@ class OsEvents(Handler):
     def __init__(self, ctx: HandlerContext) -> None:
         super().__init__(ctx)
         # A file that is closed leaves some behind until its client is forgotten.
-        self._made = Bounded(lambda key: self._shared.owns(self._pod, key[0]))
+        self._made = BoundedSet(lambda key: self._shared.owns(self._pod, key[0]))
 
     def handle(self, pod_call: PodCall, number: int, block: IoctlBuffer) -> int:
         """Make or free an event of one of the pod's own clients."""

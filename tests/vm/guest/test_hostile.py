@@ -235,9 +235,9 @@ def test_os_events_are_of_ones_own_clients(web, pod):
 def test_os_events_of_a_pod_are_bounded(web):
     process = web.processes[0]
     own = process.run(lambda state: state["p"].client)
-    said = process.run(os_events, own, range(4100))
+    said = process.run(os_events, own, range(2052))
 
-    assert said == [0] * 4096 + [nv.NO_RESOURCES] * 4
+    assert said == [0] * 2048 + [nv.NO_RESOURCES] * 4
     assert process.run(os_events, own, [1], 207) + process.run(os_events, own, [1, 2]) == [0, 0, nv.NO_RESOURCES]
     process.run(lambda state: os.close(state.pop("events")))
     assert process.run(os_events, own, [1]) == [0]
