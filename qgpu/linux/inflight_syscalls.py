@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from qgpu.linux import fd_budget, proc
@@ -10,8 +11,14 @@ from qgpu.linux.seccomp_notify import Notification
 
 #: How often a call that is waited for is checked.
 _LOOK_S = 0.0005
+#: From how many calls on those that are done are removed.
+_MOST = 1 << 12
+#: In /proc/PID/syscall: the second argument, and the number and six arguments.
+_REQUEST_AT, _WORDS = 2, 7
 #: Where a thread waits for our answer (kernel/seccomp.c; the first function may be inlined in the second).
 _STOPPED_AT = ("seccomp_do_user_notification", "__seccomp_filter")
+#: The states of a thread that a signal or a tracer has stopped.
+_STOPPED = ("T", "t")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +53,7 @@ class InflightSyscall:
         """Tell whether the thread has left the call; None while it runs, when that is unknown.
 
         A thread that is in a call with the same number and arguments may be in the next one. If it waits for our answer
-        it is, because we have answered this one.
+        it is, because we have answered this one. A thread that a signal or a tracer has stopped has left its call.
         """
         try:
             now = proc.syscall(self.pid, self.tid)
@@ -54,7 +61,9 @@ class InflightSyscall:
             return error.errno not in fd_budget.OUT_OF_FDS
         if now[:1] == ["running"]:
             return None
-        return now[: len(self.proc_syscall)] != self.proc_syscall or _waits_for_us(self.pid, self.tid)
+        if now[: len(self.proc_syscall)] != self.proc_syscall:
+            return True
+        return _state(self.pid, self.tid) in _STOPPED or _waits_for_us(self.pid, self.tid)
 
 
 @dataclass(slots=True)
@@ -65,7 +74,25 @@ class InflightSyscalls:
 
     def add(self, call: Notification, pid: int, size: int = 0) -> None:
         """Record a call that continues in the kernel."""
+        if len(self.calls) >= _MOST:
+            self.take_done()
         self.calls[call.tid] = InflightSyscall.of(call, pid, size)
+
+    def find(self, threads: Iterable[int], is_wanted: Callable[[int], bool]) -> None:
+        """Record calls that are in progress, by their request: ioctls that a dead guardian let continue.
+
+        A thread that runs may be in such a call. So it is looked at until it waits, or has spent time in user mode.
+        """
+        left = {tid: user_ticks(tid, tid) for tid in threads}
+        while left:
+            for tid, ticks in list(left.items()):
+                words = proc.syscall(tid, tid)
+                if words[:1] == ["running"] and user_ticks(tid, tid) <= ticks + 1:
+                    continue
+                del left[tid]
+                if len(words) > _REQUEST_AT and is_wanted(int(words[_REQUEST_AT], 16)):
+                    self.calls[tid] = InflightSyscall(tid, tid, words[:_WORDS], ticks)
+            time.sleep(_LOOK_S if left else 0)
 
     def remove(self, tid: int) -> InflightSyscall | None:
         """Remove and return a thread's call: the thread makes another call, so this one is done."""
@@ -95,11 +122,15 @@ def _waits_for_us(pid: int, tid: int) -> bool:
     lock, but then not in an interruptible sleep, and after such a sleep not in the same call.
     """
     try:
-        if proc.stat(pid, tid)[:1] != ["S"]:
+        if _state(pid, tid) != "S":
             return False
         return proc.wchan(pid, tid).startswith(_STOPPED_AT)
     except OSError:
         return False
+
+
+def _state(pid: int, tid: int) -> str:
+    return "".join(proc.stat(pid, tid)[:1])
 
 
 def user_ticks(pid: int, tid: int) -> int:

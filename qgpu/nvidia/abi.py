@@ -221,6 +221,8 @@ NV_MEMORY_MAPPER = 0xFE
 #: RM's own numbers of its classes FlaMemory, PhysicalMemory and RegisterMemory, from 535 on (generated/g_*_nvoc.h): all
 #: classes of memory by address below a device, but for those that RM itself makes.
 CLASS_IDS_BY_ADDRESS = (0xE61EE1, 0x5FCCF2, 0x40D457)
+#: The same for devices.
+CLASS_ID_DEVICE = 0xE0AC20
 KEPLER_CHANNEL_GROUP_A = 0xA06C
 AMPERE_SMC_PARTITION_REF, AMPERE_SMC_EXEC_PARTITION_REF = 0xC637, 0xC638
 ROOT_CLASSES = frozenset({NV01_ROOT, NV01_ROOT_NON_PRIV, NV01_ROOT_CLIENT})

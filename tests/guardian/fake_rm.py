@@ -60,6 +60,8 @@ class FakeRm:
         self.shared: list = []
         #: How often devices were looked through for what no pod may have.
         self.looks = 0
+        #: OS events that the guardian freed by itself, by client and number.
+        self.freed_events: list = []
         #: What the descriptors of dma-bufs were, as the guardian had them.
         self.dma_bufs: list = []
 
@@ -107,11 +109,15 @@ class FakeRm:
         self.looks += 1
         if client in (self.stale if file is None else self.elsewhere):
             return None
+        wanted = {abi.NV01_DEVICE_0 if class_id == abi.CLASS_ID_DEVICE else 0xF3 for class_id in class_ids}
         below = {key: rm_class for key, (rm_class, parent) in self.objects.items() if parent in parents}
-        found = [key for key, rm_class in below.items() if rm_class == 0xF3 and key[0] == client]
+        found = [key for key, rm_class in below.items() if rm_class in wanted and key[0] == client]
         for key in found:
             self._free(*key)
         return len(found)
+
+    def free_os_event(self, client, number):
+        self.freed_events.append((client, number))
 
     @contextmanager
     def shared_with(self, source, client):

@@ -186,21 +186,29 @@ class GpuOps:
     ) -> int | None:
         """Free the objects of some of RM's own classes below others, through ``file`` or the client's own.
 
-        Return how many there were; None if the file does not reach the client.
+        Return how many there were; None if the file does not reach the client, or RM frees one not.
         """
 
         def free_all(file: int) -> int | None:
-            if handle_info(file, client, client) is None:
+            if self.object_info(file, client, client) is None:
                 return None
             found = 0
             for parent, class_id in product(parents, class_ids):
-                while (handle := child(file, client, parent, class_id)) is not None and free(file, client, handle):
+                while (handle := child(file, client, parent, class_id)) is not None:
+                    if not free(file, client, handle):
+                        return None
                     found += 1
             return found
 
         if not parents:
             return 0
         return self._via_client_file(client, free_all) if file is None else free_all(file)
+
+    def free_os_event(self, client: int, number: int) -> None:
+        """Free an OS event, whoever made it: RM does not ask."""
+        call = ffi.new("nv_ioctl_os_event_t *", {"hClient": client, "fd": number})
+        with suppress(OSError):
+            abi.ioctl(self._client.fd, abi.NV_ESC_FREE_OS_EVENT, call)
 
     @contextmanager
     def shared_with(self, source: Key, client: int) -> Iterator[None]:

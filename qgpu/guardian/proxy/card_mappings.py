@@ -10,7 +10,8 @@ from __future__ import annotations
 import errno
 import struct
 
-from qgpu.guardian.proxy.handler_context import Handler, PodCall
+from qgpu.guardian.proxy.continued_memory import UNSEEN, ContinuedMemory
+from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.rules import classes
 from qgpu.nvidia import abi
@@ -20,6 +21,10 @@ _FIELDS = struct.Struct("<IIII")  # client, device, address space or context DMA
 
 class CardMappings(Handler):
     """Handles RM's mappings for the card, and context DMAs."""
+
+    def __init__(self, ctx: HandlerContext, continued: ContinuedMemory) -> None:
+        super().__init__(ctx)
+        self._continued = continued
 
     def map(self, pod_call: PodCall, block: IoctlBuffer) -> int:
         """Map memory whose class a pod may have."""
@@ -39,6 +44,9 @@ class CardMappings(Handler):
         return self._perform(pod_call, abi.NV_ESC_RM_ALLOC_CONTEXT_DMA2, block)
 
     def _perform(self, pod_call: PodCall, number: int, block: IoctlBuffer) -> int:
+        if self._continued.is_unseen(_FIELDS.unpack_from(block.data)[0]):
+            self._shared.refusals.count(self._pod, UNSEEN)
+            return errno.EPERM
         pod_call.begin()
         if not (error := self._proxy.escape(pod_call.file, number, block)):
             block.store()

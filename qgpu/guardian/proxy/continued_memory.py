@@ -1,68 +1,125 @@
 """Looks at what the kernel made where it continued a pod's RM_ALLOC_MEMORY.
 
 RM pins the caller's own pages, so the kernel performs that call (``alloc.py``). Another thread can change its class
-meanwhile, to one that reaches any memory or all registers of the card. So the pod's next call waits until the call is
-over. Then the guardian frees such objects, in each client of the pod. A client whose file it cannot find stays unseen:
-nothing is duplicated from it, and a call on its file brings the look.
+meanwhile, to one that reaches any memory or all registers of the card. Such an object is freed before anything can use
+it:
+
+- The call starts when no mapping is in progress, because the kernel may perform mappings, too, and their arguments can
+  change as well.
+- The pod's next call waits until it is over. Then the guardian frees such objects in each client of the pod.
+- A client whose file cannot be found stays unseen. Nothing is duplicated, exported or mapped from it, and the kernel
+  maps nothing for the pod while RM has the client.
 """
 
 from __future__ import annotations
 
 import errno
+import time
+from collections.abc import Callable, Iterable
 
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
+from qgpu.linux import cgroup
 from qgpu.linux.inflight_syscalls import InflightSyscalls
-from qgpu.nvidia import abi
+from qgpu.nvidia import abi, uvm
 
-#: The refusal of what was found.
+#: The refusal of what was found, and of what may use what was not looked at.
 BY_ADDRESS = "memory by its address on the card"
-#: How long the pod's other calls wait: to pin a hundred gigabytes takes most of a minute.
-_PATIENCE_S = 100.0
+UNSEEN = "mapping while a client's file is not found"
+#: How often a waiting call's thread is checked to be there still.
+_LOOK_S = 0.5
+#: How long mappings wait for clients whose process is ending, and how often they look.
+_ENDING_S, _ENDING_LOOK_S = 2.0, 0.05
 
 
 class ContinuedMemory(Handler):
     """Follows the calls that the kernel continues, and frees what they may not have made."""
 
-    def __init__(self, ctx: HandlerContext) -> None:
+    def __init__(
+        self, ctx: HandlerContext, may_have_device: Callable[[int], bool], uvm_mappings: InflightSyscalls
+    ) -> None:
+        """Take the UVM mappings in progress, and what tells whether a client may have a device of unknown handle."""
         super().__init__(ctx)
+        self._may_have_device = may_have_device
+        self._uvm_mappings, self._cpu_mappings = uvm_mappings, InflightSyscalls()
         self._calls = InflightSyscalls()
         self._continued = True  # a dead guardian may have let one continue
-        #: Clients that were not looked at since.
+        self._found_left = False
+        #: Clients that were not looked at since, and until when mappings wait for them to end.
         self._unseen: set[int] = set()
+        self._patience_ends = 0.0
+
+    def find_left(self) -> None:
+        """Find what a dead guardian let continue, among the threads of the pod. Raises OSError."""
+        pod = self._shared.table.pods.get(self._pod)
+        if self._found_left or pod is None:
+            return
+        self._found_left, threads = True, cgroup.threads(*pod.cgroups)
+        self._calls.find(threads, lambda request: request & 0xFF == abi.NV_ESC_RM_ALLOC_MEMORY)
+        self._cpu_mappings.find(threads, lambda request: request & 0xFF == abi.NV_ESC_RM_MAP_MEMORY)
+        self._uvm_mappings.find(threads, lambda request: request == uvm.MAP_EXTERNAL_ALLOCATION)
 
     def begin(self, pod_call: PodCall) -> None:
-        """Record a call that the kernel is about to continue."""
+        """Record a call that the kernel is about to continue. Raises OSError if its thread is gone."""
+        _wait(self._uvm_mappings, pod_call)
+        _wait(self._cpu_mappings, pod_call)
         self._calls.add(pod_call.call, pod_call.pid)
         self._continued = True
 
     def next_call(self, tid: int) -> None:
         """Record that a thread makes its next call: its last one is over."""
         self._calls.remove(tid)
+        self._cpu_mappings.remove(tid)
 
     def is_unseen(self, client: int) -> bool:
         """Tell whether a client may have what no pod may have."""
         return client in self._unseen
 
-    def look(self, file: int | None = None) -> None:
-        """Free what no pod may have, before a call on ``file`` of RM's, or on one of UVM's.
+    def look(self, pod_call: PodCall, file: int | None = None) -> None:
+        """Free what no pod may have, before a call on ``file`` of RM's, or on another one.
 
-        Raises OSError if a call for memory is not over.
+        Raises OSError if the calling thread is gone before a call for memory is over.
         """
-        if not self._continued and not self._unseen:
-            return
         if self._continued:
-            if not self._calls.wait(_PATIENCE_S):
-                raise OSError(errno.EBUSY, "a call for memory is not over")
+            _wait(self._calls, pod_call)
             self._continued = False
-            self._unseen = {client for client in self._shared.table.clients_of(self._pod) if not self._is_clean(client)}
-        table = self._shared.table
-        if file is not None:
-            self._unseen = {each for each in self._unseen if each in table.clients and not self._is_clean(each, file)}
+            self._patience_ends = time.monotonic() + _ENDING_S
+            self._look_through(self._shared.table.clients_of(self._pod))
+        if self._unseen and file is not None:
+            self._look_through(self._unseen, file)
 
-    def _is_clean(self, client: int, file: int | None = None) -> bool:
+    def before_mapping(self, pod_call: PodCall) -> None:
+        """Look before the kernel performs a mapping, from whichever client. Raises OSError if one stays unseen."""
+        self.look(pod_call)
+        while self._unseen:
+            self._look_through(self._unseen)
+            if self._unseen and time.monotonic() > self._patience_ends:
+                self._shared.refusals.count(self._pod, UNSEEN)
+                raise OSError(errno.EBUSY, UNSEEN)
+            time.sleep(_ENDING_LOOK_S if self._unseen else 0)
+
+    def before_cpu_mapping(self, pod_call: PodCall) -> None:
+        """Look before the kernel performs RM_MAP_MEMORY, and record that it does. Raises OSError as above."""
+        self.before_mapping(pod_call)
+        self._cpu_mappings.add(pod_call.call, pod_call.pid)
+
+    def _look_through(self, clients: Iterable[int], file: int | None = None) -> None:
+        self._unseen = {client for client in clients if not self._is_clean(client, file)}
+
+    def _is_clean(self, client: int, file: int | None) -> bool:
         """Free what a client may not have, through its own file or one of ours; False if that does not reach it."""
-        devices = tuple(self._shared.table.devices.get(client, ()))
-        found = self._gpu_ops.free_children(client, devices, abi.CLASS_IDS_BY_ADDRESS, file)
+        if client not in self._shared.table.clients:
+            return True
+        found = None
+        if not self._may_have_device(client):
+            devices = tuple(self._shared.table.devices.get(client, ()))
+            found = self._gpu_ops.free_children(client, devices, abi.CLASS_IDS_BY_ADDRESS, file)
         if found:
             self._shared.refusals.count(self._pod, BY_ADDRESS)
-        return found is not None
+        return found is not None or (file is None and not self._gpu_ops.exists((client, client)))
+
+
+def _wait(calls: InflightSyscalls, pod_call: PodCall) -> None:
+    """Wait until no call is in progress: only the pod's own calls wait. Raises OSError if the caller is gone."""
+    while not calls.wait(_LOOK_S):
+        if not pod_call.listener.still_waiting(pod_call.call.id):
+            raise InterruptedError(errno.EINTR, "the caller is gone")

@@ -70,17 +70,17 @@ class Dispatcher:
         self._uvm_mappings = InflightSyscalls()
         self._free_handler = FreeHandler(self._ctx, lambda: self._uvm_mappings.wait(_MAPPING_PATIENCE_S))
         self._passthrough = Passthrough(self._ctx)
-        self._continued_memory = ContinuedMemory(self._ctx)
+        self._continued_memory = ContinuedMemory(self._ctx, self._passthrough.may_have_device, self._uvm_mappings)
         self._alloc_handler = AllocHandler(self._ctx, self._free_handler, self._passthrough, self._continued_memory)
         self._dup_handler = DupHandler(self._ctx, self._alloc_handler, self._continued_memory)
         self._controls = ControlHandler(self._ctx, self._alloc_handler, self._dup_handler)
         self._heap = VidHeapHandler(self._ctx, self._alloc_handler)
         self._mmap = MmapHandler(self._ctx)
-        self._cpu_mappings = CpuMappings(self._ctx)
-        self._card_mappings = CardMappings(self._ctx)
+        self._cpu_mappings = CpuMappings(self._ctx, self._continued_memory)
+        self._card_mappings = CardMappings(self._ctx, self._continued_memory)
         self._attached_gpus = AttachedGpus(self._ctx)
         self._os_events = OsEvents(self._ctx)
-        self._dma_bufs = DmaBufs(self._ctx)
+        self._dma_bufs = DmaBufs(self._ctx, self._continued_memory)
         self._uvm = UvmHandler(self._ctx, self._passthrough, self._free_handler.unmap, self._mmap.wait_until_made)
         #: Process by thread.
         self._threads: dict[int, int] = {}
@@ -98,6 +98,7 @@ class Dispatcher:
         with self._turn:
             self._shared.hold_uvm_files(self._pod)
             self._mmap.rescan_all()
+            self._continued_memory.find_left()
             if left is None:
                 return
             waits = listener.still_waiting(left.call.id)
@@ -193,6 +194,8 @@ class Dispatcher:
         if rm_call not in _WATCHED and request not in uvm.WATCHED and not by_number:
             return PROCEED
         if rm_call in _MAPPINGS and not self._cpu_mappings.concerns(pod_call):
+            if rm_call & 0xFF == abi.NV_ESC_RM_MAP_MEMORY:
+                self._continued_memory.before_cpu_mapping(pod_call)
             return PROCEED
         pod_call.file = self._ctx.take_fd(pod_call, call.fd)
         try:
@@ -205,20 +208,25 @@ class Dispatcher:
         status = os.fstat(pod_call.file)
         major = os.major(status.st_rdev) if stat.S_ISCHR(status.st_mode) else None
         if major is not None and major == self._shared.find_uvm(request):
-            self._continued_memory.look()
             return self._uvm_ioctl(pod_call)
         if major == self._shared.major:
             return self._rm_ioctl(pod_call, request, os.minor(status.st_rdev))
+        if request & 0xFF in escapes.WATCHED_NUMBERS:  # another driver's call; RM has this number at any size
+            self._passthrough.continue_on(pod_call)
+            return ANSWERED
         return errno.ENOTTY  # The filter saw RM's number and size, but this file is not RM's.
 
     def _uvm_ioctl(self, pod_call: PodCall) -> int:
+        maps = pod_call.call.request == uvm.MAP_EXTERNAL_ALLOCATION
+        if maps:
+            self._continued_memory.before_mapping(pod_call)
         outcome = self._uvm.handle(pod_call)
-        if outcome == PROCEED and pod_call.call.request == uvm.MAP_EXTERNAL_ALLOCATION and self._ctx.limited():
+        if outcome == PROCEED and maps:
             self._uvm_mappings.add(pod_call.call, pod_call.pid)
         return outcome
 
     def _rm_ioctl(self, pod_call: PodCall, request: int, minor: int) -> int:
-        self._continued_memory.look(pod_call.file)
+        self._continued_memory.look(pod_call, pod_call.file)
         if request == fast_path.REQUEST and pod_call.unanswered is None:
             pod_call.begin_repeatable()
             call, listener = pod_call.call, pod_call.listener

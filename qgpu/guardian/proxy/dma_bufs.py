@@ -12,7 +12,8 @@ import os
 import struct
 
 from qgpu.guardian.proxy import client_ownership
-from qgpu.guardian.proxy.handler_context import Handler, PodCall, status_of
+from qgpu.guardian.proxy.continued_memory import ContinuedMemory
+from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall, status_of
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.rules import escapes
 from qgpu.nvidia import abi
@@ -25,11 +26,15 @@ _STATUS_FROM_END = 8
 class DmaBufs(Handler):
     """Handles exports of memory as a dma-buf."""
 
+    def __init__(self, ctx: HandlerContext, continued: ContinuedMemory) -> None:
+        super().__init__(ctx)
+        self._continued = continued
+
     def export(self, pod_call: PodCall, block: IoctlBuffer) -> int:
         """Make a dma-buf of the pod's memory, or add memory to one that the pod names."""
         fd, client = _FIELDS.unpack_from(block.data)
         number, status_at = abi.NV_ESC_EXPORT_TO_DMABUF_FD, len(block.data) - _STATUS_FROM_END
-        if not self._shared.owns(self._pod, client):
+        if not self._shared.owns(self._pod, client) or self._continued.is_unseen(client):
             what = client_ownership.name(escapes.name(number))
             return self._ctx.refuse(block, status_at, abi.NV_ERR_INVALID_CLIENT, what)
         if fd >= 0:

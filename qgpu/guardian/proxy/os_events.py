@@ -54,24 +54,40 @@ class OsEvents(Handler):
 
     def __init__(self, ctx: HandlerContext) -> None:
         super().__init__(ctx)
-        # A file that is closed leaves some behind until its client is forgotten.
-        self._made = BoundedSet(lambda key: self._shared.owns(self._pod, key[0]))
+        self._made = BoundedSet(self._exists)
 
     def handle(self, pod_call: PodCall, number: int, block: IoctlBuffer) -> int:
         """Make or free an event of one of the pod's own clients."""
         client, _, event = _FIELDS.unpack_from(block.data)
+        makes = number == abi.NV_ESC_ALLOC_OS_EVENT
+        if makes and client not in self._shared.table.clients:
+            self._shared.register_client(pod_call.pid, pod_call.call.fd, pod_call.file, client)
         if number == abi.NV_ESC_FREE_OS_EVENT and client not in self._shared.table.clients:
             return self._ctx.answer(block, _STATUS_AT, abi.NV_ERR_INVALID_CLIENT)  # its events went with it
         if not self._shared.owns(self._pod, client):
             what = client_ownership.name(escapes.name(number))
             return self._ctx.refuse(block, _STATUS_AT, abi.NV_ERR_INVALID_CLIENT, what)
-        makes = number == abi.NV_ESC_ALLOC_OS_EVENT
         if makes and not self._made.has_room():
             return self._ctx.refuse(block, _STATUS_AT, abi.NV_ERR_INSUFFICIENT_RESOURCES, TOO_MANY)
+        if makes and pod_call.is_retry:  # it may exist already, and RM makes no second one
+            self._gpu_ops.free_os_event(client, event)
         pod_call.begin()
         if error := self._proxy.escape(pod_call.file, number, block):
             return error
+        if pod_call.is_retry and not makes:  # the dead guardian may have freed it
+            block.patch_u32(_STATUS_AT, abi.NV_OK)
         if status_of(block, _STATUS_AT) == abi.NV_OK:
             (self._made.add if makes else self._made.discard)(client, event)
         block.store()
         return 0
+
+    def _exists(self, key: Key) -> bool:
+        """Tell whether RM may have an event.
+
+        With a client that ends by itself RM does not free its events while the file is open on which they were made.
+        """
+        client, number = key
+        if self._shared.owns(self._pod, client) or self._gpu_ops.exists((client, client)):
+            return True
+        self._gpu_ops.free_os_event(client, number)
+        return False

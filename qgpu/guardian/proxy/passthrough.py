@@ -104,8 +104,12 @@ class Passthrough(Handler):
     def has_device(self, client: int) -> bool:
         """Tell whether a client has a device, or may have one whose handle is unknown."""
         with self._shared.lock:
-            self._may_have_device &= self._shared.table.clients.keys()
-            return client in self._shared.table.devices or client in self._may_have_device
+            return client in self._shared.table.devices or self.may_have_device(client)
+
+    def may_have_device(self, client: int) -> bool:
+        """Tell whether a client may have a device whose handle is unknown."""
+        self._may_have_device &= self._shared.table.clients.keys()
+        return client in self._may_have_device
 
     def _continue_in_kernel(
         self, pod_call: PodCall, block: IoctlBuffer, status_at: int, device: RmObject | None = None
@@ -163,12 +167,14 @@ class Passthrough(Handler):
         return abi.NV_OK
 
     def _settle_device(self, rm: RmObject) -> None:
-        """Confirm a device that the kernel has made; if it is missing, it may exist under another handle."""
+        """Confirm a device that the kernel has made; if it is missing, free the one under another handle."""
         found = self._gpu_ops.find_object(rm)
         if found is not None and found[0] == abi.NV01_DEVICE_0:
             self._shared.confirm(rm.key)
-        else:
-            self._shared.cancel_claim(rm.key)
+            return
+        self._shared.cancel_claim(rm.key)
+        others = rm.client in self._shared.table.devices
+        if others or self._gpu_ops.free_children(rm.client, [rm.client], [abi.CLASS_ID_DEVICE]) is None:
             self._may_have_device.add(rm.client)
 
 

@@ -240,6 +240,27 @@ def test_a_burst_is_not_taken_for_a_hidden_file(reach):
     assert (told, all(reached)) == ([], True)
 
 
+@pytest.mark.parametrize(
+    ("objects", "freed", "found"),
+    [([30, 31], True, 2), ([], True, 0), ([30], False, None)],
+    ids=["some", "none", "kept"],
+)
+def test_what_a_pod_may_not_have_is_freed_or_said_to_be_there(reach, monkeypatch, objects, freed, found):
+    monkeypatch.setattr(gpu_ops, "handle_info", lambda *_: (0x41, 0))
+    monkeypatch.setattr(gpu_ops, "child", lambda *_: objects[0] if objects else None)
+    monkeypatch.setattr(gpu_ops, "free", lambda *_: freed and bool(objects.pop(0)))
+    with open("/dev/random") as file:
+        used(reach, file.fileno())
+
+        assert reach.gpu_ops.free_children(CLIENT, [2], [0xE61EE1]) == found
+
+
+def test_a_cards_file_tells_of_no_clients_children(reach):
+    """On a card's file the driver refuses controls by EINVAL."""
+    with open("/dev/random") as file:
+        assert reach.gpu_ops.free_children(CLIENT, [2], [0xE61EE1], file.fileno()) is None
+
+
 @pytest.mark.parametrize("theirs", [True, False])
 def test_only_objects_of_the_pods_own_files_are_shared(reach, monkeypatch, theirs):
     """RM shares any client's object: a client may have ended, and its number may be another pod's by now."""

@@ -66,12 +66,16 @@ def test_no_memory_below_device_whose_card_is_unknown(pod):
     assert allocate(pod, 10, PAGE) == abi.NV_ERR_INVALID_STATE
 
 
-def test_failed_device_may_exist_under_another_handle(pod):
+@pytest.mark.parametrize("found", [True, False])
+def test_a_device_under_another_handle_is_freed_or_remembered(pod, found):
+    """What lies below a device that nobody knows would be looked at by nobody."""
     make_device(pod)
     pod.rm.objects[7, 66] = pod.rm.objects.pop((7, 2))
+    pod.rm.stale |= set() if found else {7}
     second = pod.call(abi.NV_ESC_RM_ALLOC, device(4), DEVICE_PARAMS)
 
-    assert alloc_status(second[2]) == abi.NV_OK  # carried out for the pod
+    assert ((7, 66) in pod.rm.objects) is not found
+    assert alloc_status(second[2]) == abi.NV_OK  # the guardian made it
 
 
 def channel_on(engine):

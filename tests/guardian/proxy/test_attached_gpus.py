@@ -27,5 +27,18 @@ def test_no_card_without_a_grant_is_attached(pod, ids):
     assert pod.shared.refusals.counts["web", "card without a grant"] == 1
 
 
+def test_another_drivers_call_of_that_number_goes_on(pod, monkeypatch):
+    """RM has the number at any size, so the filter stops other drivers' calls too, such as TUNSETSNDBUF."""
+    went_on = []
+    go_on = pod.dispatcher._passthrough.continue_on
+    monkeypatch.setattr(pod.dispatcher._passthrough, "continue_on", lambda call: went_on.append(call) or go_on(call))
+    pod.shared.major = None
+    answer = pod.call(ATTACH, bytes(4))
+
+    assert len(went_on) == 1
+    assert answer[:2] == (-1, errno.EINVAL)  # as /dev/random answers
+    assert pod.rm.seen == []
+
+
 def test_part_of_an_id_is_none(pod):
     assert pod.call(ATTACH, bytes(6))[:2] == (-1, errno.EINVAL)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import errno
+import os
 import struct
 
 import pytest
 
-from qgpu.guardian.proxy.continued_memory import BY_ADDRESS
+from qgpu.guardian.proxy import continued_memory
+from qgpu.guardian.proxy.continued_memory import BY_ADDRESS, UNSEEN, ContinuedMemory
+from qgpu.guardian.rules import escapes
+from qgpu.linux import proc
 from qgpu.linux.inflight_syscalls import InflightSyscalls
-from qgpu.nvidia import abi
-from tests.guardian.asked import control, dup
+from qgpu.nvidia import abi, uvm
+from tests.guardian.asked import control, dup, uvm_mapping
 
 MEMORY_BY_ADDRESS = 0xF3
 
@@ -19,6 +23,17 @@ def pin(pod, rm_class=abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR, fd=-1):
     """Ask for memory by the old call; /dev/random answers in the kernel's place."""
     asked = struct.pack("<IIII", 7, 2, 9, rm_class) + bytes(32) + struct.pack("<ii", fd, 0)
     pod.call(abi.NV_ESC_RM_ALLOC_MEMORY, asked)
+
+
+def cpu_mapping(pod):
+    """Map object 30 for the CPU; return the errno."""
+    (size,) = [size for number, size in escapes.WATCHED if number == abi.NV_ESC_RM_MAP_MEMORY]
+    return pod.call(abi.NV_ESC_RM_MAP_MEMORY, struct.pack("<III", 7, 3, 30) + bytes(size - 12))[1]
+
+
+def uvm_mapping_of(pod):
+    """Map object 30 for the card by UVM; return the errno."""
+    return pod.uvm(uvm.MAP_EXTERNAL_ALLOCATION, uvm_mapping(1 << 32, 1 << 21, 30))[1]
 
 
 @pytest.mark.parametrize("args", [(), (abi.NV01_MEMORY_SYSTEM, 0)], ids=["own pages", "with a mapping"])
@@ -80,8 +95,74 @@ def test_a_call_on_its_file_brings_the_look(lost):
     assert (8, 30) not in lost.rm.objects
 
 
-def test_pods_calls_wait_until_the_call_for_memory_is_over(on_card, monkeypatch):
-    pin(on_card)
-    monkeypatch.setattr(InflightSyscalls, "wait", lambda self, patience_s: False)
+@pytest.fixture
+def waits(monkeypatch):
+    """What is waited for, once in vain each time."""
+    seen = []
 
-    assert on_card.call(abi.NV_ESC_RM_CONTROL, control(0x20800110))[:2] == (-1, errno.EBUSY)
+    def wait(calls, patience_s):
+        seen.extend(found := [call.proc_syscall[2] for call in calls.calls.values()])
+        calls.calls.clear()
+        return not found
+
+    monkeypatch.setattr(InflightSyscalls, "wait", wait)
+    return seen
+
+
+def test_pods_calls_wait_until_the_call_for_memory_is_over(on_card, waits, monkeypatch):
+    monkeypatch.setattr(ContinuedMemory, "next_call", lambda self, tid: None)  # as if each were another thread's
+    pin(on_card)
+    assert waits == []
+
+    on_card.call(abi.NV_ESC_RM_CONTROL, control(0x20800110))
+    assert waits == [hex(abi.request(abi.NV_ESC_RM_ALLOC_MEMORY, 56))]
+
+
+@pytest.mark.parametrize("mapping", [cpu_mapping, uvm_mapping_of], ids=["CPU", "UVM"])
+def test_a_call_for_memory_waits_for_mappings_in_progress(on_card, waits, monkeypatch, mapping):
+    """The kernel reads the arguments of a mapping when it likes: they could name what the call makes."""
+    on_card.limits = {}
+    monkeypatch.setattr(InflightSyscalls, "remove", lambda self, tid: None)
+    mapping(on_card)
+    assert waits == []
+
+    pin(on_card)
+    assert len(waits) == 1
+
+
+@pytest.mark.parametrize("mapping", [cpu_mapping, uvm_mapping_of], ids=["CPU", "UVM"])
+def test_memory_by_address_is_freed_before_a_mapping(on_card, mapping):
+    pin(on_card)
+    on_card.rm.objects[7, 30] = (MEMORY_BY_ADDRESS, 2)
+    mapping(on_card)
+
+    assert (7, 30) not in on_card.rm.objects
+
+
+@pytest.mark.parametrize("mapping", [cpu_mapping, uvm_mapping_of], ids=["CPU", "UVM"])
+def test_kernel_maps_nothing_while_a_client_is_unseen(lost, monkeypatch, mapping):
+    monkeypatch.setattr(continued_memory, "_ENDING_S", 0)
+    assert mapping(lost) == errno.EBUSY
+    assert lost.shared.refusals.counts["web", UNSEEN] == 1
+
+    lost.rm._free(8, 8)
+    assert mapping(lost) != errno.EBUSY
+
+
+def test_a_client_with_an_unknown_device_is_not_clean(on_card, monkeypatch):
+    monkeypatch.setattr(continued_memory, "_ENDING_S", 0)
+    on_card.dispatcher._passthrough._may_have_device.add(7)
+    pin(on_card)
+
+    assert cpu_mapping(on_card) == errno.EBUSY
+
+
+def test_a_successor_waits_for_what_its_predecessor_let_continue(on_card, waits, monkeypatch):
+    request = abi.request(abi.NV_ESC_RM_ALLOC_MEMORY, 56)
+    monkeypatch.setattr(continued_memory.cgroup, "threads", lambda *_: (os.getpid(),))
+    monkeypatch.setattr(proc, "syscall", lambda pid, tid: ["16", "0x3", hex(request), "0x0", "0x0", "0x0", "0x0"])
+    on_card.dispatcher = on_card.dispatcher_of(on_card.shared, on_card.number)
+    on_card.dispatcher.resume(None, None)
+
+    on_card.call(abi.NV_ESC_RM_CONTROL, control(0x20800110))
+    assert waits == [hex(request)]

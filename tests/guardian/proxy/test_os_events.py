@@ -55,4 +55,14 @@ def test_events_are_bounded_and_go_with_their_client(beside, monkeypatch):
     assert [call(beside, FREE, OWN, 1), call(beside, MAKE, OWN, 3)] == [0, 0]
     beside.shared.table.clients[OWN].pod = "other"
     beside.shared.note({"fact": "client", "client": 8, "pid": beside.process.pid, "fd": 9})
+    assert call(beside, MAKE, 8, 1) == abi.NV_ERR_INSUFFICIENT_RESOURCES
+    assert beside.rm.freed_events == []  # they may be the other pod's
+
+    del beside.rm.objects[OWN, OWN]
     assert call(beside, MAKE, 8, 1) == 0
+    assert sorted(beside.rm.freed_events) == [(OWN, 2), (OWN, 3)]  # RM keeps them while their file is open
+
+
+def test_a_client_without_other_objects_has_events(pod):
+    assert call(pod, MAKE, OWN) == abi.NV_OK
+    assert call(pod, MAKE, NOBODYS) == abi.NV_ERR_INVALID_CLIENT
