@@ -39,6 +39,7 @@ struct qgpu_call {
 		struct nvos32 heap;
 		struct nvos54 control;
 		struct nvos55 dup;
+		struct nvos57 share;
 		struct nv_os_event os_event;
 	} in, out;
 };

@@ -231,3 +231,18 @@ long qgpu_dup(struct qgpu_call *call)
 		qgpu_tsg_put(arrival.tsg);
 	return ret;
 }
+
+long qgpu_share(struct qgpu_call *call)
+{
+	struct qgpu_client *client = qgpu_client_lock(call->in.share.client, call->pod);
+	long ret;
+
+	if (IS_ERR(client))
+		return PTR_ERR(client);
+	if (!client && !READ_ONCE(call->pod->gone))
+		return qgpu_call_answer(call, offsetof(struct nvos57, status), NV_ERR_INSUFFICIENT_PERMISSIONS);
+	ret = qgpu_call_forward(call);
+	if (client)
+		qgpu_client_unlock(client);
+	return ret;
+}

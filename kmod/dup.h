@@ -27,5 +27,7 @@ typedef struct qgpu_mem *(*qgpu_finder)(const struct qgpu_arrival *arrival, void
 /* Book it, or take it back; then the RM status returned says why. */
 u32 qgpu_arrive(struct qgpu_call *call, struct qgpu_arrival *arrival, qgpu_finder find, void *about);
 long qgpu_dup(struct qgpu_call *call);
+/* NV_ESC_RM_SHARE: RM would let anybody duplicate anybody's object. */
+long qgpu_share(struct qgpu_call *call);
 
 #endif

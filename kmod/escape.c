@@ -35,6 +35,8 @@ static long (*handler_of(u32 nr, u32 size))(struct qgpu_call *call)
 		return size == sizeof(struct nvos54) ? qgpu_control : NULL;
 	case NV_ESC_RM_DUP_OBJECT:
 		return size == sizeof(struct nvos55) ? qgpu_dup : NULL;
+	case NV_ESC_RM_SHARE:
+		return size == sizeof(struct nvos57) ? qgpu_share : NULL;
 	case NV_ESC_RM_VID_HEAP_CONTROL:
 		return size == sizeof(struct nvos32) ? qgpu_vid_heap : NULL;
 	case NV_ESC_ALLOC_OS_EVENT:

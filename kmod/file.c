@@ -130,13 +130,31 @@ void qgpu_file_close(struct qgpu_file *file)
 	rhashtable_remove_fast(&files, &file->node, file_params);
 }
 
+/*
+ * Without os_events_lock: its holder waits for user memory, and a release must not. So other files may free or make the
+ * same events meanwhile; whoever takes an entry out lowers the count.
+ */
+static void forget_os_events(struct qgpu_file *file)
+{
+	struct qgpu_pod *pod = file->pod;
+	unsigned long key;
+	void *maker;
+
+	if (!READ_ONCE(file->made_os_events))
+		return;
+	xa_for_each(&pod->os_events, key, maker) {
+		if (maker == file && xa_cmpxchg(&pod->os_events, key, file, NULL, 0) == file)
+			atomic_dec(&pod->nr_os_events);
+	}
+}
+
 void qgpu_file_closed(struct qgpu_file *file)
 {
 	file->shared |= qgpu_clients_remove(&file->clients);
 	if (file->shared)
 		qgpu_gate_penalty_exit(file->pod, file->gated_ns);
 	qgpu_mem_file_closed(file->pod);
-	atomic_sub(atomic_read(&file->nr_os_events), &file->pod->nr_os_events);
+	forget_os_events(file);
 	file_free(file);
 }
 

@@ -15,7 +15,7 @@ struct qgpu_file {
 	struct qgpu_pod *pod;		/* a reference */
 	struct list_head clients;	/* client.c */
 	bool shared;			/* its release keeps gates open that other processes use too */
-	atomic_t nr_os_events;		/* made by it, without those freed by it: may be negative */
+	bool made_os_events;		/* they may be gone by now */
 	u64 gated_ns;			/* how long the pod's gates had been due closed when its release began; before: all ones */
 	struct rcu_head rcu;
 };

@@ -23,6 +23,7 @@
 #define NV_ESC_RM_CONTROL		0x2a
 #define NV_ESC_RM_ALLOC			0x2b
 #define NV_ESC_RM_DUP_OBJECT		0x34
+#define NV_ESC_RM_SHARE			0x35
 #define NV_ESC_RM_VID_HEAP_CONTROL	0x4a
 #define NV_ESC_RM_MAP_MEMORY_DMA	0x57
 #define NV_ESC_CARD_INFO		200
@@ -119,6 +120,10 @@ struct nvos55 {			/* RM_DUP_OBJECT */
 	u32 client, parent, object, client_src, object_src, flags, status;
 };
 
+struct nvos57 {			/* RM_SHARE; the words between are the policy */
+	u32 client, object, target, access, how, status;
+};
+
 struct nv_os_event {		/* to allocate, and to free */
 	u32 client, device, number, status;
 };
@@ -165,6 +170,7 @@ static_assert(sizeof(struct nvos21) == 32);
 static_assert(sizeof(struct nvos64) == 48);
 static_assert(sizeof(struct nvos54) == 32);
 static_assert(sizeof(struct nvos55) == 28);
+static_assert(sizeof(struct nvos57) == 24);
 static_assert(sizeof(struct nv_os_event) == 16);
 static_assert(sizeof(struct nvos02_fd) == 56);
 static_assert(sizeof(struct nvos32) == 184);

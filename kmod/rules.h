@@ -508,7 +508,6 @@ static const struct qgpu_class_rule class_rules[] = {
 };
 
 static const struct qgpu_escape_rule escape_rules[] = {
-	{ 0x35, QGPU_REFUSED_ALWAYS }, /* NV_ESC_RM_SHARE */
 	{ 0x39, QGPU_REFUSED_ALWAYS }, /* NV_ESC_RM_I2C_ACCESS */
 	{ 0x41, QGPU_REFUSED_ALWAYS }, /* NV_ESC_RM_IDLE_CHANNELS */
 	{ 0x4d, QGPU_REFUSED_ALWAYS }, /* NV_ESC_RM_ACCESS_REGISTRY */

@@ -174,6 +174,8 @@ static void flood(int argc, char **argv)
 /* What attacks with channels of its own proves nothing without any. */
 static void flood_is_seen(void)
 {
+	for (int i = 0; i < 500 && !(tsg && nr_channels); i++)
+		usleep(10000); /* a context may just be made */
 	if (!tsg || !nr_channels) {
 		report("cannot start: libcuda's TSG was not seen");
 		exit(4);

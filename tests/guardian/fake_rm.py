@@ -183,7 +183,7 @@ class FakeRm:
                     struct.pack_into("<Q", data, 88, self.sizes[client, handle])
                 struct.pack_into("<QQ", data, 24, 1 << 44, 1 << 43)
                 self._status(data, 20, abi.NV_OK)
-            case abi.NV_ESC_REGISTER_FD | abi.NV_ESC_RM_ALLOC_MEMORY:
+            case abi.NV_ESC_REGISTER_FD | abi.NV_ESC_RM_ALLOC_MEMORY | abi.NV_ESC_RM_SHARE:
                 pass
             case abi.NV_ESC_ALLOC_OS_EVENT | abi.NV_ESC_FREE_OS_EVENT | abi.NV_ESC_ATTACH_GPUS_TO_FD:
                 pass

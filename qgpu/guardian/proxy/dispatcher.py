@@ -281,6 +281,8 @@ class Dispatcher:
         match escape.number:
             case number if number in escapes.MAPPINGS and not escape.wrapped:
                 return self._cpu_mappings.handle(pod_call, number, block)
+            case abi.NV_ESC_RM_SHARE if not escape.wrapped:
+                return self._dup_handler.share(pod_call, block)
             case abi.NV_ESC_REGISTER_FD:
                 return self._alloc_handler.register_fd(pod_call, block, minor)
             case abi.NV_ESC_ALLOC_OS_EVENT | abi.NV_ESC_FREE_OS_EVENT if not escape.wrapped:
@@ -295,7 +297,7 @@ class Dispatcher:
                 return self._attached_gpus.attach(pod_call, block)
         # These calls end here. A dma-buf keeps memory without a handle. RM's own mappings take page tables on the card
         # that nobody can count (CUDA uses UVM's mappings). RM_IDLE_CHANNELS reads lists of handles under RM's locks.
-        # RM_SHARE would share others' objects, too. No library wraps a mapping.
+        # No library wraps a mapping.
         self._shared.refusals.count(self._pod, escapes.name(escape.number))
         return errno.EOPNOTSUPP
 

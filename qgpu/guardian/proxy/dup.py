@@ -19,7 +19,8 @@ from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.rules import classes
 from qgpu.nvidia import abi
 
-_U32 = struct.Struct("<I")
+_U32, _OWNER_AND_OBJECT = struct.Struct("<I"), struct.Struct("<II")
+_SHARE_STATUS_AT = abi.offsetof("NVOS57_PARAMETERS", "status")
 #: An import is compared with at most so many exports of its size, which are looked for among so many of the newest. One
 #: that is not found is charged again.
 _MOST_COMPARED, _MOST_LOOKED_AT = 64, 1024
@@ -69,6 +70,19 @@ class DupHandler(Handler):
             return self._ctx.answer(block, asked.status_at, status)
         block.store()
         return 0
+
+    def share(self, pod_call: PodCall, block: IoctlBuffer) -> int:
+        """Share an object of one of the pod's clients, as CUDA IPC does: RM would share anybody's."""
+        client, handle = _OWNER_AND_OBJECT.unpack_from(block.data)
+        rm = RmObject(client, handle, client, 0)
+        own = self._shared.owns(self._pod, rm.client) and not self._continued.is_unseen(rm.client)
+        if not own or self._gpu_ops.find_object(rm) is None:
+            what = client_ownership.name("NV_ESC_RM_SHARE")
+            return self._ctx.refuse(block, _SHARE_STATUS_AT, abi.NV_ERR_INSUFFICIENT_PERMISSIONS, what)
+        pod_call.begin_repeatable()
+        if not (error := self._proxy.escape(pod_call.file, abi.NV_ESC_RM_SHARE, block)):
+            block.store()
+        return error
 
     def _may_take_from(self, pod_call: PodCall, client: int) -> bool:
         """Tell whether a client is this pod's, or one from which RM refuses what its owner does not share.

@@ -41,7 +41,7 @@ ROWS = (
     Escape(abi.NV_ESC_RM_DUP_OBJECT, "NV_ESC_RM_DUP_OBJECT", (abi.sizeof("NVOS55_PARAMETERS"),)),
     Escape(abi.NV_ESC_RM_VID_HEAP_CONTROL, "NV_ESC_RM_VID_HEAP_CONTROL", (abi.sizeof("NVOS32_PARAMETERS"),)),
     # RM checks neither whose object is shared, nor whose client's registry it reads.
-    Escape(abi.NV_ESC_RM_SHARE, "NV_ESC_RM_SHARE", (abi.sizeof("NVOS57_PARAMETERS"),), refused=Refused.ALWAYS),
+    Escape(abi.NV_ESC_RM_SHARE, "NV_ESC_RM_SHARE", (abi.sizeof("NVOS57_PARAMETERS"),)),
     Escape(abi.NV_ESC_RM_I2C_ACCESS, "NV_ESC_RM_I2C_ACCESS", (abi.I2C_ACCESS_BYTES,), refused=Refused.ALWAYS),
     Escape(abi.NV_ESC_RM_IDLE_CHANNELS, "NV_ESC_RM_IDLE_CHANNELS", (abi.IDLE_CHANNELS_BYTES,), refused=Refused.ALWAYS),
     Escape(

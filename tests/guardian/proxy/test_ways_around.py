@@ -39,12 +39,11 @@ def test_only_calls_that_are_judged_may_be_wrapped(pod):
 @pytest.mark.parametrize(
     ("number", "size"),
     [
-        (abi.NV_ESC_RM_SHARE, abi.sizeof("NVOS57_PARAMETERS")),
         (abi.NV_ESC_RM_I2C_ACCESS, abi.I2C_ACCESS_BYTES),
         (abi.NV_ESC_RM_ACCESS_REGISTRY, abi.ACCESS_REGISTRY_BYTES),
         (abi.NV_ESC_RM_BIND_CONTEXT_DMA, abi.BIND_CONTEXT_DMA_BYTES),
     ],
-    ids=["share", "i2c", "registry", "bind"],
+    ids=["i2c", "registry", "bind"],
 )
 def test_calls_whose_owner_rm_does_not_check_are_refused(pod, number, size):
     pod.limits.clear()

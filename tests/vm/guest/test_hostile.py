@@ -211,33 +211,105 @@ def test_an_object_with_parent_0_goes_with_its_client(web, qgpu):
     assert (web.held(), qgpu.tsgs(web.id)) == (0, [])
 
 
-def os_events(state, client, numbers, call=206):
-    """Make OS events of a client, or free them (207); the statuses."""
-    fd, said = state.setdefault("events", os.open(nv.CTL, os.O_RDWR)), []
+def os_events(state, client, numbers, call=206, file="events"):
+    """Make OS events of a client on a file of this name, or free them (207); the statuses."""
+    if file not in state:
+        state[file] = os.open(nv.CTL, os.O_RDWR)
+    said = []
     for number in numbers:
         data = bytearray(struct.pack("4I", client, 0, number, 0))
-        nv.call(fd, call, data)
+        nv.call(state[file], call, data)
         said.append(struct.unpack("4I", data)[3])
     return said
+
+
+def own_client(state):
+    return state["p"].client
+
+
+def close(state, file):
+    os.close(state.pop(file))
 
 
 def test_os_events_are_of_ones_own_clients(web, pod):
     """RM asks nobody whose they are: a neighbour whose event is freed waits for ever."""
     neighbour = pod("neighbour")
     neighbour.process().run(program)
-    clients = [each.processes[0].run(lambda state: state["p"].client) for each in (web, neighbour)]
+    clients = [each.processes[0].run(own_client) for each in (web, neighbour)]
 
     for call in (206, 207):
         said = [web.processes[0].run(os_events, client, [5], call) for client in (*clients, 0)]
         assert said == [[0], [nv.BAD_CLIENT], [nv.BAD_CLIENT]]
 
 
+def test_only_objects_of_ones_own_clients_are_shared(web, pod):
+    """RM asks nobody whose they are: whoever shares a neighbour's may duplicate them."""
+
+    def share(state, client):
+        data = bytearray(struct.pack("6I", client, client, 0, 1, 1, 0))
+        nv.call(state.setdefault("sharing", os.open(nv.CTL, os.O_RDWR)), 0x35, data)
+        return struct.unpack("6I", data)[5]
+
+    neighbour = pod("neighbour")
+    neighbour.process().run(program)
+    clients = [each.processes[0].run(own_client) for each in (web, neighbour)]
+
+    assert [web.processes[0].run(share, client) for client in (*clients, 0)] == [0, nv.NO_PERMISSION, nv.NO_PERMISSION]
+
+
 def test_os_events_of_a_pod_are_bounded(web):
     process = web.processes[0]
-    own = process.run(lambda state: state["p"].client)
+    own = process.run(own_client)
     said = process.run(os_events, own, range(2052))
 
     assert said == [0] * 2048 + [nv.NO_RESOURCES] * 4
     assert process.run(os_events, own, [1], 207) + process.run(os_events, own, [1, 2]) == [0, 0, nv.NO_RESOURCES]
-    process.run(lambda state: os.close(state.pop("events")))
+    process.run(close, "events")
     assert process.run(os_events, own, [1]) == [0]
+
+
+def test_os_events_freed_through_another_file_are_bounded(web):
+    process = web.processes[0]
+    own = process.run(own_client)
+
+    for _ in range(3):
+        process.run(os_events, own, range(1000), 206, "first")
+        process.run(os_events, own, range(1000), 207)
+        process.run(close, "first")
+
+    assert process.run(os_events, own, range(2052)) == [0] * 2048 + [nv.NO_RESOURCES] * 4
+
+
+def test_os_events_made_anew_are_of_the_newer_file(web):
+    """The simulated RM does not mind that they are there; a real one has lost them with a client of this handle."""
+    process = web.processes[0]
+    own = process.run(own_client)
+
+    process.run(os_events, own, range(2047), 206, "first")
+    assert process.run(os_events, own, range(2047)) == [0] * 2047
+    process.run(close, "first")
+    assert process.run(os_events, own, [2047, 2048]) == [0, nv.NO_RESOURCES]
+    process.run(close, "events")
+    assert process.run(os_events, own, [1]) == [0]
+
+
+def test_os_events_whose_answer_cannot_be_written_are_bounded(web):
+    """The driver answers EFAULT, when RM has made the event already."""
+
+    def allocate(state, client, numbers):
+        libc = ctypes.CDLL(None, use_errno=True)
+        page = mmap.mmap(-1, 4096)
+        at = ctypes.addressof(ctypes.c_char.from_buffer(page))
+        for number in numbers:
+            libc.mprotect(ctypes.c_void_p(at), 4096, 3)
+            page[:16] = struct.pack("4I", client, 0, number, 0)
+            libc.mprotect(ctypes.c_void_p(at), 4096, 1)
+            libc.ioctl(state["events"], nv.word(206, 16), ctypes.c_void_p(at))
+        return ctypes.get_errno()
+
+    process = web.processes[0]
+    own = process.run(own_client)
+    process.run(os_events, own, [0])
+
+    assert process.run(allocate, own, range(1, 2000)) == errno.EFAULT
+    assert process.run(os_events, own, range(2000, 2052)) == [0] * 48 + [nv.NO_RESOURCES] * 4
