@@ -11,6 +11,7 @@
 #include "alloc.h"
 #include "client.h"
 #include "context.h"
+#include "event_object.h"
 #include "events.h"
 #include "gpu.h"
 #include "mem.h"
@@ -249,6 +250,26 @@ static long alloc_object(struct qgpu_call *call, const struct request *request)
 	return ret;
 }
 
+/* A removed pod may have more than are noted. */
+static long alloc_event(struct qgpu_call *call, const struct request *request)
+{
+	struct qgpu_pod *pod = call->pod;
+	bool fits;
+	long ret;
+
+	if (mutex_lock_killable(&pod->events_lock))
+		return -EINTR;
+	fits = qgpu_event_object_fits(pod);
+	if (fits || READ_ONCE(pod->gone))
+		ret = alloc_object(call, request);
+	else
+		ret = qgpu_refuse_alloc(call, request->status_at, NV_ERR_INSUFFICIENT_RESOURCES);
+	if (fits && ret != -EINTR && answered(call, request) == NV_OK)
+		qgpu_event_object_made(pod, request->root, call->out.alloc.object);
+	mutex_unlock(&pod->events_lock);
+	return ret;
+}
+
 static long vram(struct qgpu_call *call, const struct request *request, u64 size)
 {
 	return qgpu_vram_alloc(call, &(struct qgpu_vram){
@@ -313,6 +334,9 @@ long qgpu_alloc(struct qgpu_call *call)
 	case NV01_ROOT_NON_PRIV:
 	case NV01_ROOT_CLIENT:
 		return alloc_client(call, &request);
+	case NV01_EVENT:
+	case NV01_EVENT_OS_EVENT:
+		return alloc_event(call, &request);
 	case NV01_MEMORY_LOCAL_USER:
 		if (call->params_size)
 			memcpy(&size, call->room + NV_MEMORY_PARAMS_SIZE_AT, sizeof(size));

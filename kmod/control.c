@@ -65,6 +65,18 @@ static long set_preemption(struct qgpu_call *call)
 	return qgpu_call_forward(call);
 }
 
+/* Forward a call for whose length gates or other pods' calls wait. */
+static long forward_paid(struct qgpu_call *call)
+{
+	long ret = qgpu_gate_penalty_pay_and_begin(call->pod);
+
+	if (ret)
+		return ret;
+	ret = qgpu_call_forward(call);
+	qgpu_gate_penalty_end(call->pod, QGPU_GATES_OPENED);
+	return ret;
+}
+
 /*
  * libcuda takes its TSG off the engine when it destroys a context. The pod gives away only its own turn, because RM
  * looks TSGs up among the clients of the file only. A preemption that does not wait is undefined when repeated
@@ -74,17 +86,11 @@ static long set_preemption(struct qgpu_call *call)
 static long preempt(struct qgpu_call *call)
 {
 	struct nva06c_preempt *asked = (struct nva06c_preempt *)call->room;
-	long ret;
 
 	qgpu_call_look(call, call->in.control.params, asked, sizeof(*asked));
 	if (!asked->wait || asked->manual_timeout)
 		return refuse(call, NV_ERR_INSUFFICIENT_PERMISSIONS);
-	ret = qgpu_gate_penalty_pay_and_begin(call->pod);
-	if (ret)
-		return ret;
-	ret = qgpu_call_forward(call);
-	qgpu_gate_penalty_end(call->pod, QGPU_GATES_OPENED);
-	return ret;
+	return forward_paid(call);
 }
 
 /* A program may start its own channels; if the gate is closed, it is closed again before the call returns. */
@@ -231,6 +237,8 @@ static long handle(struct qgpu_call *call, const struct qgpu_control_rule *rule)
 		return set_preemption(call);
 	case QGPU_CONTROL_PREEMPT:
 		return preempt(call);
+	case QGPU_CONTROL_PAID:
+		return forward_paid(call);
 	case QGPU_CONTROL_START_CHANNELS:
 		return start_channels(call);
 	case QGPU_CONTROL_FB_INFO:

@@ -37,6 +37,7 @@ static void pod_free(struct kref *ref)
 	spin_unlock(&former_lock);
 	WARN_ON(atomic_read(&pod->nr_os_events));
 	xa_destroy(&pod->os_events);
+	xa_destroy(&pod->event_objects);
 	cgroup_put(pod->cgroup);
 	kfree_rcu(pod, rcu);
 }
@@ -178,8 +179,9 @@ static struct qgpu_pod *pod_new(struct cgroup *cgroup)
 	mutex_init(&pod->penalty_lock);
 	spin_lock_init(&pod->owed_lock);
 	init_rwsem(&pod->making);
-	mutex_init(&pod->os_events_lock);
+	mutex_init(&pod->events_lock);
 	xa_init_flags(&pod->os_events, XA_FLAGS_ACCOUNT);
+	xa_init_flags(&pod->event_objects, XA_FLAGS_ACCOUNT);
 	INIT_LIST_HEAD(&pod->joined);
 	INIT_LIST_HEAD(&pod->kept);
 	INIT_LIST_HEAD(&pod->former_node);

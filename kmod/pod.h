@@ -68,9 +68,11 @@ struct qgpu_pod {
 	u64 penalty_until_ns;	/* under owed_lock */
 	u64 billed_ns;		/* likewise: up to how much of the gated time it owes for exits */
 	struct rw_semaphore making;	/* client.c: read while RM makes a client that is not in the object table yet */
-	struct mutex os_events_lock;	/* os_event.c: serializes the calls that make and free them */
+	struct mutex events_lock;	/* serializes the calls that make events and free OS events */
 	struct xarray os_events;	/* by client and number: the file that each was made on */
 	atomic_t nr_os_events;	/* in it */
+	struct xarray event_objects;	/* event_object.c: by client and handle; under events_lock */
+	u32 nr_event_objects;	/* in it */
 	atomic_t nr_further;	/* handles on TSGs, without the first of each */
 	struct list_head kept;	/* memory that stays charged until the last file goes: mem.c, under mem_lock */
 	struct qgpu_share shares[QGPU_MAX_GPUS];

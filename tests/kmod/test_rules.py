@@ -147,7 +147,8 @@ def test_rows_name_module_action_iff_guardian_does_more():
     for row in controls.ROWS:
         if row.why is Why.PROFILING:  # the module refuses it
             continue
-        more = bool(row.look or row.gives or row.firmware) or row.number == abi.NVA06C_SET_TIMESLICE
+        acts = row.number in (abi.NVA06C_SET_TIMESLICE, abi.NV00DE_REQUEST_DATA_POLL)
+        more = bool(row.look or row.gives or row.firmware) or acts
         assert (row.in_module is not None) is more, row.name
     for row in classes.ROWS:
         if row.holds_memory_at is not None:

@@ -33,6 +33,7 @@ ACTIONS = {
     InModule.TIMESLICE,
     InModule.PREEMPTION_MODE,
     InModule.PREEMPT,
+    InModule.PAID,
     InModule.START_CHANNELS,
     InModule.FB_INFO,
     InModule.EXPORT,

@@ -58,6 +58,7 @@ class InModule(enum.Enum):
     TIMESLICE = "notes the request and answers OK: libcuda accepts no refusal, and the plan sets the timeslice"
     PREEMPTION_MODE = "refuses the modes that the guardian refuses"
     PREEMPT = "refuses what the guardian refuses; the gate penalty replaces the guardian's pause"
+    PAID = "makes the pod pay the gate penalty, where the guardian makes it rest"
     START_CHANNELS = "closes a closed gate again before the call returns"
     FB_INFO = "shows the pod its own memory limit"
     EXPORT = "charges the memory at handle_at, or all of the client's, until the pod has no file left"

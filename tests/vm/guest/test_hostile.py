@@ -7,6 +7,7 @@ import errno
 import mmap
 import os
 import struct
+from contextlib import suppress
 
 import nv
 import pytest
@@ -229,6 +230,27 @@ def own_client(state):
 
 def close(state, file):
     os.close(state.pop(file))
+
+
+def test_event_objects_of_a_pod_are_bounded(web):
+    """RM frees those of a device with it, and no call names them: the module asks RM."""
+
+    def make(state, number):
+        p, made = state["p"], 0
+        state.setdefault("device", p.alloc(p.client, 0x80, bytes(56)))
+        with suppress(nv.RmError):
+            for made in range(number):
+                p.alloc(state["device"], 0x79, struct.pack("I", p.client) + bytes(60))
+            return number
+        return made
+
+    def free(state):
+        state["p"].free(state.pop("device"))
+
+    process = web.processes[0]
+    assert [process.run(make, 2052), process.run(make, 1)] == [2048, 0]
+    process.run(free)
+    assert process.run(make, 100) == 100
 
 
 def test_os_events_are_of_ones_own_clients(web, pod):
