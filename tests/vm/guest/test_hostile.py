@@ -237,11 +237,12 @@ def test_event_objects_of_a_pod_are_bounded(web):
 
     def make(state, number):
         p, made = state["p"], 0
-        state.setdefault("device", p.alloc(p.client, 0x80, bytes(56)))
+        if "device" not in state:
+            state["device"] = p.alloc(p.client, 0x80, bytes(56))
         with suppress(nv.RmError):
-            for made in range(number):
+            while made < number:
                 p.alloc(state["device"], 0x79, struct.pack("I", p.client) + bytes(60))
-            return number
+                made += 1
         return made
 
     def free(state):
