@@ -20,7 +20,6 @@ import ctypes, mmap, os, signal, struct, sys, threading, time
 page = mmap.mmap(int(sys.argv[1]), 4096)
 def count(at):
     while True: page[at] = (page[at] + 1) % 251
-for at in range(4): threading.Thread(target=count, args=(at,), daemon=True).start()
 signal.signal(signal.SIGUSR1, lambda *_: page.__setitem__(100, page[100] + 1))
 if sys.argv[2] == "shares":
     child = ctypes.CDLL(None).syscall(56, 0x400 | signal.SIGCHLD, 0, 0, 0, 0)
@@ -34,6 +33,7 @@ if sys.argv[2] == "by a thread":  # whose process has a table of its own
         page[200:208] = struct.pack("<Q", os.getpid())
         signal.pause()
     while not page[200]: time.sleep(0.01)
+for at in range(4): threading.Thread(target=count, args=(at,), daemon=True).start()  # no lock is held in a copy
 page[300] = 1
 while True: time.sleep(0.01)
 """
