@@ -8,6 +8,7 @@ makes a file's further clients and their devices itself.
 from __future__ import annotations
 
 import errno
+import time
 
 import structlog
 
@@ -26,6 +27,8 @@ _log = structlog.get_logger("guardian")
 #: How long a new device waits for root clients and devices in progress: many processes may start at once, and each
 #: waits for RM. Only the pod's own calls wait.
 _ROOT_PATIENCE_S = 2.0
+#: How often a device that was made is looked for again, and after how long.
+_TRIES, _RETRY_S = 3, 0.02
 
 
 class Passthrough(Handler):
@@ -168,13 +171,18 @@ class Passthrough(Handler):
 
     def _settle_device(self, rm: RmObject) -> None:
         """Confirm a device that the kernel has made; if it is missing, free the one under another handle."""
-        found = self._gpu_ops.find_object(rm)
+        there, found = True, self._gpu_ops.find_object(rm)
+        for _ in range(_TRIES):  # a file of the pod may be out of reach for a moment
+            if found is not None or not (there := self._gpu_ops.exists(rm.key)):
+                break
+            time.sleep(_RETRY_S)
+            found = self._gpu_ops.find_object(rm)
         if found is not None and found[0] == abi.NV01_DEVICE_0:
             self._shared.confirm(rm.key)
             return
         self._shared.cancel_claim(rm.key)
-        others = rm.client in self._shared.table.devices
-        if others or self._gpu_ops.free_children(rm.client, [rm.client], [abi.CLASS_ID_DEVICE]) is None:
+        unsure = there or rm.client in self._shared.table.devices
+        if unsure or self._gpu_ops.free_children(rm.client, [rm.client], [abi.CLASS_ID_DEVICE]) is None:
             self._may_have_device.add(rm.client)
 
 

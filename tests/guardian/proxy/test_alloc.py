@@ -78,6 +78,17 @@ def test_a_device_under_another_handle_is_freed_or_remembered(pod, found):
     assert alloc_status(second[2]) == abi.NV_OK  # the guardian made it
 
 
+def test_a_device_out_of_reach_for_a_moment_is_kept(pod, monkeypatch):
+    looks, find = [], pod.rm.find_object
+    monkeypatch.setattr(pod.rm, "find_object", lambda rm: looks.append(rm) or (find(rm) if len(looks) > 2 else None))
+    make_device(pod)
+    pod.call(abi.NV_ESC_RM_ALLOC, subdevice(), bytes(4))
+
+    assert (7, 2) in pod.rm.objects
+    assert pod.shared.table.objects[7, 2].confirmed
+    assert not pod.dispatcher._passthrough.may_have_device(7)
+
+
 def channel_on(engine):
     """Return a channel's parameters with an engine type."""
     at = abi.offsetof("NV_CHANNEL_ALLOC_PARAMS", "engineType")
