@@ -5,11 +5,13 @@
 
 Daemon, guardian, filters and pods are real; RM is a table in a file (tests/hostile/emulated.py). Two neighbours make
 and free objects all the time. The longest time between two of their rounds is taken without an attack, and beside each.
+What was measured on a card is copied from the results of isolation.py, compatibility.py and startup.py.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -18,6 +20,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -163,6 +166,28 @@ def figures(found: list[dict[str | None, float]], starts: list[float]) -> list[F
     ]
 
 
+def on_a_card(results: Path) -> list[Figure]:
+    """Return what the results of other scripts say of attacks and of programs in pods on a card."""
+
+    def read(name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((results / name).read_text())
+        return found
+
+    rows = read("isolation.json")["seccomp"]["rows"]
+    pauses = [row["longest_pause_ms"] or 0 for row in rows if row["family"] == "fault"]
+    over = [max(row["bytes_over_quota"] or 0, row["peak_over_quota"] or 0) for row in rows]
+    failed = [row["path"] for row in rows if not row["passed"]]
+    programs, starts = read("compatibility.json")["figures"], read("h200-startup.json")["figures"]
+    return [
+        median("rows_failed", [len(failed)], *at_most(0), note=f"of {len(rows)} rows of isolation.json"),
+        median("bytes_over_quota", [max(over)], *at_most(0), note="at any moment, of isolation.json"),
+        median("longest_pause_ms", [max(pauses)], *at_most(50), note="of a neighbour, GPU faults of isolation.json"),
+        median("programs_broken", [programs["programs_broken"]], *at_most(0), note="of compatibility.json"),
+        Figure("programs", programs["programs"], note="of compatibility.json"),
+        median("startup_ratio", [starts["startup_ratio_alone"]], *at_most(1.08), note="of h200-startup.json"),
+    ]
+
+
 def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -178,7 +203,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as directory:
             starts.append(successor_start(Path(directory)))
             print(f"successor: {starts[-1]:.3f} s", flush=True)
-    rows = figures(found, starts)
+    rows = figures(found, starts) + on_a_card(_ROOT / "docs" / "results")
     for row in rows:
         print(row.row())
     command = f"python bench/escape.py --rounds {options.rounds}"
