@@ -172,12 +172,15 @@ class GpuWorld:
         self._iterations = str(json.loads(load.stdout)["iterations"])
 
     def start_neighbour(self, cores: int) -> None:
-        """Start the contract suite's load with its counter in a file."""
+        """Start the contract suite's load with its counter in a file.
+
+        It floods: its rate is then the card's, whatever else keeps the host busy.
+        """
         self._counter.write_bytes(bytes(8))
         with self._counter.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 8, prot=mmap.PROT_READ)
         latencies = self.bench.directory / "neighbour.latencies"
-        workload = json.dumps({"kernel_us": 1000 * _STEP_MS})
+        workload = json.dumps({"kernel_us": 1000 * _STEP_MS, "batch": 0})
         command = [sys.executable, "-m", "tests.contract.live_load", str(self._counter), str(latencies), workload]
         log = self.bench.directory / "neighbour.log"
         command.append(self._iterations)

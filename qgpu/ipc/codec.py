@@ -142,6 +142,8 @@ def sample_from_json(data: dict[str, Any], grants: Mapping[str, Grant]) -> Sampl
                 _spans(pod.get("closed", ())),
                 pod.get("preempted"),
                 pod.get("preempting"),
+                pod.get("ended_ns", 0),
+                pod.get("ended_starts", 0),
             )
             for pod in data["pods"]
         ),

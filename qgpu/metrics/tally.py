@@ -27,7 +27,7 @@ class PodTally:
     def __add__(self, sample: PodSample) -> PodTally:
         return PodTally(
             self.gated_ns + sample.gated_ns,
-            self.starts + sum(tsg.starts for tsg in sample.tsgs),
+            self.starts + sample.ended_starts + sum(tsg.starts for tsg in sample.tsgs),
             None if sample.preempted is None else (self.preempted or 0) + sample.preempted,
             None if sample.preempting is None else (self.preempting or 0) + sample.preempting,
         )

@@ -157,6 +157,9 @@ class PodSample:
     #: to it. None where the plane does not count them.
     preempted: int | None = None
     preempting: int | None = None
+    #: GPU time, in ns, and switches since the last sample of compute TSGs that have ended.
+    ended_ns: int = 0
+    ended_starts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +213,8 @@ class Pod:
     fragmented: bool = False
     #: Its processes are just starting: they hardly ran yet and wait for one short step after the other.
     starting: bool = False
+    #: Its processes start so often that another one may not run in the windows of others.
+    starts_spent: bool = False
 
     @property
     def busy(self) -> bool:

@@ -57,11 +57,12 @@ class GpuTimeReader:
         owner: Callable[[Hashable], K | None],
         *,
         detailed: bool,
-        kept_as: Callable[[Hashable], Hashable] = lambda context: context,
+        kept_as: Callable[[Hashable], Hashable | None] = lambda context: context,
     ) -> GpuTimeReading[K]:
         """Return what each owner's contexts did since the last call.
 
-        The totals of contexts that did nothing are added up by what each is ``kept_as``, a context of the same owner.
+        The totals of contexts that did nothing are added up by what each is ``kept_as``, a context of the same owner,
+        or forgotten if that is None.
         If this call and the last one are ``detailed``, it lists when they ran, on CLOCK_MONOTONIC. Raises RmError or
         OSError if the card fails.
         """

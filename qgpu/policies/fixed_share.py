@@ -9,7 +9,8 @@ Properties:
 - A starting program needs the GPU often, but only for a short time, and would wait for a window each time. So the gate
   of its pod stays open during the windows of others, with short slices for all pods, until the pod has run a few ms in
   short turns, for three seconds at most. That time is charged like any use beyond the quota, and a pod in debt starts
-  in its own windows. So a pod that runs without pause has the windows of others for one period.
+  in its own windows. So a pod that runs without pause has the windows of others for one period. A pod that starts over
+  and over gets half a per cent of the card in this way, whatever it has left of its quota.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 from qgpu.model import OnIdle, Plan, Pod, PodPlan, Snapshot
 from qgpu.model.hardware_traits import HardwareTraits, traits
 from qgpu.policies.mechanism import (
+    MAX_SHORTER,
     SENSIBLE_US,
     SHORT_US,
     STEP_NS,
@@ -35,6 +37,7 @@ def plan(snapshot: Snapshot) -> Plan:
             _debt_corrected_quota(quota, pod, snapshot.period_ns)
             for quota, pod in zip(quotas, snapshot.pods, strict=True)
         ],
+        quotas,
         snapshot.period_ns,
     )
     windows = consecutive_windows(lengths, OnIdle.KEEP)
@@ -53,7 +56,7 @@ def plan(snapshot: Snapshot) -> Plan:
 
 
 def _may_start(quota_ns: int, pod: Pod) -> bool:
-    return pod.starting and quota_ns > 0 and pod.debt_ns < STEP_NS
+    return pod.starting and not pod.starts_spent and quota_ns > 0 and pod.debt_ns < STEP_NS
 
 
 def _short_us(quota_ns: int, pod: Pod, hardware: HardwareTraits) -> int:
@@ -64,6 +67,15 @@ def _debt_corrected_quota(quota_ns: int, pod: Pod, period_ns: int) -> int:
     return debt_corrected(quota_ns, pod.debt_ns, period_ns) if 0 < quota_ns < period_ns else quota_ns
 
 
-def _fit_into_period(lengths: list[int], period_ns: int) -> list[int]:
-    """Shorten windows in proportion if they add up to more than a period."""
-    return split(period_ns, lengths) if sum(lengths) > period_ns else lengths
+def _fit_into_period(lengths: list[int], quotas: list[int], period_ns: int) -> list[int]:
+    """Shorten windows if they add up to more than a period: first those of pods that are owed nothing, within bounds.
+
+    What is still too long then, all windows bear in proportion.
+    """
+    spare = [
+        max(0, length - round((1 - MAX_SHORTER) * quota)) if length <= quota else 0
+        for length, quota in zip(lengths, quotas, strict=True)
+    ]
+    cuts = split(min(sum(spare), max(0, sum(lengths) - period_ns)), spare)
+    shorter = [length - cut for length, cut in zip(lengths, cuts, strict=True)]
+    return split(period_ns, shorter) if sum(shorter) > period_ns else shorter

@@ -48,8 +48,8 @@ STEP_NS = 100 * NS_PER_US
 #: Bounds of the correction, so that no debt starves a pod. The window of a pod that is owed time grows by at most
 #: MAX_LONGER_NS or this part of the period, whichever is more. The window of a pod in debt shrinks by at most this part
 #: of its length.
-MAX_LONGER_NS = 1_500 * NS_PER_US
-MAX_LONGER = 0.015
+MAX_LONGER_NS = 3 * NS_PER_MS
+MAX_LONGER = 0.03
 MAX_SHORTER = 0.25
 
 #: For every OWED_STEP_NS of work that a pod owes, its slice is shorter by OWED_STEP, and by MAX_OWED_CUT at most.

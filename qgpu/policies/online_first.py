@@ -24,7 +24,6 @@ from dataclasses import replace
 
 from qgpu.model import (
     MAX_PERIOD_NS,
-    MAX_TIMESLICE_US,
     MIN_TIMESLICE_US,
     NS_PER_MS,
     NS_PER_US,
@@ -50,6 +49,10 @@ from qgpu.policies.mechanism import (
 
 #: Mean slice among several online pods without a target, so that they do not wait a second for each other.
 ONLINE_ROUND_US = 4_000
+
+#: A lone online pod that never pauses runs no longer than this at a stretch. When RM frees an offline context it may
+#: wait for that context's turn, and holds its lock meanwhile (docs/decisions/0058).
+LONE_ROUND_US = 100_000
 
 #: Mean turn of busy offline pods beside online ones. Online work that arrives while a gate moves (0.6 ms a turn) waits
 #: up to a millisecond. Turns this long keep that below one request in a hundred. The number is odd, so that periodic
@@ -98,7 +101,7 @@ def online_first(offline: Policy, online: Policy) -> Policy:
         else:
             offline_plan = offline(replace(snapshot, pods=others))
             parts, period_ns, among = offline_plan.pods, offline_plan.period_ns, None
-        waiting = tuple(PodPlan(pod.name, pod.grant.pod_class, MAX_TIMESLICE_US) for pod in absent)
+        waiting = tuple(PodPlan(pod.name, pod.grant.pod_class, LONE_ROUND_US) for pod in absent)
         by_name = {part.pod: part for part in (*parts, *waiting)}
         ordered = tuple(by_name[pod.name] for pod in snapshot.pods)
         floor_here = snapshot.offline_floor if present else 0
@@ -172,15 +175,12 @@ def _turn_weights(parts: tuple[PodPlan, ...], pods: tuple[Pod, ...]) -> list[int
 def _online_slices(
     online_plan: Plan, present: tuple[Pod, ...], waits: int, round_us: int | None, hardware: HardwareTraits
 ) -> tuple[PodPlan, ...]:
-    """Give several online pods short rounds in the ratio of their policy; a lone online pod has the longest slice.
+    """Give several online pods short rounds in the ratio of their policy; a lone online pod has a long one.
 
     With ``round_us`` all their busy TSGs together run no longer than that.
     """
     if len(online_plan.pods) == 1 or online_plan.gated:
-        longest = [
-            min(MAX_TIMESLICE_US, max(MIN_TIMESLICE_US, (round_us or MAX_TIMESLICE_US) // pod.busy_tsgs))
-            for pod in present
-        ]
+        longest = [max(MIN_TIMESLICE_US, (round_us or LONE_ROUND_US) // pod.busy_tsgs) for pod in present]
         return tuple(replace(part, timeslice_us=us) for part, us in zip(online_plan.pods, longest, strict=True))
     targets = [pod.grant.latency_target_ns for pod in present]
     means = [

@@ -17,9 +17,12 @@ DEBT_HORIZON_NS = 200 * NS_PER_MS
 STARTING_HORIZON_NS = 3_000 * NS_PER_MS
 
 #: The largest credit of a pod is the larger of these: in ns, and as a part of a period. It covers what gates cost, not
-#: time that the pod left unused.
+#: time that the pod left unused. Against a quota it also covers what a pod loses while another one's context ends: RM
+#: moves no gate for 15 ms then.
 CREDIT_NS = 6 * NS_PER_MS
 CREDIT = 0.06
+QUOTA_CREDIT_NS = 12 * NS_PER_MS
+QUOTA_CREDIT = 0.12
 
 #: A pod that ran for less than this part of its turns, less the cost of a gate, had nothing to run in the rest.
 _FILLING = 0.85
@@ -63,7 +66,7 @@ def _against_quota(entry: RoundEntry, period_ns: int) -> int:
         after_ns = max(after_ns, min(before_ns, 0))
     horizon_ns = STARTING_HORIZON_NS if entry.starting else DEBT_HORIZON_NS
     most_ns = max(horizon_ns * cores // 100, min(before_ns, STARTING_HORIZON_NS * cores // 100))
-    return max(-_credit_ns(period_ns), min(most_ns, after_ns))
+    return max(-max(QUOTA_CREDIT_NS, round(QUOTA_CREDIT * period_ns)), min(most_ns, after_ns))
 
 
 def _by_windows(rivals: Mapping[str, RoundEntry], round_ns: int, period_ns: int, foreign_ns: int) -> dict[str, int]:
@@ -72,7 +75,7 @@ def _by_windows(rivals: Mapping[str, RoundEntry], round_ns: int, period_ns: int,
     A pod that left some of its turns unused has what it asks for: it gets no credit and no debt.
     """
     filling = {name: entry for name, entry in rivals.items() if _fills(entry, round_ns, period_ns, foreign_ns)}
-    bound_ns = _credit_ns(period_ns)
+    bound_ns = max(CREDIT_NS, round(CREDIT * period_ns))
     return {
         name: max(-bound_ns, min(bound_ns, filling[name].debt_ns + over_ns))
         for name, over_ns in overruns(filling).items()
@@ -87,7 +90,3 @@ def _fills(entry: RoundEntry, round_ns: int, period_ns: int, foreign_ns: int) ->
         min(entry.use.open_ns, own_ns * round_ns // period_ns) * max(0, round_ns - foreign_ns) // max(1, round_ns)
     )
     return entry.use.run_ns >= _FILLING * turns_ns - _GATE_NS
-
-
-def _credit_ns(period_ns: int) -> int:
-    return max(CREDIT_NS, round(CREDIT * period_ns))

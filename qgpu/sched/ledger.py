@@ -45,6 +45,12 @@ STARTING_NS = 3_000 * NS_PER_MS
 #: for its idle time.
 STARTING_TURN_NS = NS_PER_MS // 2
 
+#: What a pod may run in the windows of others while it starts: this much, and a part of all time from then on. Of a
+#: turn counts at most what a slice beside a starting pod lasts: a context that nobody waits for stays on the card.
+START_BUDGET_NS = 10 * NS_PER_MS
+START_REFILL = 0.005
+BUDGETED_TURN_NS = 2 * NS_PER_MS
+
 #: A pod is fragmented when it is switched in more than FRAGMENTED times a second, on average over FRAGMENTED_OVER_NS:
 #: switches then cost more than short waits save. It stays so until the rate falls to UNFRAGMENTED.
 FRAGMENTED, UNFRAGMENTED = 600.0, 100.0
@@ -75,6 +81,8 @@ class Account(NamedTuple):
     #: How long it has had TSGs, and how long those ran, in ns.
     here_ns: int = 0
     ran_ns: int = 0
+    #: What it ran while it was starting, less what has been forgiven since, in ns.
+    start_spent_ns: int = 0
     #: How often it was switched in per second lately.
     switched_in: float = 0.0
     fragmented: bool = False
@@ -92,7 +100,7 @@ class Account(NamedTuple):
     def advance(self, sample: PodSample, elapsed_ns: int, *, idle: bool = False) -> Account:
         """Fold in one sample of ``elapsed_ns``. On an ``idle`` card its GPU time does not count as use."""
         open_ns = max(0, elapsed_ns - sample.gated_ns)
-        run_ns, starts, longest_ns, tsgs, busy_tsgs, rested = 0, 0, 0, {}, 0, True
+        run_ns, starts, longest_ns, tsgs, busy_tsgs, rested = sample.ended_ns, sample.ended_starts, 0, {}, 0, True
         for tsg in sample.tsgs:
             idle_ns = 0
             if tsg.run_ns or tsg.starts:
@@ -120,6 +128,9 @@ class Account(NamedTuple):
         )
         counted_ns = min(run_ns, starts * STARTING_TURN_NS) if self.ran_ns < STARTED_NS else run_ns
         here_ns, ran_ns = (self.here_ns + elapsed_ns, self.ran_ns + counted_ns) if tsgs else (0, 0)
+        spent_ns = max(0, self.start_spent_ns - round(START_REFILL * elapsed_ns))
+        if self.ran_ns < STARTED_NS:
+            spent_ns += min(run_ns, starts * BUDGETED_TURN_NS)
         switched_in, fragmented = self._fragmented(starts, elapsed_ns)
         return Account(
             sample,
@@ -130,6 +141,7 @@ class Account(NamedTuple):
             busy_tsgs,
             here_ns,
             ran_ns,
+            spent_ns,
             switched_in,
             fragmented,
         )
@@ -264,6 +276,7 @@ class Ledger:
                 name in fits_slice,
                 account.fragmented,
                 account.starting,
+                account.start_spent_ns >= START_BUDGET_NS,
             )
             for name, account in self.accounts.items()
         )
@@ -323,7 +336,7 @@ class Ledger:
         offline = [pod for pod in sample.pods if pod.grant.pod_class is PodClass.OFFLINE]
         if not any(accounts[pod.pod].busy for pod in offline):
             return 0
-        used_ns = sum(tsg.run_ns for pod in offline for tsg in pod.tsgs)
+        used_ns = sum(pod.ended_ns + sum([tsg.run_ns for tsg in pod.tsgs]) for pod in offline)
         short_ns = self.offline_short_ns + elapsed_ns * floor // 100 - used_ns
         return max(0, min(FLOOR_TIMES * FLOOR_SPAN_NS * floor // 100, short_ns))
 

@@ -270,6 +270,21 @@ def test_a_pod_that_dies_between_sample_and_apply_is_no_error(rig: Rig) -> None:
     assert near(kernels["staying"], due), kernels
 
 
+def test_gpu_time_of_a_killed_process_is_counted(rig: Rig) -> None:
+    if rig.host.plane == "kmod":
+        pytest.skip("the simulated card under the module forgets a TSG that ends")
+    admit(rig, a=50)
+    load = rig.start("a", FLOOD)
+    with opened(rig) as backend:
+        drive(backend, settings("burst-share"), SETTLE_NS)
+        backend.sample()
+        backend.wait(PERIOD_NS)
+        rig.kill(load)
+        (pod,) = backend.sample().pods
+
+    assert pod.ended_ns + sum(tsg.run_ns for tsg in pod.tsgs) >= PERIOD_NS // 2
+
+
 def test_policies_and_quotas_change_while_pods_run(rig: Rig) -> None:
     admit(rig, a=60, b=30)
     for name in ("a", "b"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -23,7 +24,7 @@ from qgpu.model import (
 from qgpu.model.hardware_traits import H200, OTHER
 from qgpu.policies import latency_targets
 from qgpu.policies.mechanism import OWED_STEP_NS
-from qgpu.policies.online_first import TURN_NS
+from qgpu.policies.online_first import LONE_ROUND_US, TURN_NS
 from qgpu.policies.registry import POLICIES, compose, find
 
 PERIOD = 100 * NS_PER_MS
@@ -96,6 +97,14 @@ def test_fixed_share_lets_pod_without_debt_start_at_once(debt_ms: int, gated: bo
     assert [part.windows is not None for part in plan.pods] == [True, True, gated]
 
 
+@pytest.mark.parametrize("spent", [False, True])
+def test_fixed_share_gates_a_pod_that_started_too_often(spent: bool) -> None:
+    starting = replace(pod("b", 20), starting=True, starts_spent=spent)
+    plan = POLICIES["fixed-share"].plan(Snapshot(0, PERIOD, (pod("a", 30), starting)))
+
+    assert [part.windows is not None for part in plan.pods] == [True, spent]
+
+
 @pytest.mark.parametrize("target_ms", [None, 2])
 def test_fixed_share_starts_together_meet_no_gate_beside_online(
     target_ms: float | None,
@@ -115,7 +124,7 @@ def test_one_busy_offline_pod_beside_an_online_one_needs_no_gate(offline: str) -
     pods = (pod("on", online=True), pod("off"), pod("idle", busy=False))
     plan = compose(offline, "best-effort")(Snapshot(0, PERIOD, pods))
 
-    assert [part.timeslice_us for part in plan.pods] == [MAX_TIMESLICE_US, 50, 50]
+    assert [part.timeslice_us for part in plan.pods] == [LONE_ROUND_US, 50, 50]
     assert not plan.gated
 
 
@@ -162,12 +171,12 @@ def test_latency_target_allows_slice_measured_to_keep_it(target_ms: float, waits
 @pytest.mark.parametrize(
     ("pods", "expected_us"),
     [
-        ((pod("on", target_ms=2), pod("off")), [MAX_TIMESLICE_US, 1726]),
-        ((pod("on", target_ms=2, busy=False), pod("off")), [MAX_TIMESLICE_US, 1726]),
-        ((pod("on", target_ms=2), pod("off", tsgs=2)), [MAX_TIMESLICE_US, 1726]),
+        ((pod("on", target_ms=2), pod("off")), [LONE_ROUND_US, 1726]),
+        ((pod("on", target_ms=2, busy=False), pod("off")), [LONE_ROUND_US, 1726]),
+        ((pod("on", target_ms=2), pod("off", tsgs=2)), [LONE_ROUND_US, 1726]),
         # TSGs of one pod take turns: online work waits for one of them.
-        ((pod("on", online=True), pod("off", tsgs=4)), [MAX_TIMESLICE_US, 50]),
-        ((pod("on", target_ms=1), pod("off", tsgs=4)), [MAX_TIMESLICE_US, 738]),
+        ((pod("on", online=True), pod("off", tsgs=4)), [LONE_ROUND_US, 50]),
+        ((pod("on", target_ms=1), pod("off", tsgs=4)), [LONE_ROUND_US, 738]),
         ((pod("on", online=True), pod("x", target_ms=1), pod("off", tsgs=2)), [500, 500, 50]),
         ((pod("on", online=True), pod("x", target_ms=9), pod("off", tsgs=2)), [2755, 2755, 50]),
         # Who has no target wants the least there is, of one that runs alone.
@@ -194,7 +203,7 @@ def test_online_pod_off_the_card_changes_nothing() -> None:
     pods = (pod("on", online=True, tsgs=0), pod("a", 50), pod("b", 50))
     plan = compose("burst-share", "best-effort")(Snapshot(0, PERIOD, pods))
 
-    assert [part.timeslice_us for part in plan.pods] == [MAX_TIMESLICE_US, 48_666, 48_666]
+    assert [part.timeslice_us for part in plan.pods] == [LONE_ROUND_US, 48_666, 48_666]
 
 
 def test_fixed_turns_of_both_classes_lie_side_by_side() -> None:
@@ -244,7 +253,7 @@ def windows(policy: str, *pods: Pod, offline: Sharing = BY_GATE) -> list[tuple[f
         ((owing("a", 50), owing("b", 25), owing("c", 25)), [(0, 75), (75, 112.5), (112.5, 150)]),
         # A quarter of what is owed is paid in a period, in steps of 0.1 ms; and no more than bounds allow.
         ((owing("a", 50, debt_ms=4), owing("b", 50, debt_ms=-4)), [(0, 49), (49, 100)]),
-        ((owing("a", 50, debt_ms=-100), owing("b", 50)), [(0, 50.738916), (50.738916, 100)]),
+        ((owing("a", 50, debt_ms=-100), owing("b", 50)), [(0, 51.456311), (51.456311, 100)]),
     ],
 )
 def test_burst_share_takes_turns_where_timeslices_fail(
@@ -366,9 +375,27 @@ def test_beside_an_online_pod_nobody_says_how_offline_pods_share(offline: str) -
     assert compose(offline, "best-effort")(Snapshot(0, PERIOD, pods)).offline is None
 
 
-@pytest.mark.parametrize(("debt_ms", "end_ms"), [(0, 30), (2, 29.5), (-2, 30.5), (60, 22.5), (-60, 31.5)])
+@pytest.mark.parametrize(("debt_ms", "end_ms"), [(0, 30), (2, 29.5), (-2, 30.5), (60, 22.5), (-60, 33)])
 def test_fixed_share_pays_debts_through_the_window(debt_ms: int, end_ms: float) -> None:
     assert [(0, end_ms)] == windows("fixed-share", owing("a", 30, debt_ms=debt_ms))
+
+
+@pytest.mark.parametrize(
+    ("quotas", "debts_ms", "ends_ms"),
+    [
+        ((50, 50), (-12, 0), [53, 100]),
+        ((50, 50), (-12, -12), [50, 100]),
+        ((50, 50), (-12, 100), [53, 90.5]),  # it gives for its own debt already
+        ((40, 30, 30), (-12, -4, 0), [43, 74, 100]),
+        ((48, 48, 4), (-12, -12, 0), [48.571429, 97.142857, 100]),  # it has little to give
+    ],
+)
+def test_fixed_share_pays_from_windows_of_pods_owed_none(
+    quotas: Sequence[int], debts_ms: Sequence[float], ends_ms: Sequence[float]
+) -> None:
+    pods = [owing(name, cores, debt_ms=ms) for name, cores, ms in zip("abc", quotas, debts_ms, strict=False)]
+
+    assert ends_ms == [window[1] for window in windows("fixed-share", *pods) if window is not None]
 
 
 def test_offline_turns_beside_an_online_pod_are_made_up_for() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qgpu.model import NS_PER_MS, Grant, OnIdle, PodClass, PodPlan, Window
-from qgpu.sched.accounting import CREDIT_NS, DEBT_HORIZON_NS, settle
+from qgpu.sched.accounting import CREDIT_NS, DEBT_HORIZON_NS, QUOTA_CREDIT_NS, settle
 from qgpu.sched.gpu_usage import GpuUse, RoundEntry
 
 MS = NS_PER_MS
@@ -68,7 +68,7 @@ def test_windows_are_held_to_weights_of_what_was_used(a: RoundEntry, b: RoundEnt
         (by_quota(20), 0),
         (by_quota(20, debt_ms=10), 0),
         (by_quota(20, debt_ms=-2), -2),
-        (by_quota(49, debt_ms=-6), -6),
+        (by_quota(49, debt_ms=-12), -12),
     ],
 )
 def test_quotas_follow_wall_clock_and_unused_time_expires(entry: RoundEntry, expected: float) -> None:
@@ -135,4 +135,4 @@ def test_debt_is_bounded_whatever_happens(runs: list[tuple[int, int]]) -> None:
         )
 
         assert max(abs(debt["a"]), abs(debt["b"])) <= CREDIT_NS / MS
-        assert -CREDIT_NS / MS <= debt["fixed"] <= DEBT_HORIZON_NS / MS / 2
+        assert -QUOTA_CREDIT_NS / MS <= debt["fixed"] <= DEBT_HORIZON_NS / MS / 2

@@ -150,8 +150,8 @@ def test_floods_never_meet_a_gate() -> None:
     assert not any(plan.gated for second in stage.seconds(60) for plan in second.plans)
 
 
-def churn(stage: Stage, pod: str, workload: Workload) -> None:
-    """Let a process of a pod start and end in turn, once a period."""
+def churn(stage: Stage, pod: str, workload: Workload, stay_ns: int = PERIOD, away_ns: int = PERIOD) -> None:
+    """Let a process of a pod start and end in turn: by default it stays for a period, and is away for one."""
     running: list[int] = []
 
     def start_or_end(now_ns: int) -> None:
@@ -159,7 +159,8 @@ def churn(stage: Stage, pod: str, workload: Workload) -> None:
             stage.host.stop_load(running.pop())
         else:
             running.append(stage.host.start_load(pod, 0, workload))
-        stage.host.call_at(0, now_ns + PERIOD, lambda: start_or_end(now_ns + PERIOD))
+        next_ns = now_ns + (stay_ns if running else away_ns)
+        stage.host.call_at(0, next_ns, lambda: start_or_end(next_ns))
 
     stage.host.call_at(0, 30 * NS_PER_MS, lambda: start_or_end(30 * NS_PER_MS))
 
@@ -241,6 +242,15 @@ def test_fixed_share_program_starts_in_time_and_takes_no_share(cores: int) -> No
         assert second.shares["b"] == pytest.approx(0.2, abs=0.004)
         assert second.work["c"] <= 0.01 + 0.004
         assert stage.host.progress(max(stage.host._loads)).done or cores == 1
+
+
+@pytest.mark.parametrize(("stay_ms", "away_ms"), [(20, 10), (40, 40), (100, 50), (230, 60)])
+def test_restarting_over_and_over_gains_nothing_by_fixed_share(stay_ms: int, away_ms: int) -> None:
+    stage = staged("fixed-share", [(50, [FLOOD]), (50, [])])
+    churn(stage, "b", Workload(kernel_us=1_000_000, batch=0), stay_ms * NS_PER_MS, away_ms * NS_PER_MS)
+    stage.pass_by(2)
+
+    assert min(second.shares["a"] for second in stage.seconds(5)) >= 0.49
 
 
 def test_program_that_starts_and_stalls_does_not_shorten_slices() -> None:

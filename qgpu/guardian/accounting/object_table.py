@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from qgpu.guardian.accounting.allocations import Allocation, Allocations
+from qgpu.guardian.accounting.ended_processes import EndedProcesses
 from qgpu.guardian.accounting.rm_object import Fact, Key, RmObject, object_fact
 from qgpu.guardian.accounting.tsg_handles import TsgHandles
 from qgpu.ipc.codec import grants_from_json, grants_to_json
@@ -76,6 +77,7 @@ class ObjectTable:
 
     pods: dict[str, PodEntry] = field(default_factory=dict)
     processes: dict[int, str] = field(default_factory=dict)
+    ended_processes: EndedProcesses = field(default_factory=EndedProcesses, compare=False)
     clients: dict[int, RmClientEntry] = field(default_factory=dict)
     objects: dict[Key, RmObject] = field(default_factory=dict)
     #: Devices by client, and their number per pod.
@@ -119,6 +121,7 @@ class ObjectTable:
 
     def _pod_retired(self, fact: Fact) -> None:
         self.pods.pop(fact["name"], None)
+        self.ended_processes.retire(fact["name"])
         self.grants_revision += 1
         self._ended(fact)
 
@@ -151,6 +154,7 @@ class ObjectTable:
     def _exit(self, fact: Fact) -> None:
         """Remove a process; its clients stay until RM drops them, because their files may be open elsewhere."""
         if (pod := self.processes.pop(fact["pid"], None)) is not None:
+            self.ended_processes.add(fact["pid"], pod)
             self._pids[pod].discard(fact["pid"])
             if not self._pids[pod]:
                 del self._pids[pod]

@@ -22,7 +22,7 @@ from qgpu.model import NS_PER_MS, Plan
 from qgpu.model.preemptions import preemptions
 from qgpu.nvidia.ctxsw_log import ContextSwitches
 from qgpu.nvidia.gpu_time import NOTHING
-from qgpu.nvidia.gpu_time_reader import GpuTimeReader
+from qgpu.nvidia.gpu_time_reader import GpuTimeReader, GpuTimeReading
 from qgpu.nvidia.rm_device import RmDevice
 
 _log = structlog.get_logger("guardian")
@@ -36,6 +36,9 @@ DRAIN_NS = 500 * NS_PER_MS
 
 #: No channel's context.
 _NO_CONTEXT = 0
+
+#: Whose a context's GPU time is: a TSG's, or that of the pod whose TSG has ended.
+Owner = Key | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +125,7 @@ class Gpu:
         self.drain(now_ns)
         if self._failure.text:
             raise BackendGoneError(f"pGPU {self.index}: {self._failure.text}")
-        seen = self.gpu_time.read(self._tsg_of, detailed=detailed, kept_as=self._kept_as)
+        seen: GpuTimeReading[Owner] = self.gpu_time.read(self._owner_of, detailed=detailed, kept_as=self._kept_as)
         tsgs: dict[str, list[RmObject]] = {}
         for tsg in self.table.compute_tsgs(self.device.instance):
             tsgs.setdefault(self.table.pod_of(tsg), []).append(tsg)
@@ -139,6 +142,8 @@ class Gpu:
                     "closed": closed if detailed else [],
                     "preempted": preempted[name],
                     "preempting": preempting[name],
+                    "ended_ns": seen.uses.get(name, NOTHING).run_ns,
+                    "ended_starts": seen.uses.get(name, NOTHING).starts,
                     "tsgs": [
                         {
                             "tsg": f"{tsg.client:x}/{tsg.handle:x}",
@@ -162,11 +167,12 @@ class Gpu:
             }
         return answer
 
-    def _preemptions(self, tsgs: Counter[tuple[Key, Key]]) -> tuple[Counter[str], Counter[str]]:
+    def _preemptions(self, switches: Counter[tuple[Owner, Owner]]) -> tuple[Counter[str], Counter[str]]:
         """Count switches straight from offline pods to online pods, by the preempted and by the preempting pod."""
         handovers: Counter[tuple[str, str]] = Counter()
-        for (before, after), count in tsgs.items():
-            handovers[self.table.clients[before[0]].pod, self.table.clients[after[0]].pod] += count
+        for owners, count in switches.items():
+            before, after = (each if isinstance(each, str) else self.table.clients[each[0]].pod for each in owners)
+            handovers[before, after] += count
         pods = self.table.pods.items()
         classes = {name: grant.pod_class for name, pod in pods if (grant := pod.grants.get(self.index))}
         return preemptions(handovers, classes)
@@ -198,6 +204,13 @@ class Gpu:
                 used_ns[key] += use.run_ns
         return used_ns
 
+    def _owner_of(self, engine_context: Hashable) -> Owner | None:
+        """Return the TSG of a (context, pid); where that has ended, the pod of its process."""
+        if (tsg := self._tsg_of(engine_context)) is not None or not isinstance(engine_context, tuple):
+            return tsg
+        pid = engine_context[1]
+        return self.table.processes.get(pid) or self.table.ended_processes.pod_of(pid)
+
     def _tsg_of(self, engine_context: Hashable) -> Key | None:
         if self._owners_as_of != self.table.revision:
             self._owners.clear()
@@ -215,7 +228,12 @@ class Gpu:
         return self._by_context.get(context) or self._by_process.get(pid)
 
     def _kept_as(self, engine_context: Hashable) -> Hashable:
-        """Return a context for all of a process's contexts without a channel: it can make any number of them."""
+        """Return a context for all of a process's contexts without a channel: it can make any number of them.
+
+        None if the TSG has ended.
+        """
+        if self._tsg_of(engine_context) is None:
+            return None
         if not isinstance(engine_context, tuple) or engine_context[0] in self._by_context:
             return engine_context
         return _NO_CONTEXT, engine_context[1]

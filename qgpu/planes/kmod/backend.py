@@ -83,6 +83,8 @@ class KmodBackend:
         self._device = Device()
         self._applied: Plan | None = None
         self._gated: dict[int, int] = {}
+        #: The TSGs of the last sample, by pod.
+        self._refs: Mapping[int, Sequence[TsgRef]] = {}
         self._quiet_ns: dict[int, int] = {}
         #: By pod name, how many of its TSGs ran when any of them last did.
         self._ran_tsgs: dict[str, int] = {}
@@ -129,10 +131,13 @@ class KmodBackend:
         # before GPU time is read: a gate that opens after this line counts as closed, never as open and idle
         before, self._gated = self._gated, {}
         gated_ns = {pod: self._take_gated_ns(pod, before) for pod in refs}
-        reading = self._gpu_time.read([ref for tsgs in refs.values() for ref in tsgs])
+        ended, self._refs = _ended(self._refs, refs), refs
+        known = {pod: [*tsgs, *ended[pod]] for pod, tsgs in refs.items()}
+        # those that live first: a process's time is that of the first of its TSGs
+        reading = self._gpu_time.read([ref for each in (refs, ended) for tsgs in each.values() for ref in tsgs])
         now_ns = time.monotonic_ns()
         elapsed_ns, self._sampled_ns = now_ns - self._sampled_ns, now_ns
-        counts = _preemptions(reading.handovers, pods, refs)
+        counts = _preemptions(reading.handovers, pods, known)
         samples = []
         quiet_ns, self._quiet_ns = self._quiet_ns, {}
         ran_tsgs, self._ran_tsgs = self._ran_tsgs, {}
@@ -146,7 +151,11 @@ class KmodBackend:
             name = text_of(pod.name)
             self._ran_tsgs[name] = ran or ran_tsgs.get(name, 0)
             preempted, preempting = (None, None) if counts is None else (count[name] for count in counts)
-            samples.append(PodSample(name, grant, tsgs, gated_ns[pod.pod], (), preempted, preempting))
+            gone = [reading.tsgs[ref.ident] for ref in ended[pod.pod] if ref.ident in reading.tsgs]
+            ended_ns, ended_starts = sum(tsg.run_ns for tsg in gone), sum(tsg.starts for tsg in gone)
+            samples.append(
+                PodSample(name, grant, tsgs, gated_ns[pod.pod], (), preempted, preempting, ended_ns, ended_starts)
+            )
         return Sample(self._index, now_ns, tuple(samples), self._used() if samples else None)
 
     def apply(self, plan: Plan) -> None:
@@ -255,6 +264,14 @@ def _part(part: PodPlan, ident: int, first_window: int) -> dict[str, int]:
         "flags": NUMBERS["QGPU_POD_PLAN_GATED"] if gated else 0,
         "first_window": first_window if gated else 0,
         "nr_windows": len(part.windows or ()),
+    }
+
+
+def _ended(before: Mapping[int, Sequence[TsgRef]], now: Mapping[int, Sequence[TsgRef]]) -> dict[int, list[TsgRef]]:
+    """List the TSGs of each pod that have ended since the last sample."""
+    return {
+        pod: [ref for ref in before.get(pod, ()) if ref.ident not in {live.ident for live in tsgs}]
+        for pod, tsgs in now.items()
     }
 
 

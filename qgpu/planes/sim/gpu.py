@@ -31,6 +31,9 @@ class SimPod(Gate):
     #: Whether it ran nothing while its gate was last open; a real card shows no more than that.
     idle: bool = False
     opened_with_ns: int | None = None
+    #: GPU time and switches of TSGs that have ended, as far as no sample has reported them.
+    ended_ns: int = 0
+    ended_starts: int = 0
 
     def move(self, now_ns: int, to_open: bool) -> None:
         """Open or close the gate; record the closed time, and whether the pod ran while the gate was open."""
@@ -156,7 +159,9 @@ class SimGpu:
         pod = self._owner.pop(tsg)
         self.engine.remove(tsg)
         pod.tsgs.remove(tsg)
-        self._seen_tsgs.pop(tsg, None)
+        seen = self._seen_tsgs.pop(tsg, _Seen())
+        pod.ended_ns += tsg.run_ns - seen.run_ns
+        pod.ended_starts += tsg.starts - seen.starts
         self.changes += 1
 
     def contended(self, pod: SimPod) -> bool:
@@ -209,7 +214,9 @@ class SimGpu:
         closures = [*pod.closures, *([] if pod.open else [(pod.moved_ns, self.now_ns)])] if self.detailed else ()
         pod.closures.clear()
         closed = tuple((max(start, self._sampled_ns), end) for start, end in closures if end > self._sampled_ns)
-        return PodSample(pod.name, pod.grant, tuple(self._sample_tsg(tsg) for tsg in pod.tsgs), gated_ns, closed)
+        ended_ns, ended_starts, pod.ended_ns, pod.ended_starts = pod.ended_ns, pod.ended_starts, 0, 0
+        tsgs = tuple(self._sample_tsg(tsg) for tsg in pod.tsgs)
+        return PodSample(pod.name, pod.grant, tsgs, gated_ns, closed, None, None, ended_ns, ended_starts)
 
     def _sample_tsg(self, tsg: Tsg) -> TsgSample:
         seen = self._seen_tsgs.get(tsg, _Seen())

@@ -33,7 +33,8 @@ class SimMeter:
         self._seen: dict[int, tuple[int, int]] | None = None
 
     def read(self, tsgs: Sequence[TsgRef]) -> Reading:
-        """Return what each TSG did since the last call."""
+        """Return what each TSG did since the last call; of two with the same handle the first lives."""
+        tsgs = list({(ref.client, ref.handle): ref for ref in reversed(tsgs)}.values())
         rows = {(row["client"], row["handle"]): row for row in qg.sim_tsgs()}
         there = {ref: row for ref in tsgs if (row := rows.get((ref.client, ref.handle)))}
         seen, self._seen = self._seen, {ref.ident: (row["run_ns"], row["starts"]) for ref, row in there.items()}
