@@ -269,10 +269,8 @@ def _part(part: PodPlan, ident: int, first_window: int) -> dict[str, int]:
 
 def _ended(before: Mapping[int, Sequence[TsgRef]], now: Mapping[int, Sequence[TsgRef]]) -> dict[int, list[TsgRef]]:
     """List the TSGs of each pod that have ended since the last sample."""
-    return {
-        pod: [ref for ref in before.get(pod, ()) if ref.ident not in {live.ident for live in tsgs}]
-        for pod, tsgs in now.items()
-    }
+    alive = {ref.ident for tsgs in now.values() for ref in tsgs}
+    return {pod: [ref for ref in before.get(pod, ()) if ref.ident not in alive] for pod in now}
 
 
 def _preemptions(
