@@ -377,7 +377,10 @@ class Guardian:
         )
         pod, listener = self.shared.listeners[number]
         dispatcher = self._dispatchers[pod]
-        dispatcher.resume(listener, self.shared.listeners.unanswered_call(number))
+        try:
+            dispatcher.resume(listener, self.shared.listeners.unanswered_call(number))
+        except OSError as error:  # its further calls are served all the same
+            _log.warning("what a dead guardian left is not all found", pod=pod, error=str(error))
         if pod in self.shared.moved:
             self._file_work.do(pod, partial(self.shared.find_moved_uvm_files, pod))
         self._in_main_loop(lambda: self.shared.recheck_pods([pod]))

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from qgpu.linux import fd_budget, proc
 from qgpu.linux.seccomp_notify import Notification
 
-#: How often a call that is waited for is checked.
+#: How often a call that is waited for is checked, and for how long that often where the thread may never wait.
 _LOOK_S = 0.0005
+_SOON_S, _LOOK_SELDOM_S = 0.1, 0.05
 #: From how many calls on those that are done are removed.
 _MOST = 1 << 12
 #: In /proc/PID/syscall: the second argument, and the number and six arguments.
 _REQUEST_AT, _WORDS = 2, 7
+#: The numbers of ioctl there: of x86-64, i386, x32 and of 64-bit ARM.
+_IOCTLS = frozenset({"16", "54", str(0x40000000 | 514)} if platform.machine() == "x86_64" else {"29"})
+#: In /proc/PID/stat from the state on: the thread's flags, of which these mark threads of io_uring.
+_FLAGS_AT, _PF_IO_WORKER, _PF_USER_WORKER = 6, 0x10, 0x4000
 #: Where a thread waits for our answer (kernel/seccomp.c; the first function may be inlined in the second).
 _STOPPED_AT = ("seccomp_do_user_notification", "__seccomp_filter")
 #: The states of a thread that a signal or a tracer has stopped.
@@ -63,7 +70,10 @@ class InflightSyscall:
             return None
         if now[: len(self.proc_syscall)] != self.proc_syscall:
             return True
-        return _state(self.pid, self.tid) in _STOPPED or _waits_for_us(self.pid, self.tid)
+        try:
+            return _state(self.pid, self.tid) in _STOPPED or _waits_for_us(self.pid, self.tid)
+        except OSError:  # unknown
+            return False
 
 
 @dataclass(slots=True)
@@ -78,21 +88,31 @@ class InflightSyscalls:
             self.take_done()
         self.calls[call.tid] = InflightSyscall.of(call, pid, size)
 
-    def find(self, threads: Iterable[int], is_wanted: Callable[[int], bool]) -> None:
+    def find(
+        self, threads: Iterable[int], is_wanted: Callable[[int], bool], leaves_kernel: Callable[[InflightSyscall], bool]
+    ) -> None:
         """Record calls that are in progress, by their request: ioctls that a dead guardian let continue.
 
-        A thread that runs may be in such a call. So it is looked at until it waits, or has spent time in user mode.
+        A thread that runs may be in such a call. So it is looked at until it waits, or has spent time in user mode; or,
+        after a moment, until ``leaves_kernel`` has seen it outside of calls. Threads of io_uring make no such calls.
         """
-        left = {tid: user_ticks(tid, tid) for tid in threads}
+        read = fd_budget.retry_on_emfile
+        left = {tid: read(partial(user_ticks, tid, tid)) for tid in threads if not read(partial(_is_of_io_uring, tid))}
+        began = time.monotonic()
         while left:
             for tid, ticks in list(left.items()):
-                words = proc.syscall(tid, tid)
-                if words[:1] == ["running"] and user_ticks(tid, tid) <= ticks + 1:
-                    continue
+                words = read(partial(proc.syscall, tid, tid))
+                call = InflightSyscall(tid, tid, words[:_WORDS], ticks)
+                if words[:1] == ["running"]:
+                    if read(partial(user_ticks, tid, tid)) <= ticks + 1 and not (
+                        time.monotonic() > began + _SOON_S and leaves_kernel(call)
+                    ):
+                        continue
+                elif words[:1] and words[0] in _IOCTLS and is_wanted(int(words[_REQUEST_AT], 16)):
+                    self.calls[tid] = call
                 del left[tid]
-                if len(words) > _REQUEST_AT and is_wanted(int(words[_REQUEST_AT], 16)):
-                    self.calls[tid] = InflightSyscall(tid, tid, words[:_WORDS], ticks)
-            time.sleep(_LOOK_S if left else 0)
+            if left:
+                time.sleep(_LOOK_S if time.monotonic() < began + _SOON_S else _LOOK_SELDOM_S)
 
     def remove(self, tid: int) -> InflightSyscall | None:
         """Remove and return a thread's call: the thread makes another call, so this one is done."""
@@ -127,6 +147,11 @@ def _waits_for_us(pid: int, tid: int) -> bool:
         return proc.wchan(pid, tid).startswith(_STOPPED_AT)
     except OSError:
         return False
+
+
+def _is_of_io_uring(tid: int) -> bool:
+    fields = proc.stat(tid, tid)
+    return bool(fields) and bool(int(fields[_FLAGS_AT]) & (_PF_IO_WORKER | _PF_USER_WORKER))
 
 
 def _state(pid: int, tid: int) -> str:

@@ -61,14 +61,17 @@ def wait_until_done(call: InflightSyscall) -> None:
     """Wait until the kernel has performed a call, however long that takes. Call it in ``run_as_tracer``."""
     soon, wait_s = time.monotonic() + _SOON_S, _LOOK_S
     while not call.has_left():
-        if time.monotonic() > soon and _leaves_kernel(call):
+        if time.monotonic() > soon and leaves_kernel(call):
             return
         time.sleep(wait_s)
         wait_s = min(_GROWTH * wait_s, _LOOK_SELDOM_S)
 
 
-def _leaves_kernel(call: InflightSyscall) -> bool:
-    """Wait until a thread leaves the kernel, and let it go on; if it cannot be stopped, tell if its call is done."""
+def leaves_kernel(call: InflightSyscall) -> bool:
+    """Wait until a thread leaves the kernel, and let it go on; if it cannot be stopped, tell if its call is done.
+
+    Call it in ``run_as_tracer``.
+    """
     if _libc.ptrace(_SEIZE, call.tid, None, None) < 0:
         return call.is_done()
     _libc.ptrace(_INTERRUPT, call.tid, None, None)

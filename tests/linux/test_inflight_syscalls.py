@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import mmap
 import os
 import select
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,12 +19,17 @@ from qgpu.guardian.proxy.seccomp_filter import install
 from qgpu.linux import proc
 from qgpu.linux.inflight_syscalls import InflightSyscall, InflightSyscalls
 from qgpu.linux.seccomp_notify import SLOT_BYTES, Listener
+from qgpu.linux.thread_freezer import leaves_kernel, run_as_tracer
 from qgpu.nvidia import abi
 from tests.guardian.pod import until
 
 REQUEST = abi.request(abi.NV_ESC_RM_CONTROL, 32)
 #: The calls' numbers on x86-64.
 _IOCTL, _FLOCK = 16, 73
+#: SECCOMP_IOCTL_NOTIF_RECV.
+_RECV = 0xC0502100
+#: In /proc/PID/stat from the state on: the time in the kernel.
+_STIME_AT = 12
 
 
 def _repeat(fd: int) -> None:
@@ -49,7 +56,20 @@ def repeating() -> Iterator[tuple[int, Listener]]:
 
 
 @pytest.fixture
-def blocked(tmp_path) -> Iterator[int]:
+def blocked() -> Iterator[int]:
+    """A process that waits in an ioctl: on a listener, for a call of its own."""
+    pid = os.fork()
+    if pid == 0:
+        fcntl.ioctl(install(), _RECV, bytearray(_RECV >> 16 & 0x3FFF))
+        os._exit(0)
+    until(lambda: proc.syscall(pid, pid)[:1] == [str(_IOCTL)])
+    yield pid
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+@pytest.fixture
+def locking(tmp_path) -> Iterator[int]:
     """A process that waits in flock(2), whose second argument is LOCK_EX."""
     with (tmp_path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -63,21 +83,59 @@ def blocked(tmp_path) -> Iterator[int]:
         os.waitpid(pid, 0)
 
 
+@pytest.fixture
+def reading() -> Iterator[int]:
+    """A process that hardly leaves the kernel: it reads very much, over and over."""
+    pid = os.fork()
+    if pid == 0:
+        memory, zeros = mmap.mmap(-1, 1 << 26), os.open("/dev/zero", os.O_RDONLY)
+        while True:
+            os.readv(zeros, [memory] * 16)
+    until(lambda: int(proc.stat(pid, pid)[_STIME_AT]) > 10)
+    yield pid
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def find(threads: list[int], wanted: int) -> InflightSyscalls:
+    """Find calls with this request, as a successor does."""
+    found = InflightSyscalls()
+    run_as_tracer(lambda: found.find(threads, lambda request: request == wanted, leaves_kernel))
+    return found
+
+
 def test_calls_in_progress_are_found_by_their_request(blocked):
-    found, others = InflightSyscalls(), InflightSyscalls()
-    found.find([blocked, os.getpid()], lambda request: request == fcntl.LOCK_EX)
-    others.find([blocked], lambda request: request == fcntl.LOCK_SH)
+    found = find([blocked, os.getpid()], _RECV)
 
     assert [call.tid for call in found.calls.values()] == [blocked]
     assert not found.wait(0.01)
-    assert others.calls == {}
+    assert find([blocked], REQUEST).calls == {}
     os.kill(blocked, signal.SIGKILL)
     assert found.wait(60)
 
 
+def test_other_system_calls_are_no_ioctls(locking):
+    assert find([locking], fcntl.LOCK_EX).calls == {}
+
+
+def test_a_thread_that_stays_in_the_kernel_is_left_in_time(reading):
+    began = time.monotonic()
+
+    assert find([reading], REQUEST).calls == {}
+    assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize("flag", [0x10, 0x4000])
+def test_threads_of_io_uring_are_not_waited_for(reading, monkeypatch, flag):
+    fields = ["R", *["0"] * 5, str(0x400040 | flag), *["0"] * 6]
+    monkeypatch.setattr(proc, "stat", lambda pid, tid=None: fields)
+    monkeypatch.setattr(proc, "syscall", lambda pid, tid: ["running"])
+
+    assert find([reading], REQUEST).calls == {}
+
+
 def test_a_stopped_thread_has_left_its_call(blocked):
-    found = InflightSyscalls()
-    found.find([blocked], lambda request: request == fcntl.LOCK_EX)
+    found = find([blocked], _RECV)
     assert not found.wait(0.01)
 
     os.kill(blocked, signal.SIGSTOP)

@@ -13,14 +13,20 @@ it:
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+import structlog
 
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
-from qgpu.linux import cgroup
+from qgpu.linux import cgroup, fd_budget, proc, thread_freezer
 from qgpu.linux.inflight_syscalls import InflightSyscalls
 from qgpu.nvidia import abi, uvm
+
+_log = structlog.get_logger("guardian")
 
 #: The refusal of what was found, and of what may use what was not looked at.
 BY_ADDRESS = "memory by its address on the card"
@@ -53,10 +59,14 @@ class ContinuedMemory(Handler):
         pod = self._shared.table.pods.get(self._pod)
         if self._found_left or pod is None:
             return
-        self._found_left, threads = True, cgroup.threads(*pod.cgroups)
-        self._calls.find(threads, lambda request: request & 0xFF == abi.NV_ESC_RM_ALLOC_MEMORY)
-        self._cpu_mappings.find(threads, lambda request: request & 0xFF == abi.NV_ESC_RM_MAP_MEMORY)
-        self._uvm_mappings.find(threads, lambda request: request == uvm.MAP_EXTERNAL_ALLOCATION)
+        threads = _threads(pod.cgroups, self._shared.table.pids_of(self._pod))
+        for calls, is_wanted in (
+            (self._calls, lambda request: request & 0xFF == abi.NV_ESC_RM_ALLOC_MEMORY),
+            (self._cpu_mappings, lambda request: request & 0xFF == abi.NV_ESC_RM_MAP_MEMORY),
+            (self._uvm_mappings, lambda request: request in uvm.KERNEL_MAPPINGS),
+        ):
+            thread_freezer.run_as_tracer(partial(calls.find, threads, is_wanted, thread_freezer.leaves_kernel))
+        self._found_left = True
 
     def begin(self, pod_call: PodCall) -> None:
         """Record a call that the kernel is about to continue. Raises OSError if its thread is gone."""
@@ -116,6 +126,19 @@ class ContinuedMemory(Handler):
         if found:
             self._shared.refusals.count(self._pod, BY_ADDRESS)
         return found is not None or (file is None and not self._gpu_ops.exists((client, client)))
+
+
+def _threads(cgroups: Sequence[str], pids: Iterable[int]) -> set[int]:
+    """List a pod's threads; if it has too many cgroups for that, those of the processes that made calls."""
+    try:
+        return set(fd_budget.retry_on_emfile(lambda: cgroup.threads(*cgroups)))
+    except OSError as error:
+        _log.warning("threads of a pod are not listed", cgroups=cgroups, error=str(error))
+    threads: set[int] = set()
+    for pid in pids:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            threads |= fd_budget.retry_on_emfile(partial(proc.threads, pid))
+    return threads
 
 
 def _wait(calls: InflightSyscalls, pod_call: PodCall) -> None:

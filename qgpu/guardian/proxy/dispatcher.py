@@ -217,7 +217,7 @@ class Dispatcher:
         return errno.ENOTTY  # The filter saw RM's number and size, but this file is not RM's.
 
     def _uvm_ioctl(self, pod_call: PodCall) -> int:
-        maps = pod_call.call.request == uvm.MAP_EXTERNAL_ALLOCATION
+        maps = pod_call.call.request in uvm.KERNEL_MAPPINGS
         if maps:
             self._continued_memory.before_mapping(pod_call)
         outcome = self._uvm.handle(pod_call)

@@ -63,6 +63,35 @@ def test_devices_are_looked_through_once_after_a_call(on_card):
     assert on_card.rm.looks == before + 1
 
 
+def test_memory_by_address_is_freed_before_uvm_maps_it_for_peers(on_card):
+    on_card.limits.clear()
+    pin(on_card)
+    on_card.rm.objects[7, 30] = (MEMORY_BY_ADDRESS, 2)
+    on_card.uvm(uvm.ALLOC_DEVICE_P2P, bytes(40) + struct.pack("<iIIi", 0, 7, 30, 0))
+
+    assert (7, 30) not in on_card.rm.objects
+    assert len(on_card.dispatcher._uvm_mappings.calls) == 1  # the next call for memory waits for it
+
+
+def test_memory_below_another_pods_client_is_refused(on_card):
+    on_card.shared.note({"fact": "pod", "name": "accomplice", "cgroup": "/accomplice", "grants": {}})
+    on_card.shared.note({"fact": "client", "client": 8, "pod": "accomplice", "maker": 1, "users": []})
+    asked = struct.pack("<IIII", 8, 2, 9, abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR) + bytes(32) + struct.pack("<ii", -1, 0)
+    answer = on_card.call(abi.NV_ESC_RM_ALLOC_MEMORY, asked)[2]
+
+    assert struct.pack("<I", abi.NV_ERR_INVALID_CLIENT) in answer
+    assert on_card.dispatcher._continued_memory._calls.calls == {}
+
+
+def test_with_too_many_cgroups_known_processes_are_searched(on_card, monkeypatch):
+    def refuse(*_cgroups):
+        raise OSError(errno.E2BIG, "too many cgroups")
+
+    monkeypatch.setattr(continued_memory.cgroup, "threads", refuse)
+
+    assert continued_memory._threads(("/web",), [os.getpid(), 1 << 22]) == proc.threads(os.getpid())
+
+
 @pytest.fixture
 def lost(on_card):
     """The pod, with a second client whose file the guardian cannot find, and which has memory by address."""
