@@ -14,6 +14,8 @@ from qgpu.linux.seccomp_notify import Notification
 #: How often a call that is waited for is checked, and for how long that often where the thread may never wait.
 _LOOK_S = 0.0005
 _SOON_S, _LOOK_SELDOM_S = 0.1, 0.05
+#: How much longer each look at a call that is waited for waits than the last.
+_GROWTH = 1.1
 #: From how many calls on those that are done are removed.
 _MOST = 1 << 12
 #: In /proc/PID/syscall: the second argument, and the number and six arguments.
@@ -125,14 +127,19 @@ class InflightSyscalls:
             del self.calls[tid]
         return list(done.values())
 
-    def wait(self, patience_s: float) -> bool:
-        """Wait until no call is left; False if one remains after that time."""
-        deadline = time.monotonic() + patience_s
-        self.take_done()
-        while self.calls and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
-            self.take_done()
-        return not self.calls
+    def wait(self, patience_s: float, is_done: Callable[[InflightSyscall], bool] = InflightSyscall.is_done) -> bool:
+        """Wait until no call is left; False if one remains after that time. One call is looked at at a time."""
+        deadline, wait_s = time.monotonic() + patience_s, _LOOK_S
+        while self.calls:
+            tid, call = next(iter(self.calls.items()))
+            if is_done(call):
+                del self.calls[tid]
+            elif time.monotonic() >= deadline:
+                return False
+            else:
+                time.sleep(wait_s)
+                wait_s = min(_GROWTH * wait_s, _LOOK_SELDOM_S)
+        return True
 
 
 def _waits_for_us(pid: int, tid: int) -> bool:

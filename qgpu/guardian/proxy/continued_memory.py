@@ -23,7 +23,7 @@ import structlog
 
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.linux import cgroup, fd_budget, proc, thread_freezer
-from qgpu.linux.inflight_syscalls import InflightSyscalls
+from qgpu.linux.inflight_syscalls import InflightSyscall, InflightSyscalls
 from qgpu.nvidia import abi, uvm
 
 _log = structlog.get_logger("guardian")
@@ -141,8 +141,18 @@ def _threads(cgroups: Sequence[str], pids: Iterable[int]) -> set[int]:
     return threads
 
 
+def _has_left(call: InflightSyscall) -> bool:
+    """Tell whether a thread has left its call.
+
+    One that runs is stopped to see it: /proc tells user time of a thread in the kernel too.
+    """
+    if (left := call.has_left()) is not None:
+        return left
+    return thread_freezer.run_as_tracer(partial(thread_freezer.leaves_kernel, call))
+
+
 def _wait(calls: InflightSyscalls, pod_call: PodCall) -> None:
     """Wait until no call is in progress: only the pod's own calls wait. Raises OSError if the caller is gone."""
-    while not calls.wait(_LOOK_S):
+    while not calls.wait(_LOOK_S, _has_left):
         if not pod_call.listener.still_waiting(pod_call.call.id):
             raise InterruptedError(errno.EINTR, "the caller is gone")

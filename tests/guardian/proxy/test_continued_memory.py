@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
+import select
+import signal
 import struct
 
 import pytest
@@ -12,11 +15,15 @@ from qgpu.guardian.proxy import continued_memory
 from qgpu.guardian.proxy.continued_memory import BY_ADDRESS, UNSEEN, ContinuedMemory
 from qgpu.guardian.rules import escapes
 from qgpu.linux import proc
-from qgpu.linux.inflight_syscalls import InflightSyscalls
+from qgpu.linux.inflight_syscalls import InflightSyscall, InflightSyscalls
 from qgpu.nvidia import abi, uvm
 from tests.guardian.asked import control, dup, uvm_mapping
+from tests.guardian.pod import until
 
 MEMORY_BY_ADDRESS = 0xF3
+READV = "19"
+#: In /proc/PID/stat from the state on: the time in the kernel.
+STIME_AT = 12
 
 
 def pin(pod, rm_class=abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR, fd=-1):
@@ -61,6 +68,26 @@ def test_devices_are_looked_through_once_after_a_call(on_card):
     for _ in range(3):
         on_card.call(abi.NV_ESC_RM_CONTROL, control(0x20800110))
     assert on_card.rm.looks == before + 1
+
+
+def test_call_of_running_thread_is_over_only_outside_the_kernel():
+    """Its time in user mode may have grown meanwhile, as /proc tells it."""
+    over = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        memory, zeros = mmap.mmap(-1, 1 << 26), os.open("/dev/zero", os.O_RDONLY)
+        os.readv(zeros, [memory] * 256)
+        os.write(over[1], b"x")
+        while True:
+            pass
+    until(lambda: int(proc.stat(pid, pid)[STIME_AT]) > 10)  # it reads
+    call = InflightSyscall(pid, pid, [READV], -1000)
+    try:
+        assert continued_memory._has_left(call)
+        assert select.select([over[0]], [], [], 0)[0]
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def test_memory_by_address_is_freed_before_uvm_maps_it_for_peers(on_card):
@@ -129,7 +156,7 @@ def waits(monkeypatch):
     """What is waited for, once in vain each time."""
     seen = []
 
-    def wait(calls, patience_s):
+    def wait(calls, patience_s, is_done=None):
         seen.extend(found := [call.proc_syscall[2] for call in calls.calls.values()])
         calls.calls.clear()
         return not found
