@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import errno
-import mmap
 import os
-import select
-import signal
 import struct
 
 import pytest
@@ -18,12 +15,8 @@ from qgpu.linux import proc
 from qgpu.linux.inflight_syscalls import InflightSyscall, InflightSyscalls
 from qgpu.nvidia import abi, uvm
 from tests.guardian.asked import control, dup, uvm_mapping
-from tests.guardian.pod import until
 
 MEMORY_BY_ADDRESS = 0xF3
-READV = "19"
-#: In /proc/PID/stat from the state on: the time in the kernel.
-STIME_AT = 12
 
 
 def pin(pod, rm_class=abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR, fd=-1):
@@ -70,24 +63,13 @@ def test_devices_are_looked_through_once_after_a_call(on_card):
     assert on_card.rm.looks == before + 1
 
 
-def test_call_of_running_thread_is_over_only_outside_the_kernel():
-    """Its time in user mode may have grown meanwhile, as /proc tells it."""
-    over = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        memory, zeros = mmap.mmap(-1, 1 << 26), os.open("/dev/zero", os.O_RDONLY)
-        os.readv(zeros, [memory] * 256)
-        os.write(over[1], b"x")
-        while True:
-            pass
-    until(lambda: int(proc.stat(pid, pid)[STIME_AT]) > 10)  # it reads
-    call = InflightSyscall(pid, pid, [READV], -1000)
-    try:
-        assert continued_memory._has_left(call)
-        assert select.select([over[0]], [], [], 0)[0]
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+@pytest.mark.parametrize("outside", [True, False])
+def test_a_running_thread_is_stopped_to_see_if_its_call_is_over(monkeypatch, outside):
+    """Its time in user mode may have grown in the call, as /proc tells it."""
+    monkeypatch.setattr(proc, "syscall", lambda pid, tid: ["running"])
+    monkeypatch.setattr(continued_memory.thread_freezer, "leaves_kernel", lambda call: outside)
+
+    assert continued_memory._has_left(InflightSyscall(os.getpid(), os.getpid(), ["16"], -1000)) == outside
 
 
 def test_memory_by_address_is_freed_before_uvm_maps_it_for_peers(on_card):
