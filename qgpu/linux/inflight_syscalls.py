@@ -22,8 +22,8 @@ _MOST = 1 << 12
 _REQUEST_AT, _WORDS = 2, 7
 #: The numbers of ioctl there: of x86-64, i386, x32 and of 64-bit ARM.
 _IOCTLS = frozenset({"16", "54", str(0x40000000 | 514)} if platform.machine() == "x86_64" else {"29"})
-#: In /proc/PID/stat from the state on: the thread's flags, of which these mark threads of io_uring.
-_FLAGS_AT, _PF_IO_WORKER, _PF_USER_WORKER = 6, 0x10, 0x4000
+#: In /proc/PID/stat from the state on: the thread's flags, of which this one marks threads of io_uring.
+_FLAGS_AT, _PF_IO_WORKER = 6, 0x10
 #: Where a thread waits for our answer (kernel/seccomp.c; the first function may be inlined in the second).
 _STOPPED_AT = ("seccomp_do_user_notification", "__seccomp_filter")
 #: The states of a thread that a signal or a tracer has stopped.
@@ -158,7 +158,7 @@ def _waits_for_us(pid: int, tid: int) -> bool:
 
 def _is_of_io_uring(tid: int) -> bool:
     fields = proc.stat(tid, tid)
-    return bool(fields) and bool(int(fields[_FLAGS_AT]) & (_PF_IO_WORKER | _PF_USER_WORKER))
+    return bool(fields) and bool(int(fields[_FLAGS_AT]) & _PF_IO_WORKER)
 
 
 def _state(pid: int, tid: int) -> str:

@@ -214,7 +214,7 @@ class Pod:
     #: Its processes are just starting: they hardly ran yet and wait for one short step after the other.
     starting: bool = False
     #: Its processes start so often that another one may not run in the windows of others.
-    starts_spent: bool = False
+    start_budget_spent: bool = False
 
     @property
     def busy(self) -> bool:

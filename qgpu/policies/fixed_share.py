@@ -56,7 +56,7 @@ def plan(snapshot: Snapshot) -> Plan:
 
 
 def _may_start(quota_ns: int, pod: Pod) -> bool:
-    return pod.starting and not pod.starts_spent and quota_ns > 0 and pod.debt_ns < STEP_NS
+    return pod.starting and not pod.start_budget_spent and quota_ns > 0 and pod.debt_ns < STEP_NS
 
 
 def _short_us(quota_ns: int, pod: Pod, hardware: HardwareTraits) -> int:

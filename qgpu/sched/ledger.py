@@ -45,8 +45,9 @@ STARTING_NS = 3_000 * NS_PER_MS
 #: for its idle time.
 STARTING_TURN_NS = NS_PER_MS // 2
 
-#: What a pod may run in the windows of others while it starts: this much, and a part of all time from then on. Of a
-#: turn counts at most what a slice beside a starting pod lasts: a context that nobody waits for stays on the card.
+#: A pod may spend START_BUDGET_NS of GPU time on its starts, and earns back START_REFILL of the time that passes. Each
+#: turn costs BUDGETED_TURN_NS at most, the length of a slice beside a starting pod: an idle context that nobody waits
+#: for stays on the card longer.
 START_BUDGET_NS = 10 * NS_PER_MS
 START_REFILL = 0.005
 BUDGETED_TURN_NS = 2 * NS_PER_MS
@@ -81,7 +82,7 @@ class Account(NamedTuple):
     #: How long it has had TSGs, and how long those ran, in ns.
     here_ns: int = 0
     ran_ns: int = 0
-    #: What it ran while it was starting, less what has been forgiven since, in ns.
+    #: GPU time that it spent on starts and has not earned back yet, in ns.
     start_spent_ns: int = 0
     #: How often it was switched in per second lately.
     switched_in: float = 0.0

@@ -63,7 +63,8 @@ def test_grant_is_read_as_sent_and_older_allow_nothing() -> None:
     assert grants_from_json(data) == {0: Grant(cores=30), 1: Grant()}
 
 
-SAMPLE = Sample(1, 5, (PodSample("a", Grant(cores=30), (TsgSample("a/0", 7, 2, True, ((1, 4), (6, 10)), 5),), 3),))
+TSG = TsgSample("a/0", 7, 2, True, ((1, 4), (6, 10)), 5)
+SAMPLE = Sample(1, 5, (PodSample("a", Grant(cores=30), (TSG,), 3, ended_ns=9, ended_starts=4),))
 
 
 def told(sample: Sample) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def test_fixed_share_lets_pod_without_debt_start_at_once(debt_ms: int, gated: bo
 
 @pytest.mark.parametrize("spent", [False, True])
 def test_fixed_share_gates_a_pod_that_started_too_often(spent: bool) -> None:
-    starting = replace(pod("b", 20), starting=True, starts_spent=spent)
+    starting = replace(pod("b", 20), starting=True, start_budget_spent=spent)
     plan = POLICIES["fixed-share"].plan(Snapshot(0, PERIOD, (pod("a", 30), starting)))
 
     assert [part.windows is not None for part in plan.pods] == [True, spent]

@@ -444,7 +444,8 @@ class AllocHandler(Handler):
         """
         entry = self._shared.table.clients.get(asked.client)
         if entry is not None and entry.pod != self._pod:
-            return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INVALID_CLIENT, classes.name(asked.rm_class))
+            what = client_ownership.name(classes.name(asked.rm_class))
+            return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INVALID_CLIENT, what)
         by_kernel = entry is None or not entry.made_here
         if asked.rm_class == abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR or (
             asked.rm_class == abi.NV01_MEMORY_SYSTEM and asked.fd >= 0 and by_kernel

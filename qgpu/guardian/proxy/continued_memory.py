@@ -55,18 +55,25 @@ class ContinuedMemory(Handler):
         self._patience_ends = 0.0
 
     def find_left(self) -> None:
-        """Find what a dead guardian let continue, among the threads of the pod. Raises OSError."""
+        """Find what a dead guardian let continue, among the threads of the pod. If that fails, tell so and go on."""
         pod = self._shared.table.pods.get(self._pod)
         if self._found_left or pod is None:
             return
-        threads = _threads(pod.cgroups, self._shared.table.pids_of(self._pod))
+        try:
+            self._search(pod.cgroups)
+        except OSError as error:  # the call that the dead guardian did not answer still gets its answer
+            _log.warning("not all calls in progress are found", pod=self._pod, error=str(error))
+        else:
+            self._found_left = True
+
+    def _search(self, cgroups: Sequence[str]) -> None:
+        threads = _threads(cgroups, self._shared.table.pids_of(self._pod))
         for calls, is_wanted in (
             (self._calls, lambda request: request & 0xFF == abi.NV_ESC_RM_ALLOC_MEMORY),
             (self._cpu_mappings, lambda request: request & 0xFF == abi.NV_ESC_RM_MAP_MEMORY),
             (self._uvm_mappings, lambda request: request in uvm.KERNEL_MAPPINGS),
         ):
             thread_freezer.run_as_tracer(partial(calls.find, threads, is_wanted, thread_freezer.leaves_kernel))
-        self._found_left = True
 
     def begin(self, pod_call: PodCall) -> None:
         """Record a call that the kernel is about to continue. Raises OSError if its thread is gone."""

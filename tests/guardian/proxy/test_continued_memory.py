@@ -92,6 +92,17 @@ def test_memory_below_another_pods_client_is_refused(on_card):
     assert on_card.dispatcher._continued_memory._calls.calls == {}
 
 
+def test_a_search_that_fails_does_not_end_the_successor(on_card, monkeypatch):
+    def fail(_act):
+        raise OSError(errno.EMFILE, "no descriptor is free")
+
+    monkeypatch.setattr(continued_memory.thread_freezer, "run_as_tracer", fail)
+    on_card.dispatcher = on_card.dispatcher_of(on_card.shared, on_card.number)
+    on_card.dispatcher.resume(None, None)
+
+    assert not on_card.dispatcher._continued_memory._found_left  # the next listener's thread tries again
+
+
 def test_with_too_many_cgroups_known_processes_are_searched(on_card, monkeypatch):
     def refuse(*_cgroups):
         raise OSError(errno.E2BIG, "too many cgroups")
