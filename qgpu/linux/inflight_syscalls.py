@@ -7,25 +7,26 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 
-from qgpu.linux import fd_budget, proc
+from qgpu.linux import fd_budget, proc, thread_freezer
 from qgpu.linux.seccomp_notify import Notification
 
-#: How often a call that is waited for is checked, and for how long that often where the thread may never wait.
-_LOOK_S = 0.0005
-_SOON_S, _LOOK_SELDOM_S = 0.1, 0.05
-#: How much longer each look at a call that is waited for waits than the last.
-_GROWTH = 1.1
-#: From how many calls on those that are done are removed.
-_MOST = 1 << 12
+#: How often a call that is waited for is checked at first and at last, and how much longer each look waits.
+_LOOK_S, _LOOK_SELDOM_S, _GROWTH = 0.00005, 0.05, 1.25
+#: How long a thread that runs is only looked at before it is stopped: in a call that we follow, and in a search.
+_SOON_S, _SEARCH_SOON_S = 0.003, 0.1
+#: From how many calls on each new one has the oldest looked at, and how many of them.
+_MANY, _LOOKED_AT = 64, 2
 #: In /proc/PID/syscall: the second argument, and the number and six arguments.
 _REQUEST_AT, _WORDS = 2, 7
 #: The numbers of ioctl there: of x86-64, i386, x32 and of 64-bit ARM.
 _IOCTLS = frozenset({"16", "54", str(0x40000000 | 514)} if platform.machine() == "x86_64" else {"29"})
 #: In /proc/PID/stat from the state on: the thread's flags, of which this one marks threads of io_uring.
 _FLAGS_AT, _PF_IO_WORKER = 6, 0x10
-#: Where a thread waits for our answer (kernel/seccomp.c; the first function may be inlined in the second).
-_STOPPED_AT = ("seccomp_do_user_notification", "__seccomp_filter")
+#: Where a thread waits for our answer, and where it waits when its cgroup is frozen, outside of its call; with the
+#: functions that these may be inlined in (kernel/seccomp.c, kernel/signal.c).
+_WAITS_AT = ("seccomp_do_user_notification", "__seccomp_filter", "do_freezer_trap", "get_signal")
 #: The states of a thread that a signal or a tracer has stopped.
 _STOPPED = ("T", "t")
 
@@ -37,32 +38,34 @@ class InflightSyscall:
     pid: int
     tid: int
     proc_syscall: list[str]
-    ticks: int
     size: int = 0
 
     @classmethod
     def of(cls, call: Notification, pid: int, size: int = 0) -> InflightSyscall:
         """Record a call before it continues in the kernel."""
-        proc_syscall = [str(call.number), *(f"{argument:#x}" for argument in call.arguments)]
-        return cls(pid, call.tid, proc_syscall, fd_budget.retry_on_emfile(lambda: user_ticks(pid, call.tid)), size)
+        return cls(pid, call.tid, [str(call.number), *(f"{argument:#x}" for argument in call.arguments)], size)
 
     def is_done(self) -> bool:
-        """Tell whether the thread has left the call, as far as can be told.
-
-        A running thread may be anywhere. It has left the call once it has spent time in user mode since; the kernel may
-        count up to one tick too much, or more if a hypervisor stopped the CPU.
-        """
+        """Tell whether the thread has left the call. One that runs may be anywhere, so it is stopped to see that."""
         left = self.has_left()
-        try:
-            return left if left is not None else user_ticks(self.pid, self.tid) > self.ticks + 1
-        except OSError:  # unknown
-            return False
+        return left if left is not None else thread_freezer.leaves_kernel(self.tid) or self.has_left() is True
+
+    def wait(self, deadline: float | None = None) -> bool:
+        """Wait until the thread has left the call; False if it has not by ``deadline``, of the monotonic clock."""
+        soon, wait_s = time.monotonic() + _SOON_S, _LOOK_S
+        while not (self.is_done() if time.monotonic() > soon else self.has_left()):
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+            time.sleep(wait_s)
+            wait_s = min(_GROWTH * wait_s, _LOOK_SELDOM_S)
+        return True
 
     def has_left(self) -> bool | None:
         """Tell whether the thread has left the call; None while it runs, when that is unknown.
 
         A thread that is in a call with the same number and arguments may be in the next one. If it waits for our answer
-        it is, because we have answered this one. A thread that a signal or a tracer has stopped has left its call.
+        it is, because we have answered this one. A thread that a signal or a tracer has stopped has left its call, and
+        so has one whose cgroup is frozen.
         """
         try:
             now = proc.syscall(self.pid, self.tid)
@@ -73,7 +76,7 @@ class InflightSyscall:
         if now[: len(self.proc_syscall)] != self.proc_syscall:
             return True
         try:
-            return _state(self.pid, self.tid) in _STOPPED or _waits_for_us(self.pid, self.tid)
+            return _state(self.pid, self.tid) in _STOPPED or _waits_outside(self.pid, self.tid)
         except OSError:  # unknown
             return False
 
@@ -84,37 +87,42 @@ class InflightSyscalls:
 
     calls: dict[int, InflightSyscall] = field(default_factory=dict)
 
-    def add(self, call: Notification, pid: int, size: int = 0) -> None:
-        """Record a call that continues in the kernel."""
-        if len(self.calls) >= _MOST:
-            self.take_done()
-        self.calls[call.tid] = InflightSyscall.of(call, pid, size)
+    def add(self, call: Notification, pid: int, size: int = 0) -> list[InflightSyscall]:
+        """Record a call that continues in the kernel; of many recorded ones, remove and return some that are done.
 
-    def find(
-        self, threads: Iterable[int], is_wanted: Callable[[int], bool], leaves_kernel: Callable[[InflightSyscall], bool]
-    ) -> None:
+        A thread has one call at most, so the number of threads bounds these.
+        """
+        oldest = list(islice(self.calls, _LOOKED_AT)) if len(self.calls) >= _MANY else []
+        done = []
+        for looked_at in map(self.calls.pop, oldest):
+            if looked_at.has_left():
+                done.append(looked_at)
+            else:
+                self.calls[looked_at.tid] = looked_at
+        self.calls[call.tid] = InflightSyscall.of(call, pid, size)
+        return done
+
+    def find(self, threads: Iterable[int], is_wanted: Callable[[int], bool]) -> None:
         """Record calls that are in progress, by their request: ioctls that a dead guardian let continue.
 
-        A thread that runs may be in such a call. So it is looked at until it waits, or has spent time in user mode; or,
-        after a moment, until ``leaves_kernel`` has seen it outside of calls. Threads of io_uring make no such calls.
+        A thread that runs may be in such a call. So it is looked at until it waits; or, after a moment, until it was
+        seen outside of calls. Threads of io_uring make no such calls. Raises OSError if a thread cannot be looked at.
         """
         read = fd_budget.retry_on_emfile
-        left = {tid: read(partial(user_ticks, tid, tid)) for tid in threads if not read(partial(_is_of_io_uring, tid))}
-        began = time.monotonic()
+        left = {tid for tid in threads if not read(partial(_is_of_io_uring, tid))}
+        began, wait_s = time.monotonic(), _LOOK_S
         while left:
-            for tid, ticks in list(left.items()):
+            for tid in sorted(left):
                 words = read(partial(proc.syscall, tid, tid))
-                call = InflightSyscall(tid, tid, words[:_WORDS], ticks)
                 if words[:1] == ["running"]:
-                    if read(partial(user_ticks, tid, tid)) <= ticks + 1 and not (
-                        time.monotonic() > began + _SOON_S and leaves_kernel(call)
-                    ):
+                    if time.monotonic() < began + _SEARCH_SOON_S or not thread_freezer.leaves_kernel(tid):
                         continue
                 elif words[:1] and words[0] in _IOCTLS and is_wanted(int(words[_REQUEST_AT], 16)):
-                    self.calls[tid] = call
-                del left[tid]
+                    self.calls[tid] = InflightSyscall(tid, tid, words[:_WORDS])
+                left.discard(tid)
             if left:
-                time.sleep(_LOOK_S if time.monotonic() < began + _SOON_S else _LOOK_SELDOM_S)
+                time.sleep(wait_s)
+                wait_s = min(_GROWTH * wait_s, _LOOK_SELDOM_S)
 
     def remove(self, tid: int) -> InflightSyscall | None:
         """Remove and return a thread's call: the thread makes another call, so this one is done."""
@@ -127,23 +135,19 @@ class InflightSyscalls:
             del self.calls[tid]
         return list(done.values())
 
-    def wait(self, patience_s: float, is_done: Callable[[InflightSyscall], bool] = InflightSyscall.is_done) -> bool:
+    def wait(self, patience_s: float) -> bool:
         """Wait until no call is left; False if one remains after that time. One call is looked at at a time."""
-        deadline, wait_s = time.monotonic() + patience_s, _LOOK_S
+        deadline = time.monotonic() + patience_s
         while self.calls:
             tid, call = next(iter(self.calls.items()))
-            if is_done(call):
-                del self.calls[tid]
-            elif time.monotonic() >= deadline:
+            if not call.wait(deadline):
                 return False
-            else:
-                time.sleep(wait_s)
-                wait_s = min(_GROWTH * wait_s, _LOOK_SELDOM_S)
+            del self.calls[tid]
         return True
 
 
-def _waits_for_us(pid: int, tid: int) -> bool:
-    """Tell whether a thread is stopped in a call that we have not received yet.
+def _waits_outside(pid: int, tid: int) -> bool:
+    """Tell whether a thread waits before a call that we have not received yet, or after one.
 
     The order of the two checks matters. A thread that was answered can appear there once more while it waits for a
     lock, but then not in an interruptible sleep, and after such a sleep not in the same call.
@@ -151,7 +155,7 @@ def _waits_for_us(pid: int, tid: int) -> bool:
     try:
         if _state(pid, tid) != "S":
             return False
-        return proc.wchan(pid, tid).startswith(_STOPPED_AT)
+        return proc.wchan(pid, tid).startswith(_WAITS_AT)
     except OSError:
         return False
 
@@ -163,9 +167,3 @@ def _is_of_io_uring(tid: int) -> bool:
 
 def _state(pid: int, tid: int) -> str:
     return "".join(proc.stat(pid, tid)[:1])
-
-
-def user_ticks(pid: int, tid: int) -> int:
-    """Return a thread's time in user mode, in clock ticks; a huge number if it has ended."""
-    fields = proc.stat(pid, tid)
-    return int(fields[11]) if fields else 1 << 62

@@ -6,7 +6,7 @@ ptrace. Nobody in the pod can undo that, and it ends by itself if we die. It is 
 a thread with its own descriptor table, whose files we cannot see; a process that shares the table; a thread that is
 already traced; or a kernel thread (io_uring).
 
-To see that the call is done, its own thread is stopped too: ptrace stops a thread only outside the kernel.
+To see that a call is done, its own thread is stopped too: ptrace stops a thread only outside the kernel.
 """
 
 from __future__ import annotations
@@ -21,15 +21,12 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from qgpu.linux import kcmp, proc
-from qgpu.linux.inflight_syscalls import InflightSyscall
 
 _SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17
 _EVENT_STOP = 128
 _ALL_THREADS = 0x40000000  # __WALL
 #: How long a thread may take to stop, how often that is checked, and how much longer each look waits than the last.
 _PATIENCE_S, _LOOK_S, _LOOK_SELDOM_S, _GROWTH = 1.0, 0.00005, 0.01, 1.25
-#: How long a call may take before its thread is stopped to see that it is done.
-_SOON_S = 0.003
 
 _T = TypeVar("_T")
 
@@ -57,29 +54,22 @@ def run_as_tracer(act: Callable[[], _T]) -> _T:
     return done[0]
 
 
-def wait_until_done(call: InflightSyscall) -> None:
-    """Wait until the kernel has performed a call, however long that takes. Call it in ``run_as_tracer``."""
-    soon, wait_s = time.monotonic() + _SOON_S, _LOOK_S
-    while not call.has_left():
-        if time.monotonic() > soon and leaves_kernel(call):
-            return
-        time.sleep(wait_s)
-        wait_s = min(_GROWTH * wait_s, _LOOK_SELDOM_S)
+def leaves_kernel(tid: int) -> bool:
+    """Wait until a thread leaves the kernel, and let it go on, or until it has ended; False if it cannot be stopped."""
+    return run_as_tracer(lambda: _leaves_kernel(tid))
 
 
-def leaves_kernel(call: InflightSyscall) -> bool:
-    """Wait until a thread leaves the kernel, and let it go on; if it cannot be stopped, tell if its call is done.
-
-    Call it in ``run_as_tracer``.
-    """
-    if _libc.ptrace(_SEIZE, call.tid, None, None) < 0:
-        return call.is_done()
-    _libc.ptrace(_INTERRUPT, call.tid, None, None)
+def _leaves_kernel(tid: int) -> bool:
+    if _libc.ptrace(_SEIZE, tid, None, None) < 0:
+        return ctypes.get_errno() == errno.ESRCH
+    _libc.ptrace(_INTERRUPT, tid, None, None)
     wait_s = _LOOK_S
-    while (signal := _signal_of_stop(call.tid)) is None:
+    while (signal := _signal_of_stop(tid)) is None:
+        if _has_ended(tid, tid):  # a first thread that ends before the others is told of only with them
+            return True
         time.sleep(wait_s)
         wait_s = min(_GROWTH * wait_s, _LOOK_SELDOM_S)
-    _libc.ptrace(_DETACH, call.tid, None, signal)
+    _libc.ptrace(_DETACH, tid, None, signal)
     return True
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -60,10 +61,12 @@ def test_nobody_is_taken_for_gone_for_want_of_a_descriptor():
 
 
 def test_a_call_is_not_over_for_want_of_a_descriptor():
-    call = InflightSyscall(os.getpid(), os.getpid(), ["another"], 0)
-    with hungry():
-        assert not call.is_done()
-    assert call.is_done()
+    with subprocess.Popen(["sleep", "600"]) as other:
+        call = InflightSyscall(other.pid, other.pid, ["another"])
+        with hungry():
+            assert not call.is_done()
+        assert call.is_done()
+        other.kill()
 
 
 def test_a_file_is_forgotten_without_a_descriptor():

@@ -9,18 +9,20 @@ import os
 import select
 import signal
 import socket
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from qgpu.guardian.proxy.seccomp_filter import install
-from qgpu.linux import proc
+from qgpu.linux import proc, thread_freezer
 from qgpu.linux.inflight_syscalls import InflightSyscall, InflightSyscalls
-from qgpu.linux.seccomp_notify import SLOT_BYTES, Listener
-from qgpu.linux.thread_freezer import leaves_kernel, run_as_tracer
+from qgpu.linux.seccomp_notify import SLOT_BYTES, Listener, Notification
 from qgpu.nvidia import abi
 from tests.guardian.pod import until
 
@@ -31,6 +33,10 @@ _IOCTL, _FLOCK = 16, 73
 _RECV = 0xC0502100
 #: In /proc/PID/stat from the state on: the time in the kernel.
 _STIME_AT = 12
+
+
+def _call(tid: int) -> Notification:
+    return Notification(0, tid, 0, _IOCTL, (0, REQUEST, 0, 0, 0, 0))
 
 
 def _repeat(fd: int) -> None:
@@ -64,8 +70,9 @@ def process(run: Callable[[], object], ready: Callable[[int], bool]) -> Iterator
         os._exit(0)
     until(lambda: ready(pid))
     yield pid
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    with suppress(ProcessLookupError, ChildProcessError):  # whoever stopped it may have been told of its end
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def is_in(number: int) -> Callable[[int], bool]:
@@ -103,10 +110,10 @@ def reading() -> Iterator[int]:
         yield pid
 
 
-def find(threads: list[int], wanted: int, stop: Callable[[InflightSyscall], bool] = leaves_kernel) -> InflightSyscalls:
+def find(threads: list[int], wanted: int) -> InflightSyscalls:
     """Find calls with this request, as a successor does."""
     found = InflightSyscalls()
-    run_as_tracer(lambda: found.find(threads, lambda request: request == wanted, stop))
+    found.find(threads, lambda request: request == wanted)
     return found
 
 
@@ -131,8 +138,37 @@ def test_search_ends_where_a_thread_stays_in_the_kernel(reading):
 def test_threads_of_io_uring_are_neither_awaited_nor_stopped(monkeypatch):
     monkeypatch.setattr(proc, "stat", lambda pid, tid=None: ["R", *["0"] * 5, str(0x400050), *["0"] * 6])
     monkeypatch.setattr(proc, "syscall", lambda pid, tid: ["running"])
+    monkeypatch.setattr(thread_freezer, "leaves_kernel", lambda tid: pytest.fail("it was stopped"))
 
-    assert find([os.getpid()], REQUEST, stop=lambda call: pytest.fail("it was stopped")).calls == {}
+    assert find([os.getpid()], REQUEST).calls == {}
+
+
+@pytest.mark.parametrize("outside", [True, False])
+def test_a_running_thread_is_stopped_to_see_if_its_call_is_over(monkeypatch, outside):
+    monkeypatch.setattr(proc, "syscall", lambda pid, tid: ["running"])
+    monkeypatch.setattr(thread_freezer, "leaves_kernel", lambda tid: outside)
+
+    assert InflightSyscall(os.getpid(), os.getpid(), ["16"]).is_done() == outside
+
+
+def test_a_thread_of_a_frozen_cgroup_has_left_its_call(blocked, monkeypatch):
+    found = find([blocked], _RECV)
+    assert not found.wait(0.01)
+
+    monkeypatch.setattr(proc, "wchan", lambda pid, tid: "do_freezer_trap")
+    assert found.wait(60)
+
+
+def test_of_many_calls_those_that_are_done_are_returned(monkeypatch):
+    """A call of a thread that ended is returned with its size, and one in progress stays."""
+    calls, ended, begun = InflightSyscalls(), range(1, 200, 2), range(2, 200, 2)
+    monkeypatch.setattr(InflightSyscall, "has_left", lambda call: call.tid in ended)
+    done = [over for tid in sorted([*ended, *begun]) for over in calls.add(_call(tid), tid, size=tid)]
+    for again in range(400):
+        done += calls.add(_call(again % 2 + 1000), 1)
+
+    assert sorted((over.tid, over.size) for over in done if over.tid < 1000) == [(tid, tid) for tid in ended]
+    assert set(begun) <= calls.calls.keys()
 
 
 def test_a_stopped_thread_has_left_its_call(blocked):
@@ -156,3 +192,46 @@ def test_call_is_over_when_thread_is_in_next_identical_call(repeating):
 
     assert pending.wait(60)
     assert Path(f"/proc/{pid}/syscall").read_text().split()[: len(same)] == same
+
+
+#: A program whose first thread ends, and another one goes on.
+_FIRST_ENDS = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(600,)).start()
+print("ready", flush=True)
+ctypes.CDLL(None).syscall(60, 0)
+"""
+
+
+def test_a_first_thread_that_ended_before_the_others_is_done():
+    with subprocess.Popen([sys.executable, "-c", _FIRST_ENDS], stdout=subprocess.PIPE) as program:
+        program.stdout.readline()
+        assert InflightSyscall(program.pid, program.pid, ["60"]).wait(time.monotonic() + 60)
+        program.kill()
+
+
+_BYTES = 256 << 20
+#: Maps memory and fills it, in one call that nothing interrupts.
+_FILLER = f"""
+import mmap, sys
+print("ready", flush=True)
+memory = mmap.mmap(-1, {_BYTES}, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x8000)
+sys.stdin.read()
+"""
+
+
+def test_busy_kernel_call_is_awaited_whatever_its_cpu_time():
+    with subprocess.Popen([sys.executable, "-c", _FILLER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as filler:
+        filler.stdout.readline()
+        call = InflightSyscall(filler.pid, filler.pid, ["9"])
+        while _filled(filler.pid) < _BYTES // 16:
+            time.sleep(0.0001)
+        assert call.wait()
+        filled = _filled(filler.pid)
+        filler.stdin.close()
+
+    assert filled >= _BYTES
+
+
+def _filled(pid):
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from qgpu.linux import proc, thread_freezer
-from qgpu.linux.inflight_syscalls import InflightSyscall
 
 #: Four threads that count, a handler that does, and a process that shares the descriptors if asked for.
 _PROGRAM = """
@@ -165,30 +164,3 @@ def test_thread_that_misses_stop_deadline_is_not_stopped_later(program, monkeypa
     with pytest.raises(OSError, match="does not stop"):
         thread_freezer.run_as_tracer(hold)
     assert counting(fd)
-
-
-_BYTES = 256 << 20
-#: Maps memory and fills it, in one call that nothing interrupts.
-_FILLER = f"""
-import mmap, sys
-print("ready", flush=True)
-memory = mmap.mmap(-1, {_BYTES}, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x8000)
-sys.stdin.read()
-"""
-
-
-def test_busy_kernel_call_is_awaited_whatever_its_cpu_time():
-    with subprocess.Popen([sys.executable, "-c", _FILLER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as filler:
-        filler.stdout.readline()
-        call = InflightSyscall(filler.pid, filler.pid, ["9"], ticks=-100)  # as if it had been in user mode since
-        while _filled(filler.pid) < _BYTES // 16:
-            time.sleep(0.0001)
-        thread_freezer.run_as_tracer(lambda: thread_freezer.wait_until_done(call))
-        filled = _filled(filler.pid)
-        filler.stdin.close()
-
-    assert filled >= _BYTES
-
-
-def _filled(pid):
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")

@@ -22,8 +22,8 @@ from functools import partial
 import structlog
 
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
-from qgpu.linux import cgroup, fd_budget, proc, thread_freezer
-from qgpu.linux.inflight_syscalls import InflightSyscall, InflightSyscalls
+from qgpu.linux import cgroup, fd_budget, proc
+from qgpu.linux.inflight_syscalls import InflightSyscalls
 from qgpu.nvidia import abi, uvm
 
 _log = structlog.get_logger("guardian")
@@ -73,7 +73,7 @@ class ContinuedMemory(Handler):
             (self._cpu_mappings, lambda request: request & 0xFF == abi.NV_ESC_RM_MAP_MEMORY),
             (self._uvm_mappings, lambda request: request in uvm.KERNEL_MAPPINGS),
         ):
-            thread_freezer.run_as_tracer(partial(calls.find, threads, is_wanted, thread_freezer.leaves_kernel))
+            calls.find(threads, is_wanted)
 
     def begin(self, pod_call: PodCall) -> None:
         """Record a call that the kernel is about to continue. Raises OSError if its thread is gone."""
@@ -148,18 +148,8 @@ def _threads(cgroups: Sequence[str], pids: Iterable[int]) -> set[int]:
     return threads
 
 
-def _has_left(call: InflightSyscall) -> bool:
-    """Tell whether a thread has left its call.
-
-    One that runs is stopped to see it: /proc tells user time of a thread in the kernel too.
-    """
-    if (left := call.has_left()) is not None:
-        return left
-    return thread_freezer.run_as_tracer(partial(thread_freezer.leaves_kernel, call))
-
-
 def _wait(calls: InflightSyscalls, pod_call: PodCall) -> None:
     """Wait until no call is in progress: only the pod's own calls wait. Raises OSError if the caller is gone."""
-    while not calls.wait(_LOOK_S, _has_left):
+    while not calls.wait(_LOOK_S):
         if not pod_call.listener.still_waiting(pod_call.call.id):
             raise InterruptedError(errno.EINTR, "the caller is gone")

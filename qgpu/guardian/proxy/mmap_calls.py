@@ -59,7 +59,7 @@ class MmapHandler(Handler):
         if not self._ctx.limited():
             return PROCEED
         if not self._shared.quota.uses_uvm(pid, call.tid):
-            self._making.add(call, pid)
+            self._add(call, pid)
             return PROCEED
         fd, size = mapping(call)
         cost = managed_memory.cost_of(call.arguments[0] if call.arguments[3] & MAP_FIXED else None, size)
@@ -69,8 +69,12 @@ class MmapHandler(Handler):
         if not fits:
             self._shared.refusals.count(self._pod, "managed memory over the limit")
             return errno.EPERM if self._is_uvm(pid, fd) else errno.ENOMEM
-        self._making.add(call, pid, cost)
+        self._add(call, pid, cost)
         return PROCEED
+
+    def _add(self, call: Notification, pid: int, cost: int = 0) -> None:
+        for over in self._making.add(call, pid, cost):
+            self._shared.quota.rescan_mappings(over.pid, over.size)
 
     def _is_uvm(self, pid: int, fd: int) -> bool:
         device = proc.device(pid, fd)

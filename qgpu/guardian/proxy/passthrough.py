@@ -93,7 +93,7 @@ class Passthrough(Handler):
                     raise OSError(errno.EBUSY, "another file is in the descriptor's place")
                 begun = InflightSyscall.of(pod_call.call, pod_call.pid)
                 pod_call.listener.proceed(pod_call.call.id)
-                thread_freezer.wait_until_done(begun)
+                begun.wait()
 
         thread_freezer.run_as_tracer(proceed)
 
@@ -146,7 +146,7 @@ class Passthrough(Handler):
             if (refusal := self._record(pod_call, device)) == abi.NV_OK:
                 if not pod_call.listener.proceed(pod_call.call.id) and device is None:  # it restarts, or has ended
                     files.discard(pod_call.file)
-                thread_freezer.wait_until_done(self._roots.calls[pod_call.call.tid])
+                self._roots.calls[pod_call.call.tid].wait()
             return refusal
 
     def _is_harmless(self, pod_call: PodCall, device: RmObject | None) -> bool:

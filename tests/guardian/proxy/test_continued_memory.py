@@ -12,7 +12,7 @@ from qgpu.guardian.proxy import continued_memory
 from qgpu.guardian.proxy.continued_memory import BY_ADDRESS, UNSEEN, ContinuedMemory
 from qgpu.guardian.rules import escapes
 from qgpu.linux import proc
-from qgpu.linux.inflight_syscalls import InflightSyscall, InflightSyscalls
+from qgpu.linux.inflight_syscalls import InflightSyscalls
 from qgpu.nvidia import abi, uvm
 from tests.guardian.asked import control, dup, uvm_mapping
 
@@ -63,15 +63,6 @@ def test_devices_are_looked_through_once_after_a_call(on_card):
     assert on_card.rm.looks == before + 1
 
 
-@pytest.mark.parametrize("outside", [True, False])
-def test_a_running_thread_is_stopped_to_see_if_its_call_is_over(monkeypatch, outside):
-    """Its time in user mode may have grown in the call, as /proc tells it."""
-    monkeypatch.setattr(proc, "syscall", lambda pid, tid: ["running"])
-    monkeypatch.setattr(continued_memory.thread_freezer, "leaves_kernel", lambda call: outside)
-
-    assert continued_memory._has_left(InflightSyscall(os.getpid(), os.getpid(), ["16"], -1000)) == outside
-
-
 def test_memory_by_address_is_freed_before_uvm_maps_it_for_peers(on_card):
     on_card.limits.clear()
     pin(on_card)
@@ -93,10 +84,10 @@ def test_memory_below_another_pods_client_is_refused(on_card):
 
 
 def test_a_search_that_fails_does_not_end_the_successor(on_card, monkeypatch):
-    def fail(_act):
+    def fail(*_):
         raise OSError(errno.EMFILE, "no descriptor is free")
 
-    monkeypatch.setattr(continued_memory.thread_freezer, "run_as_tracer", fail)
+    monkeypatch.setattr(InflightSyscalls, "find", fail)
     on_card.dispatcher = on_card.dispatcher_of(on_card.shared, on_card.number)
     on_card.dispatcher.resume(None, None)
 
@@ -149,7 +140,7 @@ def waits(monkeypatch):
     """What is waited for, once in vain each time."""
     seen = []
 
-    def wait(calls, patience_s, is_done=None):
+    def wait(calls, patience_s):
         seen.extend(found := [call.proc_syscall[2] for call in calls.calls.values()])
         calls.calls.clear()
         return not found

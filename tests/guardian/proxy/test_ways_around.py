@@ -15,6 +15,7 @@ import pytest
 
 from qgpu.guardian.proxy import passthrough
 from qgpu.linux import seccomp_notify, thread_freezer
+from qgpu.linux.inflight_syscalls import InflightSyscall
 from qgpu.nvidia import abi
 from tests.guardian.asked import alloc, control, free, status
 from tests.guardian.fake_rm import PAGE
@@ -143,13 +144,15 @@ def test_the_others_stand_still_until_the_kernel_is_done(pod, monkeypatch):
             order.append("free")
 
     def over(call):
-        thread_freezer.wait_until_done(call)
+        wait(call)
         order.append("over")
 
+    wait = InflightSyscall.wait
+    monkeypatch.setattr(InflightSyscall, "wait", over)
     monkeypatch.setattr(
         passthrough,
         "thread_freezer",
-        SimpleNamespace(run_as_tracer=thread_freezer.run_as_tracer, frozen_siblings=held, wait_until_done=over),
+        SimpleNamespace(run_as_tracer=thread_freezer.run_as_tracer, frozen_siblings=held),
     )
     pod.call(abi.NV_ESC_RM_ALLOC, alloc(0, 0, abi.NV01_ROOT_CLIENT, 0))
 
