@@ -89,11 +89,16 @@ def share(fd: int, client: int, handle: int, with_client: int, *, revoke: bool =
 
 
 def child(fd: int, client: int, parent: int, class_id: int) -> int | None:
-    """Return the handle of an object below another one, by RM's own number of its class; None if there is none."""
+    """Return the handle of an object below another one, by RM's own number of its class; None if there is none.
+
+    Raises RmError if RM does not say.
+    """
     params = ffi.new("NV0000_CTRL_CMD_CLIENT_GET_CHILD_HANDLE_PARAMS *", {"hParent": parent, "classId": class_id})
     try:
         control(fd, client, client, abi.NV0000_CLIENT_GET_CHILD_HANDLE, params)
-    except RmError:
+    except RmError as error:
+        if error.status not in abi.UNKNOWN_TO_RM:
+            raise
         return None
     return int(params.hObject) or None
 

@@ -186,7 +186,7 @@ class GpuOps:
     ) -> int | None:
         """Free the objects of some of RM's own classes below others, through ``file`` or the client's own.
 
-        Return how many there were; None if the file does not reach the client, or RM frees one not.
+        Return how many there were; None if the file does not reach the client, or RM does not say or does not free one.
         """
 
         def free_all(file: int) -> int | None:
@@ -202,7 +202,13 @@ class GpuOps:
 
         if not parents:
             return 0
-        return self._via_client_file(client, free_all) if file is None else free_all(file)
+        if file is None:
+            return self._via_client_file(client, free_all)
+        try:
+            return free_all(file)
+        except (OSError, RmError) as error:
+            _log.info("RM does not say what a client has", client=client, reason=str(error))
+            return None
 
     def free_os_event(self, client: int, number: int) -> None:
         """Free an OS event, whoever made it: RM does not ask."""

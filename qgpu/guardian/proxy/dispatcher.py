@@ -31,6 +31,7 @@ from qgpu.guardian.proxy.ioctl_proxy import IoctlProxy
 from qgpu.guardian.proxy.mmap_calls import MmapHandler
 from qgpu.guardian.proxy.os_events import OsEvents
 from qgpu.guardian.proxy.passthrough import Passthrough
+from qgpu.guardian.proxy.rm_share import RmShare
 from qgpu.guardian.proxy.seccomp_filter import NUMBER_AND_SIZE, is_mapping
 from qgpu.guardian.proxy.shared_state import SharedState
 from qgpu.guardian.proxy.uvm_calls import UvmHandler
@@ -72,7 +73,8 @@ class Dispatcher:
         self._passthrough = Passthrough(self._ctx)
         self._continued_memory = ContinuedMemory(self._ctx, self._passthrough.may_have_device, self._uvm_mappings)
         self._alloc_handler = AllocHandler(self._ctx, self._free_handler, self._passthrough, self._continued_memory)
-        self._dup_handler = DupHandler(self._ctx, self._alloc_handler, self._continued_memory)
+        self._rm_share = RmShare(self._ctx, self._continued_memory)
+        self._dup_handler = DupHandler(self._ctx, self._alloc_handler, self._continued_memory, self._rm_share)
         self._controls = ControlHandler(self._ctx, self._alloc_handler, self._dup_handler)
         self._heap = VidHeapHandler(self._ctx, self._alloc_handler)
         self._mmap = MmapHandler(self._ctx)
@@ -282,7 +284,7 @@ class Dispatcher:
             case number if number in escapes.MAPPINGS and not escape.wrapped:
                 return self._cpu_mappings.handle(pod_call, number, block)
             case abi.NV_ESC_RM_SHARE if not escape.wrapped:
-                return self._dup_handler.share(pod_call, block)
+                return self._rm_share.share(pod_call, block)
             case abi.NV_ESC_REGISTER_FD:
                 return self._alloc_handler.register_fd(pod_call, block, minor)
             case abi.NV_ESC_ALLOC_OS_EVENT | abi.NV_ESC_FREE_OS_EVENT if not escape.wrapped:

@@ -7,7 +7,6 @@ pod: a client of an MPS server makes its channels in the server's TSG.
 from __future__ import annotations
 
 import struct
-from contextlib import AbstractContextManager, nullcontext
 
 from qgpu.guardian.accounting.object_table import IMPORTED
 from qgpu.guardian.accounting.rm_object import Key, RmObject
@@ -16,11 +15,11 @@ from qgpu.guardian.proxy.alloc import AllocHandler
 from qgpu.guardian.proxy.continued_memory import ContinuedMemory
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall, status_of
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
+from qgpu.guardian.proxy.rm_share import RmShare
 from qgpu.guardian.rules import classes
 from qgpu.nvidia import abi
 
-_U32, _OWNER_AND_OBJECT = struct.Struct("<I"), struct.Struct("<II")
-_SHARE_STATUS_AT = abi.offsetof("NVOS57_PARAMETERS", "status")
+_U32 = struct.Struct("<I")
 #: An import is compared with at most so many exports of its size, which are looked for among so many of the newest. One
 #: that is not found is charged again.
 _MOST_COMPARED, _MOST_LOOKED_AT = 64, 1024
@@ -32,10 +31,13 @@ _MOST_FURTHER = 1024
 class DupHandler(Handler):
     """Handles calls that give an object another handle."""
 
-    def __init__(self, ctx: HandlerContext, alloc_handler: AllocHandler, continued: ContinuedMemory) -> None:
+    def __init__(
+        self, ctx: HandlerContext, alloc_handler: AllocHandler, continued: ContinuedMemory, rm_share: RmShare
+    ) -> None:
         super().__init__(ctx)
         self._alloc_handler = alloc_handler
         self._continued = continued
+        self._rm_share = rm_share
 
     def dup(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Dup) -> int:
         """Duplicate an object, or refuse it."""
@@ -56,7 +58,7 @@ class DupHandler(Handler):
         with self._shared.pod_lock(owner.pod if owner is not None else self._pod):
             before = self._shared.quota.number_of(source_key)
             pod_call.begin()
-            with self._shared_by_process(asked):
+            with self._rm_share.by_process(source_key, asked.client):
                 error = self._proxy.escape(pod_call.file, abi.NV_ESC_RM_DUP_OBJECT, block)
         if error or status_of(block, asked.status_at) != abi.NV_OK:
             block.store()
@@ -71,19 +73,6 @@ class DupHandler(Handler):
         block.store()
         return 0
 
-    def share(self, pod_call: PodCall, block: IoctlBuffer) -> int:
-        """Share an object of one of the pod's clients, as CUDA IPC does: RM would share anybody's."""
-        client, handle = _OWNER_AND_OBJECT.unpack_from(block.data)
-        rm = RmObject(client, handle, client, 0)
-        own = self._shared.owns(self._pod, rm.client) and not self._continued.is_unseen(rm.client)
-        if not own or self._gpu_ops.find_object(rm) is None:
-            what = client_ownership.name("NV_ESC_RM_SHARE")
-            return self._ctx.refuse(block, _SHARE_STATUS_AT, abi.NV_ERR_INSUFFICIENT_PERMISSIONS, what)
-        pod_call.begin_repeatable()
-        if not (error := self._proxy.escape(pod_call.file, abi.NV_ESC_RM_SHARE, block)):
-            block.store()
-        return error
-
     def _may_take_from(self, pod_call: PodCall, client: int) -> bool:
         """Tell whether a client is this pod's, or one from which RM refuses what its owner does not share.
 
@@ -95,18 +84,6 @@ class DupHandler(Handler):
             return self._gpu_ops.object_info(pod_call.file, client, client) is not None
         told_apart = not entry.made_here and self._shared.table.processes.get(entry.maker) == entry.pod
         return told_apart or entry.pod == self._pod
-
-    def _shared_by_process(self, asked: rm_calls.Dup) -> AbstractContextManager[None]:
-        """Let a process's clients share as RM lets them by default, although the guardian made some of them.
-
-        RM lets clients share that one process made. Of a process's clients the kernel makes some, the guardian others.
-        """
-        source, own = (self._shared.table.clients.get(client) for client in (asked.source_client, asked.client))
-        if source is None or own is None or source is own or not (source.made_here or own.made_here):
-            return nullcontext()
-        if (source.pod, source.maker) != (own.pod, own.maker):
-            return nullcontext()
-        return self._gpu_ops.shared_with((asked.source_client, asked.source), asked.client)
 
     def _is_other_process(self, asked: rm_calls.Dup) -> bool:
         """Tell whether an object comes from a client of another process."""

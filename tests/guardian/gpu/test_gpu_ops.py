@@ -11,13 +11,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from qgpu.errors import RmError
 from qgpu.guardian.accounting.object_table import MOST_USERS, ObjectTable
 from qgpu.guardian.gpu import gpu_ops
 from qgpu.guardian.gpu.gpu_ops import GpuOps
 from qgpu.guardian.proxy import moved_files
 from qgpu.guardian.proxy.moved_files import MovedFileSearch
 from qgpu.linux import kcmp, pod_fd_closer, pod_fd_taker
-from qgpu.nvidia import abi
+from qgpu.nvidia import abi, rm_client
 from tests.guardian.pod import PATIENCE_S, until
 
 CLIENT = 7
@@ -253,6 +254,19 @@ def test_what_a_pod_may_not_have_is_freed_or_said_to_be_there(reach, monkeypatch
         used(reach, file.fileno())
 
         assert reach.gpu_ops.free_children(CLIENT, [2], [0xE61EE1]) == found
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_no_objects_are_missed_where_the_driver_does_not_say(reach, monkeypatch, own):
+    def refuse(*_):
+        raise RmError("GET_CHILD_HANDLE", abi.NV_ERR_NO_MEMORY)
+
+    monkeypatch.setattr(gpu_ops, "handle_info", lambda *_: (0x41, 0))
+    monkeypatch.setattr(rm_client, "control", refuse)
+    with open("/dev/random") as file:
+        used(reach, file.fileno())
+
+        assert reach.gpu_ops.free_children(CLIENT, [2], [0xE61EE1], None if own else file.fileno()) is None
 
 
 def test_a_cards_file_tells_of_no_clients_children(reach):

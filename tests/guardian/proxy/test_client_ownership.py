@@ -181,19 +181,6 @@ def test_no_dup_from_clients_whose_makers_rm_cannot_tell_apart(with_client, fact
     assert with_client.shared.refusals.counts["web", "NV_ESC_RM_DUP_OBJECT on another pod's client"] == 1
 
 
-@pytest.mark.parametrize("maker", [None, 1])
-def test_clients_of_one_process_share_whoever_made_them(with_client, maker):
-    """RM takes the guardian for the owner of some of them; those of another process keep to themselves."""
-    made = with_client.call(abi.NV_ESC_RM_ALLOC, alloc(0, 0, abi.NV01_ROOT, client=0))[2]
-    (client,) = struct.unpack_from("<I", made, 8)
-    if maker is not None:
-        with_client.shared.table.clients[client].maker = maker
-    with_client.call(abi.NV_ESC_RM_DUP_OBJECT, dup(20, 10, client=client))
-    with_client.call(abi.NV_ESC_RM_DUP_OBJECT, dup(21, 10))  # within a client
-
-    assert with_client.rm.shared == ([((7, 10), client)] if maker is None else [])
-
-
 def test_successor_knows_the_clients_that_a_guardian_made(with_client):
     with_client.call(abi.NV_ESC_RM_ALLOC, alloc(0, 0, abi.NV01_ROOT, client=0))  # on a file that has a device
     successor = ObjectTable()
@@ -201,24 +188,3 @@ def test_successor_knows_the_clients_that_a_guardian_made(with_client):
         successor.note(fact)
 
     assert [entry.made_here for entry in successor.clients.values()] == [False, False, True]
-
-
-def shared(pod, client, handle):
-    """Share an object as CUDA IPC does; return RM's status, and whether RM was asked."""
-    asked = struct.pack("<4IHBxI", client, handle, 0, 1, 1, 0, 0)
-    answer = pod.call(abi.NV_ESC_RM_SHARE, asked)
-    at = abi.offsetof("NVOS57_PARAMETERS", "status")
-    return struct.unpack_from("<I", answer[2], at)[0], abi.NV_ESC_RM_SHARE in [number for number, _ in pod.rm.seen]
-
-
-def test_a_pod_shares_objects_of_its_own_clients_only(with_client):
-    """RM would share anybody's: then this pod could duplicate it."""
-    with_client.shared.note({"fact": "pod", "name": "other", "grants": {}})
-    with_client.shared.note({"fact": "process", "pid": 1, "pod": "other"})
-    with_client.shared.note({"fact": "client", "client": NEIGHBOURS, "pid": 1, "fd": 3})
-    with_client.rm.objects[NEIGHBOURS, 2] = with_client.rm.objects[7, 2]
-
-    for client, handle in ((NEIGHBOURS, 2), (7, 999), (99, 2)):
-        assert shared(with_client, client, handle) == (abi.NV_ERR_INSUFFICIENT_PERMISSIONS, False)
-    assert with_client.shared.refusals.counts["web", "NV_ESC_RM_SHARE on another pod's client"] == 3
-    assert shared(with_client, 7, 2) == (abi.NV_OK, True)

@@ -1,0 +1,81 @@
+"""Lets clients duplicate each other's objects: a pod's own objects only, with its own clients or with all.
+
+RM would share anybody's object. It notes each sharing with a client in that client, also one that is repeated or taken
+back, and goes through these notes under its lock when the client ends (rs_client.c, clientAddAccessBackRef). So no pod
+shares with another pod's client, and a pod's notes have a bound.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
+
+from qgpu.guardian.accounting.rm_object import Key, RmObject
+from qgpu.guardian.proxy import client_ownership
+from qgpu.guardian.proxy.continued_memory import ContinuedMemory
+from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
+from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
+from qgpu.nvidia import abi
+
+_OWNER_AND_OBJECT, _TARGET, _TYPE = struct.Struct("<II"), struct.Struct("<I"), struct.Struct("<H")
+_POLICY_AT = abi.offsetof("NVOS57_PARAMETERS", "sharePolicy")
+_TARGET_AT, _TYPE_AT = (_POLICY_AT + abi.offsetof("RS_SHARE_POLICY", field) for field in ("target", "type"))
+_STATUS_AT = abi.offsetof("NVOS57_PARAMETERS", "status")
+#: How many notes RM may keep in a pod's clients. CUDA makes none: for CUDA IPC it shares with all.
+_MOST_NOTES = 1 << 17
+#: Sharing and taking back: two notes.
+_BOTH = 2
+TOO_MANY = "too many shared objects"
+
+
+class RmShare(Handler):
+    """Handles one pod's RM_SHARE, and shares among the clients of a process."""
+
+    def __init__(self, ctx: HandlerContext, continued: ContinuedMemory) -> None:
+        super().__init__(ctx)
+        self._continued = continued
+        #: By client, the notes that RM keeps in it.
+        self._notes: Counter[int] = Counter()
+
+    def share(self, pod_call: PodCall, block: IoctlBuffer) -> int:
+        """Share an object of one of the pod's clients, as CUDA IPC does."""
+        client, handle = _OWNER_AND_OBJECT.unpack_from(block.data)
+        (target,), (share_type,) = _TARGET.unpack_from(block.data, _TARGET_AT), _TYPE.unpack_from(block.data, _TYPE_AT)
+        with_client = share_type == abi.RS_SHARE_TYPE_CLIENT
+        own = self._shared.owns(self._pod, client) and not self._continued.is_unseen(client)
+        own = own and (not with_client or self._shared.owns(self._pod, target))
+        if not own or self._gpu_ops.find_object(RmObject(client, handle, client, 0)) is None:
+            what = client_ownership.name("NV_ESC_RM_SHARE")
+            return self._ctx.refuse(block, _STATUS_AT, abi.NV_ERR_INSUFFICIENT_PERMISSIONS, what)
+        if with_client and not self._note(target):
+            return self._ctx.refuse(block, _STATUS_AT, abi.NV_ERR_INSUFFICIENT_RESOURCES, TOO_MANY)
+        pod_call.begin_repeatable()
+        if not (error := self._proxy.escape(pod_call.file, abi.NV_ESC_RM_SHARE, block)):
+            block.store()
+        return error
+
+    def by_process(self, source: Key, target: int) -> AbstractContextManager[None]:
+        """Let a process's clients share meanwhile as RM lets them by default, although the guardian made some of them.
+
+        RM lets clients share that one process made. Of a process's clients the kernel makes some, the guardian others.
+        """
+        entry, own = (self._shared.table.clients.get(client) for client in (source[0], target))
+        if entry is None or own is None or entry is own or not (entry.made_here or own.made_here):
+            return nullcontext()
+        if (entry.pod, entry.maker) != (own.pod, own.maker):
+            return nullcontext()
+        if not self._note(target, _BOTH):
+            self._shared.refusals.count(self._pod, TOO_MANY)
+            return nullcontext()
+        return self._gpu_ops.shared_with(source, target)
+
+    def _note(self, client: int, more: int = 1) -> bool:
+        """Record notes that RM will keep in a client; False if the pod has too many. They end with their client."""
+        if self._notes.total() + more > _MOST_NOTES:
+            for each in [each for each in self._notes if not self._shared.owns(self._pod, each)]:
+                del self._notes[each]
+            if self._notes.total() + more > _MOST_NOTES:
+                return False
+        self._notes[client] += more
+        return True
