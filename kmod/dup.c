@@ -12,6 +12,7 @@
 #include "gate_penalty.h"
 #include "mem.h"
 #include "rm.h"
+#include "toctou.h"
 #include "tsg.h"
 #include "uvm_mem.h"
 #include "vram_heap.h"
@@ -232,6 +233,16 @@ long qgpu_dup(struct qgpu_call *call)
 	return ret;
 }
 
+/*
+ * RM notes each sharing with a client in that client, without bound, and goes through the notes under its lock when the
+ * client ends (rs_client.c, clientAddAccessBackRef). CUDA shares with all. Without a seal another thread could name
+ * another pod's object after the check.
+ */
+static bool may_share(const struct qgpu_call *call, const struct qgpu_client *client)
+{
+	return client && qgpu_toctou_sealed() && (u16)call->in.share.how != RS_SHARE_TYPE_CLIENT;
+}
+
 long qgpu_share(struct qgpu_call *call)
 {
 	struct qgpu_client *client = qgpu_client_lock(call->in.share.client, call->pod);
@@ -239,8 +250,11 @@ long qgpu_share(struct qgpu_call *call)
 
 	if (IS_ERR(client))
 		return PTR_ERR(client);
-	if (!client && !READ_ONCE(call->pod->gone))
+	if (!may_share(call, client) && !READ_ONCE(call->pod->gone)) {
+		if (client)
+			qgpu_client_unlock(client);
 		return qgpu_call_answer(call, offsetof(struct nvos57, status), NV_ERR_INSUFFICIENT_PERMISSIONS);
+	}
 	ret = qgpu_call_forward(call);
 	if (client)
 		qgpu_client_unlock(client);

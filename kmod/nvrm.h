@@ -122,6 +122,7 @@ struct nvos55 {			/* RM_DUP_OBJECT */
 	u32 client, parent, object, client_src, object_src, flags, status;
 };
 
+#define RS_SHARE_TYPE_CLIENT	3	/* in the lower half of the word "how" */
 struct nvos57 {			/* RM_SHARE; the words between are the policy */
 	u32 client, object, target, access, how, status;
 };

@@ -265,19 +265,36 @@ def test_os_events_are_of_ones_own_clients(web, pod):
         assert said == [[0], [nv.BAD_CLIENT], [nv.BAD_CLIENT]]
 
 
+def share(state, client, share_type=1, target=0):
+    """Share a client with all, as CUDA IPC does, or with one client."""
+    data = bytearray(struct.pack("6I", client, client, target, 1, share_type, 0))
+    nv.call(state.setdefault("sharing", os.open(nv.CTL, os.O_RDWR)), 0x35, data)
+    return struct.unpack("6I", data)[5]
+
+
 def test_only_objects_of_ones_own_clients_are_shared(web, pod):
     """RM asks nobody whose they are: whoever shares a neighbour's may duplicate them."""
-
-    def share(state, client):
-        data = bytearray(struct.pack("6I", client, client, 0, 1, 1, 0))
-        nv.call(state.setdefault("sharing", os.open(nv.CTL, os.O_RDWR)), 0x35, data)
-        return struct.unpack("6I", data)[5]
-
     neighbour = pod("neighbour")
     neighbour.process().run(program)
     clients = [each.processes[0].run(own_client) for each in (web, neighbour)]
 
     assert [web.processes[0].run(share, client) for client in (*clients, 0)] == [0, nv.NO_PERMISSION, nv.NO_PERMISSION]
+
+
+def test_nothing_is_shared_with_a_single_client(web):
+    """RM notes each sharing in that client, without bound."""
+    own = web.processes[0].run(own_client)
+
+    assert web.processes[0].run(share, own, 3, own) == nv.NO_PERMISSION
+
+
+def test_nothing_is_shared_while_calls_are_not_sealed(web):
+    """Another thread could name a neighbour's object after the check."""
+    own = web.processes[0].run(own_client)
+    with qg.switched_off(qg.KPROBES):
+        qg.until(lambda: web.processes[0].run(share, own) == nv.NO_PERMISSION)
+
+    qg.until(lambda: web.processes[0].run(share, own) == 0)
 
 
 def test_os_events_of_a_pod_are_bounded(web):
