@@ -33,8 +33,9 @@ BY_ADDRESS = "memory by its address on the card"
 UNSEEN = "mapping while a client's file is not found"
 #: How often a waiting call's thread is checked to be there still.
 _LOOK_S = 0.5
-#: How long mappings wait for clients whose process is ending, and how often they look.
-_ENDING_S, _ENDING_LOOK_S = 2.0, 0.05
+#: How long mappings wait for clients whose process is ending, and how often they look: a worker may be restarted while
+#: the driver still frees its predecessor's memory.
+_ENDING_S, _ENDING_LOOK_S = 10.0, 0.05
 
 
 class ContinuedMemory(Handler):

@@ -24,3 +24,15 @@ def test_a_number_used_again_is_the_later_pods():
     assert ended.pod_of(1) == "batch"
     ended.retire("batch")
     assert ended.pod_of(1) is None
+
+
+def test_a_number_is_nobodys_some_time_after_the_end(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(ended_processes.time, "monotonic", lambda: now[0])
+    ended = EndedProcesses()
+    ended.add(1, "web")
+    now[0] = ended_processes.KEPT_S
+    assert ended.pod_of(1) == "web"
+
+    now[0] += 1
+    assert ended.pod_of(1) is None
