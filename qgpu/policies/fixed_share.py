@@ -10,7 +10,7 @@ Properties:
   of its pod stays open during the windows of others, with short slices for all pods, until the pod has run a few ms in
   short turns, for three seconds at most. That time is charged like any use beyond the quota, and a pod in debt starts
   in its own windows. So a pod that runs without pause has the windows of others for one period. A pod that starts over
-  and over gets half a per cent of the card in this way, whatever it has left of its quota.
+  and over gets half a per cent of the card in this way, whatever it has left of its quota, and all pods together two.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _debt_corrected_quota(quota_ns: int, pod: Pod, period_ns: int) -> int:
 def _fit_into_period(lengths: list[int], quotas: list[int], period_ns: int) -> list[int]:
     """Shorten windows if they add up to more than a period: first those of pods that are owed nothing, within bounds.
 
-    What is still too long then, all windows bear in proportion.
+    What is still too long then, all windows bear in proportion to what they have beyond half of their quotas.
     """
     spare = [
         max(0, length - round((1 - MAX_SHORTER) * quota)) if length <= quota else 0
@@ -78,4 +78,8 @@ def _fit_into_period(lengths: list[int], quotas: list[int], period_ns: int) -> l
     ]
     cuts = split(min(sum(spare), max(0, sum(lengths) - period_ns)), spare)
     shorter = [length - cut for length, cut in zip(lengths, cuts, strict=True)]
-    return split(period_ns, shorter) if sum(shorter) > period_ns else shorter
+    if sum(shorter) <= period_ns:
+        return shorter
+    halves = [min(length, quota // 2) for length, quota in zip(shorter, quotas, strict=True)]
+    rest = split(period_ns - sum(halves), [length - half for length, half in zip(shorter, halves, strict=True)])
+    return [half + more for half, more in zip(halves, rest, strict=True)]

@@ -24,6 +24,7 @@ from dataclasses import replace
 
 from qgpu.model import (
     MAX_PERIOD_NS,
+    MAX_TIMESLICE_US,
     MIN_TIMESLICE_US,
     NS_PER_MS,
     NS_PER_US,
@@ -51,7 +52,8 @@ from qgpu.policies.mechanism import (
 ONLINE_ROUND_US = 4_000
 
 #: A lone online pod that never pauses runs no longer than this at a stretch. When RM frees an offline context it may
-#: wait for that context's turn, and holds its lock meanwhile (docs/decisions/0058).
+#: wait for that context's turn, and holds its lock meanwhile (docs/decisions/0058). With a latency target it runs as
+#: long as a slice can be, because each cut adds an offline slice to a long request, and the target allows one.
 LONE_ROUND_US = 100_000
 
 #: Mean turn of busy offline pods beside online ones. Online work that arrives while a gate moves (0.6 ms a turn) waits
@@ -101,7 +103,7 @@ def online_first(offline: Policy, online: Policy) -> Policy:
         else:
             offline_plan = offline(replace(snapshot, pods=others))
             parts, period_ns, among = offline_plan.pods, offline_plan.period_ns, None
-        waiting = tuple(PodPlan(pod.name, pod.grant.pod_class, LONE_ROUND_US) for pod in absent)
+        waiting = tuple(PodPlan(pod.name, pod.grant.pod_class, _lone_us(pod)) for pod in absent)
         by_name = {part.pod: part for part in (*parts, *waiting)}
         ordered = tuple(by_name[pod.name] for pod in snapshot.pods)
         floor_here = snapshot.offline_floor if present else 0
@@ -180,7 +182,7 @@ def _online_slices(
     With ``round_us`` all their busy TSGs together run no longer than that.
     """
     if len(online_plan.pods) == 1 or online_plan.gated:
-        longest = [max(MIN_TIMESLICE_US, (round_us or LONE_ROUND_US) // pod.busy_tsgs) for pod in present]
+        longest = [max(MIN_TIMESLICE_US, (round_us or _lone_us(pod)) // pod.busy_tsgs) for pod in present]
         return tuple(replace(part, timeslice_us=us) for part, us in zip(online_plan.pods, longest, strict=True))
     targets = [pod.grant.latency_target_ns for pod in present]
     means = [
@@ -190,6 +192,10 @@ def _online_slices(
     if round_us is not None:
         means.append(round_us // max(1, sum(pod.busy_tsgs for pod in present if pod.busy)))
     return shortened(online_plan.pods, min(means), hardware)
+
+
+def _lone_us(pod: Pod) -> int:
+    return LONE_ROUND_US if pod.grant.latency_target_ns is None else MAX_TIMESLICE_US
 
 
 def _offline_parts(

@@ -37,11 +37,12 @@ def settle(entries: Mapping[str, RoundEntry], round_ns: int, period_ns: int, *, 
     windows. Timeslices leave no debts here.
     """
     debts = {}
+    ungated_ns = sum([entry.use.run_ns for entry in entries.values() if entry.part and entry.part.windows is None])
     by_class: dict[PodClass, dict[str, RoundEntry]] = {}
     for name, entry in entries.items():
         debts[name] = entry.debt_ns
         if not entry.weight:
-            debts[name] = _against_quota(entry, period_ns)
+            debts[name] = _against_quota(entry, period_ns, ungated_ns)
         elif not entry.busy_tsgs or entry.part is None or entry.part.turn_ns is None:
             debts[name] = 0
         else:
@@ -55,14 +56,17 @@ def settle(entries: Mapping[str, RoundEntry], round_ns: int, period_ns: int, *, 
     return debts
 
 
-def _against_quota(entry: RoundEntry, period_ns: int) -> int:
-    """Charge what a pod had beyond its quota. It gets credit for missing time only if it filled its turns."""
+def _against_quota(entry: RoundEntry, period_ns: int, ungated_ns: int) -> int:
+    """Charge what a pod had beyond its quota. It gets credit for missing time only if it filled its turns.
+
+    Pods without windows, which start, may have taken ``ungated_ns`` of its turns from it.
+    """
     cores = entry.grant.cores
     if cores is None:
         return 0
     before_ns = entry.debt_ns if entry.busy_tsgs else max(0, entry.debt_ns)
     after_ns = before_ns + entry.use.run_ns - entry.use.passed_ns * cores // 100
-    if not entry.busy_tsgs or entry.starting or not _fills(entry, entry.use.passed_ns, period_ns, 0):
+    if not entry.busy_tsgs or entry.starting or not _fills(entry, entry.use.passed_ns, period_ns, 0, ungated_ns):
         after_ns = max(after_ns, min(before_ns, 0))
     horizon_ns = STARTING_HORIZON_NS if entry.starting else DEBT_HORIZON_NS
     most_ns = max(horizon_ns * cores // 100, min(before_ns, STARTING_HORIZON_NS * cores // 100))
@@ -82,11 +86,14 @@ def _by_windows(rivals: Mapping[str, RoundEntry], round_ns: int, period_ns: int,
     }
 
 
-def _fills(entry: RoundEntry, round_ns: int, period_ns: int, foreign_ns: int) -> bool:
-    """Tell whether a pod had work in all of its own turns. Other classes took ``foreign_ns`` of the round."""
+def _fills(entry: RoundEntry, round_ns: int, period_ns: int, foreign_ns: int, taken_ns: int = 0) -> bool:
+    """Tell whether a pod had work in all of its own turns.
+
+    Other classes took ``foreign_ns`` of the round, and others up to ``taken_ns`` of the pod's own turns.
+    """
     if entry.part is None or (own_ns := entry.part.turn_ns) is None:
         return True
     turns_ns = (
         min(entry.use.open_ns, own_ns * round_ns // period_ns) * max(0, round_ns - foreign_ns) // max(1, round_ns)
     )
-    return entry.use.run_ns >= _FILLING * turns_ns - _GATE_NS
+    return entry.use.run_ns + taken_ns >= _FILLING * turns_ns - _GATE_NS

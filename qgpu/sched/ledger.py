@@ -45,11 +45,13 @@ STARTING_NS = 3_000 * NS_PER_MS
 #: for its idle time.
 STARTING_TURN_NS = NS_PER_MS // 2
 
-#: A pod may spend START_BUDGET_NS of GPU time on its starts, and earns back START_REFILL of the time that passes. Each
-#: turn costs BUDGETED_TURN_NS at most, the length of a slice beside a starting pod: an idle context that nobody waits
-#: for stays on the card longer.
+#: A pod may spend START_BUDGET_NS of GPU time on starts in others' windows, and earns back START_REFILL of the time
+#: that passes; all pods of a card together STARTS_TOGETHER times as much, those that have left included. Each turn
+#: costs BUDGETED_TURN_NS at most, the length of a slice beside a starting pod: an idle context that nobody waits for
+#: stays on the card longer.
 START_BUDGET_NS = 10 * NS_PER_MS
 START_REFILL = 0.005
+STARTS_TOGETHER = 4
 BUDGETED_TURN_NS = 2 * NS_PER_MS
 
 #: A pod is fragmented when it is switched in more than FRAGMENTED times a second, on average over FRAGMENTED_OVER_NS:
@@ -82,7 +84,7 @@ class Account(NamedTuple):
     #: How long it has had TSGs, and how long those ran, in ns.
     here_ns: int = 0
     ran_ns: int = 0
-    #: GPU time that it spent on starts and has not earned back yet, in ns.
+    #: GPU time that it spent on starts in others' windows and has not earned back yet, in ns.
     start_spent_ns: int = 0
     #: How often it was switched in per second lately.
     switched_in: float = 0.0
@@ -98,8 +100,11 @@ class Account(NamedTuple):
         """Tell whether its processes are just starting and have hardly run."""
         return bool(self.tsgs) and self.ran_ns < STARTED_NS and self.here_ns < STARTING_NS
 
-    def advance(self, sample: PodSample, elapsed_ns: int, *, idle: bool = False) -> Account:
-        """Fold in one sample of ``elapsed_ns``. On an ``idle`` card its GPU time does not count as use."""
+    def advance(self, sample: PodSample, elapsed_ns: int, *, idle: bool = False, ungated: bool = False) -> Account:
+        """Fold in one sample of ``elapsed_ns``. On an ``idle`` card its GPU time does not count as use.
+
+        An ``ungated`` pod may run in the windows that others have.
+        """
         open_ns = max(0, elapsed_ns - sample.gated_ns)
         run_ns, starts, longest_ns, tsgs, busy_tsgs, rested = sample.ended_ns, sample.ended_starts, 0, {}, 0, True
         for tsg in sample.tsgs:
@@ -130,7 +135,7 @@ class Account(NamedTuple):
         counted_ns = min(run_ns, starts * STARTING_TURN_NS) if self.ran_ns < STARTED_NS else run_ns
         here_ns, ran_ns = (self.here_ns + elapsed_ns, self.ran_ns + counted_ns) if tsgs else (0, 0)
         spent_ns = max(0, self.start_spent_ns - round(START_REFILL * elapsed_ns))
-        if self.ran_ns < STARTED_NS:
+        if ungated and self.ran_ns < STARTED_NS:
             spent_ns += min(run_ns, starts * BUDGETED_TURN_NS)
         switched_in, fragmented = self._fragmented(starts, elapsed_ns)
         return Account(
@@ -186,6 +191,8 @@ class Ledger:
     card: str = ""
     #: NVML's utilization as of the last sample, 0 to 1; None: unknown.
     utilization: float | None = None
+    #: GPU time that all pods together spent on starts in others' windows and have not earned back yet, in ns.
+    starts_spent_ns: int = 0
 
     def advance(self, sample: Sample) -> Ledger:
         """Fold in one sample, and forget pods that it does not contain."""
@@ -193,9 +200,14 @@ class Ledger:
         known = self.accounts
         used_at_ns = self.used_at_ns if sample.utilization == 0 else sample.now_ns
         idle = sample.now_ns - used_at_ns >= max(CARD_IDLE_NS, 2 * self.plan.period_ns if self.plan else 0)
+        ungated = self._ungated()
         accounts = {
-            pod.pod: (known.get(pod.pod) or Account(pod)).advance(pod, elapsed_ns, idle=idle) for pod in sample.pods
+            pod.pod: (known.get(pod.pod) or Account(pod)).advance(
+                pod, elapsed_ns, idle=idle, ungated=pod.pod in ungated
+            )
+            for pod in sample.pods
         }
+        starts_spent_ns = self._starts_spent_ns(accounts, ungated, elapsed_ns)
         began_ns = sample.now_ns if self.now_ns is None else self.round_began_ns
         over = self._round_over(sample.now_ns, began_ns)
         changed = _busy(known) != _busy(accounts)
@@ -229,6 +241,7 @@ class Ledger:
             used_at_ns,
             self.card,
             sample.utilization,
+            starts_spent_ns,
         )
 
     @property
@@ -266,6 +279,7 @@ class Ledger:
             if each is not None and self._shared(pod_class) == each.sharing
             for name, ns in each.debts_ns.items()
         }
+        all_spent = self.starts_spent_ns >= STARTS_TOGETHER * START_BUDGET_NS
         pods = tuple(
             Pod(
                 name,
@@ -277,7 +291,7 @@ class Ledger:
                 name in fits_slice,
                 account.fragmented,
                 account.starting,
-                account.start_spent_ns >= START_BUDGET_NS,
+                all_spent or account.start_spent_ns >= START_BUDGET_NS,
             )
             for name, account in self.accounts.items()
         )
@@ -328,6 +342,21 @@ class Ledger:
             and account.busy_tsgs
         ]
         return pod_class, tuple(sorted(busy))
+
+    def _ungated(self) -> frozenset[str]:
+        """Name the pods that may run in the windows that others have."""
+        if self.plan is None or not self.plan.gated:
+            return frozenset()
+        return frozenset([part.pod for part in self.plan.pods if part.windows is None])
+
+    def _starts_spent_ns(self, accounts: Mapping[str, Account], ungated: frozenset[str], elapsed_ns: int) -> int:
+        refill_ns = round(START_REFILL * elapsed_ns)
+        spent_ns = max(0, self.starts_spent_ns - STARTS_TOGETHER * refill_ns)
+        for name in ungated & accounts.keys():
+            before = self.accounts.get(name)
+            left_ns = max(0, before.start_spent_ns - refill_ns) if before is not None else 0
+            spent_ns += accounts[name].start_spent_ns - left_ns
+        return spent_ns
 
     def _short_ns(self, sample: Sample, accounts: Mapping[str, Account], elapsed_ns: int) -> int:
         """Add what offline pods missed of the floor. Time beyond the floor repays that, but gives no credit."""

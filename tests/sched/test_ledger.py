@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -259,6 +260,42 @@ def test_the_longest_turn_of_a_round_is_that_of_any_tsg() -> None:
         ledger = ledger.advance(Sample(0, step * STEP - 1, (PodSample("a", Grant(), tsgs),)))
 
     assert ledger.accounts["a"].round.longest_ns == 9
+
+
+def started(ledger: Ledger, now_ns: int, *names: str, gated: bool = False) -> Ledger:
+    """Fold in pods that ran for 4 ms in others' windows, or in their own if they are gated; b has a window."""
+    windows = (Window(0, STEP // 2),)
+    parts = [PodPlan(name, PodClass.OFFLINE, 2_000, windows if gated else None) for name in names]
+    plan = Plan(0, STEP, (*parts, PodPlan("b", PodClass.OFFLINE, 2_000, windows)))
+    new = [PodSample(name, Grant(cores=5), (TsgSample(f"{name}/0"),)) for name in (*names, "b")]
+    ran = [replace(pod, tsgs=(TsgSample(f"{pod.pod}/0", 4 * NS_PER_MS, 2),)) for pod in new[:-1]]
+    ledger = ledger.advance(Sample(0, now_ns, tuple(new))).planned(plan)
+    return ledger.advance(Sample(0, now_ns + STEP, (*ran, new[-1])))
+
+
+def spent(ledger: Ledger) -> list[str]:
+    """Name the pods that may no longer start in others' windows."""
+    return [pod.name for pod in ledger.snapshot(STEP).pods if pod.start_budget_spent]
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_only_starts_in_windows_of_others_cost_the_budget(gated: bool) -> None:
+    ledger = Ledger(0)
+    for number in range(3):  # its program starts anew
+        ledger = started(ledger, 2 * number * STEP, "a", gated=gated)
+        ledger = ledger.advance(Sample(0, (2 * number + 1) * STEP, (PodSample("a", Grant(cores=5)),)))
+
+    assert spent(ledger) == ([] if gated else ["a"])
+
+
+def test_starts_of_all_pods_together_have_a_budget() -> None:
+    """Pods that leave and come again, under the same name or another, find it spent."""
+    ledger = started(Ledger(0), 0, *(f"p{number}" for number in range(12)))
+    again = Sample(0, 2 * STEP, (PodSample("p0", Grant(cores=5)), PodSample("new", Grant(cores=5))))
+    ledger = ledger.advance(replace(again, pods=())).advance(again)
+    assert spent(ledger) == ["p0", "new"]
+
+    assert spent(ledger.advance(replace(again, now_ns=20 * STEP))) == []
 
 
 def test_a_lone_idle_context_costs_no_quota() -> None:
