@@ -37,7 +37,7 @@ def settle(entries: Mapping[str, RoundEntry], round_ns: int, period_ns: int, *, 
     windows. Timeslices leave no debts here.
     """
     debts = {}
-    ungated_ns = sum([entry.use.run_ns for entry in entries.values() if entry.part and entry.part.windows is None])
+    ungated_ns = sum([entry.use.ungated_ns for entry in entries.values()])
     by_class: dict[PodClass, dict[str, RoundEntry]] = {}
     for name, entry in entries.items():
         debts[name] = entry.debt_ns
@@ -59,7 +59,7 @@ def settle(entries: Mapping[str, RoundEntry], round_ns: int, period_ns: int, *, 
 def _against_quota(entry: RoundEntry, period_ns: int, ungated_ns: int) -> int:
     """Charge what a pod had beyond its quota. It gets credit for missing time only if it filled its turns.
 
-    Pods without windows, which start, may have taken ``ungated_ns`` of its turns from it.
+    Pods that start may have taken ``ungated_ns`` of its turns from it.
     """
     cores = entry.grant.cores
     if cores is None:

@@ -19,6 +19,8 @@ class GpuUse(NamedTuple):
     passed_ns: int = 0
     #: The longest of its turns.
     longest_ns: int = 0
+    #: How much of its GPU time may lie in windows of others.
+    ungated_ns: int = 0
 
 
 NOTHING = GpuUse()

@@ -131,6 +131,7 @@ class Account(NamedTuple):
             before.open_ns + open_ns,
             before.passed_ns + elapsed_ns,
             max(before.longest_ns, longest_ns),
+            before.ungated_ns + run_ns * ungated,
         )
         counted_ns = min(run_ns, starts * STARTING_TURN_NS) if self.ran_ns < STARTED_NS else run_ns
         here_ns, ran_ns = (self.here_ns + elapsed_ns, self.ran_ns + counted_ns) if tsgs else (0, 0)

@@ -115,6 +115,14 @@ def test_a_pod_held_to_its_quota_is_owed_nothing_while_it_starts() -> None:
     assert debts(a=by_quota(49), b=by_quota(49)._replace(starting=True)) == {"a": -1, "b": 0}
 
 
+@pytest.mark.parametrize(("taken_ms", "expected"), [(10, -10), (0, 0)])
+def test_a_pod_is_owed_what_starts_took_of_its_windows(taken_ms: int, expected: float) -> None:
+    starter = by_quota(taken_ms, cores=10)
+    starter = starter._replace(use=starter.use._replace(ungated_ns=taken_ms * MS))
+
+    assert debts(a=by_quota(40), b=starter)["a"] == expected
+
+
 def test_what_a_starting_pod_took_stays_owed_after_its_start() -> None:
     starting = by_quota(100, cores=1)._replace(starting=True)
     owed = debts(a=starting)["a"]

@@ -253,7 +253,7 @@ def test_restarting_over_and_over_gains_nothing_by_fixed_share(stay_ms: int, awa
 
     shares = [second.shares["a"] for second in stage.seconds(5)]
     assert min(shares) >= 0.5 - START_REFILL - START_BUDGET_NS / NS_PER_S
-    assert sum(shares) / len(shares) >= 0.5 - START_REFILL - 0.001
+    assert sum(shares) / len(shares) >= 0.497  # what it lost is paid back
 
 
 @pytest.mark.parametrize("target_ms", [2, 20])
