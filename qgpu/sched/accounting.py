@@ -42,7 +42,7 @@ def settle(entries: Mapping[str, RoundEntry], round_ns: int, period_ns: int, *, 
     for name, entry in entries.items():
         debts[name] = entry.debt_ns
         if not entry.weight:
-            debts[name] = _against_quota(entry, period_ns, ungated_ns)
+            debts[name] = _against_quota(entry, period_ns, ungated_ns - entry.use.ungated_ns)
         elif not entry.busy_tsgs or entry.part is None or entry.part.turn_ns is None:
             debts[name] = 0
         else:
@@ -59,7 +59,7 @@ def settle(entries: Mapping[str, RoundEntry], round_ns: int, period_ns: int, *, 
 def _against_quota(entry: RoundEntry, period_ns: int, ungated_ns: int) -> int:
     """Charge what a pod had beyond its quota. It gets credit for missing time only if it filled its turns.
 
-    Pods that start may have taken ``ungated_ns`` of its turns from it.
+    Others that start may have taken ``ungated_ns`` of its turns from it.
     """
     cores = entry.grant.cores
     if cores is None:
