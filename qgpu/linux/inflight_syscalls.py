@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import errno
+import math
 import platform
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
+from typing import TypeVar
 
 from qgpu.linux import fd_budget, proc, thread_freezer
-from qgpu.linux.seccomp_notify import Notification
+from qgpu.linux.seccomp_notify import RECEIVED, Notification
+
+_T = TypeVar("_T")
 
 #: How often a call that is waited for is checked at first and at last, and how much longer each look waits.
 _LOOK_S, _LOOK_SELDOM_S, _GROWTH = 0.00005, 0.05, 1.25
-#: How long a thread that runs is only looked at before it is stopped: in a call that we follow, and in a search.
-_SOON_S, _SEARCH_SOON_S = 0.003, 0.1
+#: How long a thread that runs is only looked at before it is stopped, in a call that we follow and in a search; and how
+#: long a stop is waited for before the thread is looked at again.
+_SOON_S, _SEARCH_SOON_S, _STOP_S = 0.003, 0.1, 0.05
+#: How long a search may take.
+_SEARCH_S = 10.0
 #: From how many calls on each new one has the oldest looked at, and how many of them.
 _MANY, _LOOKED_AT = 64, 2
 #: In /proc/PID/syscall: the second argument, and the number and six arguments.
@@ -45,20 +53,23 @@ class InflightSyscall:
         """Record a call before it continues in the kernel."""
         return cls(pid, call.tid, [str(call.number), *(f"{argument:#x}" for argument in call.arguments)], size)
 
-    def is_done(self) -> bool:
-        """Tell whether the thread has left the call. One that runs may be anywhere, so it is stopped to see that."""
-        left = self.has_left()
-        return left if left is not None else thread_freezer.leaves_kernel(self.tid) or self.has_left() is True
+    def wait(self, deadline: float = math.inf, soon: float | None = None) -> bool:
+        """Wait until the thread has left the call; False if it has not by ``deadline``, of the monotonic clock.
 
-    def wait(self, deadline: float | None = None) -> bool:
-        """Wait until the thread has left the call; False if it has not by ``deadline``, of the monotonic clock."""
-        soon, wait_s = time.monotonic() + _SOON_S, _LOOK_S
-        while not (self.is_done() if time.monotonic() > soon else self.has_left()):
-            if deadline is not None and time.monotonic() >= deadline:
+        A thread that runs may be anywhere. From ``soon`` on, by default in a moment, it is stopped to see where it is.
+        """
+        soon, wait_s = time.monotonic() + _SOON_S if soon is None else soon, _LOOK_S
+        while not (left := self.has_left()):
+            if (now := time.monotonic()) >= deadline:
                 return False
+            if left is None and now >= soon and self._leaves_kernel(min(deadline, now + _STOP_S)):
+                return True
             time.sleep(wait_s)
             wait_s = min(_GROWTH * wait_s, _LOOK_SELDOM_S)
         return True
+
+    def _leaves_kernel(self, deadline: float) -> bool:
+        return thread_freezer.leaves_kernel(self.tid, lambda: self.has_left() is None, deadline)
 
     def has_left(self) -> bool | None:
         """Tell whether the thread has left the call; None while it runs, when that is unknown.
@@ -67,6 +78,8 @@ class InflightSyscall:
         it is, because we have answered this one. A thread that a signal or a tracer has stopped has left its call, and
         so has one whose cgroup is frozen.
         """
+        if self.tid in RECEIVED:
+            return True
         try:
             now = proc.syscall(self.pid, self.tid)
         except OSError as error:
@@ -106,21 +119,24 @@ class InflightSyscalls:
         """Record calls that are in progress, by their request: ioctls that a dead guardian let continue.
 
         A thread that runs may be in such a call. So it is looked at until it waits; or, after a moment, until it was
-        seen outside of calls. Threads of io_uring make no such calls. Raises OSError if a thread cannot be looked at.
+        seen outside of calls. Threads of io_uring make no such calls. Raises OSError if a thread cannot be looked at,
+        or too late.
         """
-        read = fd_budget.retry_on_emfile
-        left = {tid for tid in threads if not read(partial(_is_of_io_uring, tid))}
+        left = {tid for tid in threads if not _read(_is_of_io_uring, tid)}
         began, wait_s = time.monotonic(), _LOOK_S
         while left:
             for tid in sorted(left):
-                words = read(partial(proc.syscall, tid, tid))
+                words = _read(proc.syscall, tid, tid)
                 if words[:1] == ["running"]:
-                    if time.monotonic() < began + _SEARCH_SOON_S or not thread_freezer.leaves_kernel(tid):
+                    now, runs = time.monotonic(), partial(_runs, tid)
+                    if now < began + _SEARCH_SOON_S or not thread_freezer.leaves_kernel(tid, runs, now + _STOP_S):
                         continue
                 elif words[:1] and words[0] in _IOCTLS and is_wanted(int(words[_REQUEST_AT], 16)):
                     self.calls[tid] = InflightSyscall(tid, tid, words[:_WORDS])
                 left.discard(tid)
             if left:
+                if time.monotonic() > began + _SEARCH_S:
+                    raise TimeoutError(errno.ETIMEDOUT, f"{len(left)} threads run all the time")
                 time.sleep(wait_s)
                 wait_s = min(_GROWTH * wait_s, _LOOK_SELDOM_S)
 
@@ -128,12 +144,13 @@ class InflightSyscalls:
         """Remove and return a thread's call: the thread makes another call, so this one is done."""
         return self.calls.pop(tid, None)
 
-    def take_done(self) -> list[InflightSyscall]:
-        """Remove and return the calls that are done."""
-        done = {tid: call for tid, call in self.calls.items() if call.is_done()}
-        for tid in done:
-            del self.calls[tid]
-        return list(done.values())
+    def take_done(self, patience_s: float) -> list[InflightSyscall]:
+        """Remove and return the calls that are done, or are so within that time."""
+        began = time.monotonic()
+        done = [call for call in self.calls.values() if call.wait(began + patience_s, began + _SOON_S)]
+        for call in done:
+            del self.calls[call.tid]
+        return done
 
     def wait(self, patience_s: float) -> bool:
         """Wait until no call is left; False if one remains after that time. One call is looked at at a time."""
@@ -144,6 +161,14 @@ class InflightSyscalls:
                 return False
             del self.calls[tid]
         return True
+
+
+def _read(look: Callable[..., _T], *about: int) -> _T:
+    return fd_budget.retry_on_emfile(partial(look, *about))
+
+
+def _runs(tid: int) -> bool:
+    return _read(proc.syscall, tid, tid)[:1] == ["running"]
 
 
 def _waits_outside(pid: int, tid: int) -> bool:

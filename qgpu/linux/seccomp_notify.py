@@ -54,6 +54,9 @@ _CONTINUE = 1
 #: No page is smaller. One system call writes at most this many areas.
 _PAGE, _MOST_AREAS = 4096, 64
 
+#: Threads whose calls were received and not answered yet: such a thread has left the call before.
+RECEIVED: set[int] = set()
+
 
 @dataclass(slots=True)  # not frozen: one is made per call, and freezing takes three times as long
 class Notification:
@@ -130,6 +133,8 @@ class Listener:
         self._mark = _ffi.cast("uint64_t *", self._notif + 1)
         self._valid = _ffi.new("uint64_t *")
         self._answer = _ffi.new("struct seccomp_notif_resp *")
+        if self._notif.id and self.still_waiting(self._notif.id):  # a dead guardian received it
+            RECEIVED.add(self._notif.pid)
         # Wakes the pod on this CPU as soon as it is answered (Linux 6.6); older kernels answer EINVAL and do without.
         _libc.ioctl(fd, _SET_FLAGS, _ffi.cast("void *", _SYNC_WAKE_UP))
 
@@ -141,9 +146,11 @@ class Listener:
 
     def receive(self) -> Notification | None:
         """Take the next notification; None when its thread died or was interrupted meanwhile."""
+        RECEIVED.discard(self._notif.pid)
         self._slot[:] = _EMPTY
         if _libc.ioctl(self.fd, _RECV, self._notif) < 0:
             return None
+        RECEIVED.add(self._notif.pid)
         return _notification(self._slot)
 
     def begin(self, before: int | None = None) -> None:
@@ -178,6 +185,7 @@ class Listener:
     def _send(self, id_: int, flags: int, error: int = 0) -> bool:
         """Answer; False if the thread no longer waits: it was killed, or a signal made it restart the call."""
         self._answer.id, self._answer.val, self._answer.error, self._answer.flags = id_, 0, error, flags
+        RECEIVED.discard(self._notif.pid)
         sent = _libc.ioctl(self.fd, _SEND, self._answer) == 0
         self._notif.id = 0  # answered: a successor need not answer it
         return bool(sent)

@@ -54,19 +54,28 @@ def run_as_tracer(act: Callable[[], _T]) -> _T:
     return done[0]
 
 
-def leaves_kernel(tid: int) -> bool:
-    """Wait until a thread leaves the kernel, and let it go on, or until it has ended; False if it cannot be stopped."""
-    return run_as_tracer(lambda: _leaves_kernel(tid))
+def leaves_kernel(tid: int, runs: Callable[[], bool], deadline: float) -> bool:
+    """Wait until a thread leaves the kernel, and let it go on, or until it has ended.
+
+    Return False if it cannot be stopped, if it no longer ``runs`` when it is about to be, because a stop would end
+    some calls in which it may wait, or if it has not left by ``deadline``, of the monotonic clock.
+    """
+    try:
+        return run_as_tracer(lambda: _leaves_kernel(tid, runs, deadline))
+    except RuntimeError:  # no thread can be started now
+        return False
 
 
-def _leaves_kernel(tid: int) -> bool:
+def _leaves_kernel(tid: int, runs: Callable[[], bool], deadline: float) -> bool:
     if _libc.ptrace(_SEIZE, tid, None, None) < 0:
         return ctypes.get_errno() == errno.ESRCH
+    if not runs():
+        return False
     _libc.ptrace(_INTERRUPT, tid, None, None)
     wait_s = _LOOK_S
     while (signal := _signal_of_stop(tid)) is None:
-        if _has_ended(tid, tid):  # a first thread that ends before the others is told of only with them
-            return True
+        if time.monotonic() >= deadline:
+            return False
         time.sleep(wait_s)
         wait_s = min(_GROWTH * wait_s, _LOOK_SELDOM_S)
     _libc.ptrace(_DETACH, tid, None, signal)

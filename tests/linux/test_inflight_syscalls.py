@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -138,7 +139,7 @@ def test_search_ends_where_a_thread_stays_in_the_kernel(reading):
 def test_threads_of_io_uring_are_neither_awaited_nor_stopped(monkeypatch):
     monkeypatch.setattr(proc, "stat", lambda pid, tid=None: ["R", *["0"] * 5, str(0x400050), *["0"] * 6])
     monkeypatch.setattr(proc, "syscall", lambda pid, tid: ["running"])
-    monkeypatch.setattr(thread_freezer, "leaves_kernel", lambda tid: pytest.fail("it was stopped"))
+    monkeypatch.setattr(thread_freezer, "leaves_kernel", lambda *_: pytest.fail("it was stopped"))
 
     assert find([os.getpid()], REQUEST).calls == {}
 
@@ -146,9 +147,30 @@ def test_threads_of_io_uring_are_neither_awaited_nor_stopped(monkeypatch):
 @pytest.mark.parametrize("outside", [True, False])
 def test_a_running_thread_is_stopped_to_see_if_its_call_is_over(monkeypatch, outside):
     monkeypatch.setattr(proc, "syscall", lambda pid, tid: ["running"])
-    monkeypatch.setattr(thread_freezer, "leaves_kernel", lambda tid: outside)
+    monkeypatch.setattr(thread_freezer, "leaves_kernel", lambda *_: outside)
 
-    assert InflightSyscall(os.getpid(), os.getpid(), ["16"]).is_done() == outside
+    assert InflightSyscall(os.getpid(), os.getpid(), ["16"]).wait(time.monotonic() + 0.1) == outside
+
+
+def test_a_call_is_not_over_while_no_thread_can_be_started(reading, monkeypatch):
+    def refuse(_thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+    assert not InflightSyscall(reading, reading, ["19"]).wait(time.monotonic() + 0.1)
+
+
+def test_a_thread_whose_next_call_was_received_has_left_the_last(repeating, monkeypatch):
+    pid, listener = repeating
+    pending = InflightSyscalls()
+    pending.add(call := listener.receive(), pid)
+    listener.proceed(call.id)
+    monkeypatch.setattr(proc, "wchan", lambda pid, tid: "0")  # as kernels say that cannot tell
+    assert not pending.wait(0.1)
+
+    listener.receive()
+    assert pending.wait(60)
 
 
 def test_a_thread_of_a_frozen_cgroup_has_left_its_call(blocked, monkeypatch):

@@ -195,8 +195,6 @@ class AllocHandler(Handler):
             return self._passthrough.root_client(pod_call, block, asked)
         if not self._shared.may_have_another_client(self._pod):
             return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INSUFFICIENT_RESOURCES)
-        if not self._passthrough.wait_for_root_clients():
-            return self._ctx.answer(block, asked.status_at, abi.NV_ERR_BUSY_RETRY)
         if (request := self._copy_in(pod_call, escape, block, asked)) is None:
             return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INVALID_ADDRESS)
         self._passthrough.end_on(pod_call.file)
@@ -283,7 +281,7 @@ class AllocHandler(Handler):
                 self._shared.refusals.count(self._pod, "card without a grant")
                 return abi.NV_ERR_INSUFFICIENT_PERMISSIONS
             rm.detail = place
-            return abi.NV_OK if self._passthrough.wait_for_root_clients() else abi.NV_ERR_BUSY_RETRY
+            return abi.NV_OK
         if rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A and not self._is_metered(rm):
             self._shared.refusals.count(self._pod, "TSG whose time RM counts as the guardian's")
             return abi.NV_ERR_INVALID_ARGUMENT
@@ -490,8 +488,6 @@ class AllocHandler(Handler):
             if not self._ctx.may_profile():
                 self._shared.refusals.count(self._pod, tools.LINKED)
                 return errno.EINVAL
-            if not self._passthrough.wait_for_root_clients():
-                return errno.EBUSY
             self._passthrough.end_on(pod_call.file)
             end = self._end_on_control_file
         error = self._ctx.with_descriptor(pod_call, abi.NV_ESC_REGISTER_FD, block, 0, end)

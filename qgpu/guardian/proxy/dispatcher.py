@@ -184,7 +184,7 @@ class Dispatcher:
         if (kept := self._undelivered.pop(call.tid, None)) is not None and kept[:2] == (call.request, call.argument):
             self._proxy.answer.extend(kept[2])
             return 0
-        self._passthrough.next_call(call.tid)
+        self._passthrough.next_call()
         self._uvm_mappings.remove(call.tid)
         self._continued_memory.next_call(call.tid)
         self._mmap.next_call(call.tid, pid)

@@ -42,7 +42,9 @@ class MmapHandler(Handler):
     def _rescan(self) -> bool:
         """Read what the pod's processes map now; True if it is less than before."""
         looked = [self._shared.quota.rescan_mappings(pid) for pid in self._shared.quota.mappings_of(self._pod)]
-        looked += [self._shared.quota.rescan_mappings(over.pid, over.size) for over in self._making.take_done()]
+        looked += [
+            self._shared.quota.rescan_mappings(over.pid, over.size) for over in self._making.take_done(_PATIENCE_S)
+        ]
         return any(looked)
 
     def rescan_all(self) -> None:

@@ -19,14 +19,11 @@ from qgpu.guardian.proxy.handler_context import ANSWERED, Handler, HandlerContex
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.rules import tools
 from qgpu.linux import cgroup, fd_budget, proc, thread_freezer
-from qgpu.linux.inflight_syscalls import InflightSyscall, InflightSyscalls
+from qgpu.linux.inflight_syscalls import InflightSyscall
 from qgpu.nvidia import abi
 
 _log = structlog.get_logger("guardian")
 
-#: How long a new device waits for root clients and devices in progress: many processes may start at once, and each
-#: waits for RM. Only the pod's own calls wait.
-_ROOT_PATIENCE_S = 2.0
 #: How often a device that was made is looked for again, and after how long.
 _TRIES, _RETRY_S = 3, 0.02
 
@@ -36,19 +33,15 @@ class Passthrough(Handler):
 
     def __init__(self, ctx: HandlerContext) -> None:
         super().__init__(ctx)
-        #: Root clients and first devices that the kernel is making; the devices by thread.
-        self._roots = InflightSyscalls()
-        self._devices: dict[int, RmObject] = {}
+        #: First devices that the kernel was to make and that were not looked at since.
+        self._devices: list[RmObject] = []
         #: Clients that may have a device whose handle is unknown.
         self._may_have_device: set[int] = set()
 
-    def next_call(self, tid: int) -> None:
-        """Record that a thread makes its next call: what the kernel was making for it is finished."""
-        self._roots.remove(tid)
-        if self._devices:
-            self._roots.take_done()
-            for maker in [maker for maker in self._devices if maker not in self._roots.calls]:
-                self._settle_device(self._devices.pop(maker))
+    def next_call(self) -> None:
+        """Record that a thread of the pod makes a call: the devices that the kernel was to make are there, or not."""
+        while self._devices:
+            self._settle_device(self._devices.pop())
 
     def makes_root_clients(self, pod_call: PodCall) -> bool:
         """Tell whether the kernel may make a root client on this file: it has none, and reaches no device."""
@@ -97,13 +90,6 @@ class Passthrough(Handler):
 
         thread_freezer.run_as_tracer(proceed)
 
-    def wait_for_root_clients(self) -> bool:
-        """Wait until no root client is being made: its call could make another object, below the new device."""
-        if self._roots.wait(_ROOT_PATIENCE_S):
-            return True
-        self._shared.refusals.count(self._pod, "device while a root client is made")
-        return False
-
     def has_device(self, client: int) -> bool:
         """Tell whether a client has a device, or may have one whose handle is unknown."""
         with self._shared.lock:
@@ -143,10 +129,11 @@ class Passthrough(Handler):
                 raise OSError(errno.EBUSY, "another file is in the descriptor's place")
             if not files.add(pod_call.file) and device is None:
                 raise OSError(errno.EBUSY, "the file has a client")
-            if (refusal := self._record(pod_call, device)) == abi.NV_OK:
+            if (refusal := self._ctx.claim(device) if device is not None else abi.NV_OK) == abi.NV_OK:
+                self._devices += [device] if device is not None else []
                 if not pod_call.listener.proceed(pod_call.call.id) and device is None:  # it restarts, or has ended
                     files.discard(pod_call.file)
-                self._roots.calls[pod_call.call.tid].wait()
+                InflightSyscall.of(pod_call.call, pod_call.pid).wait()
             return refusal
 
     def _is_harmless(self, pod_call: PodCall, device: RmObject | None) -> bool:
@@ -159,15 +146,6 @@ class Passthrough(Handler):
             return not self._shared.files.devices.has(pod_call.file)
         mine = self._gpu_ops.object_info(pod_call.file, device.client, device.client) is not None
         return mine and not self.has_device(device.client)
-
-    def _record(self, pod_call: PodCall, device: RmObject | None) -> int:
-        """Record a call that continues now; return the status of a refused device, or NV_OK."""
-        if device is not None:
-            if (refusal := self._ctx.claim(device)) != abi.NV_OK:
-                return refusal
-            self._devices[pod_call.call.tid] = device
-        self._roots.add(pod_call.call, pod_call.pid)
-        return abi.NV_OK
 
     def _settle_device(self, rm: RmObject) -> None:
         """Confirm a device that the kernel has made; if it is missing, free the one under another handle."""

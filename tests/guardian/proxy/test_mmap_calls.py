@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
+import select
+import signal
+import socket
 import struct
+import threading
+import time
 
 import pytest
 
 from qgpu.guardian.accounting import managed_memory
 from qgpu.guardian.proxy.mmap_calls import MmapHandler
+from qgpu.guardian.proxy.seccomp_filter import install
 from qgpu.nvidia import abi, uvm
 from tests.guardian.asked import control
 from tests.guardian.pod import allocate, held
@@ -190,3 +197,44 @@ def test_uvms_file_is_held_from_the_first_card_on_under_a_limit(on_card, limited
     on_card.shared.uvm_files.release(files)
 
     assert [file.cards for file in files] == ([{bytes(16)}] if limited else [])
+
+
+def _map_for_ever(theirs):
+    """Map a file as UVM's could be mapped, and compute for a while, over and over, behind a listener of its own."""
+    socket.send_fds(theirs, [b"listener"], [install()])
+    file = os.memfd_create("mapped")
+    os.truncate(file, 2 * SMALL)
+    while True:
+        mmap.mmap(file, mmap.PAGESIZE, offset=mmap.PAGESIZE).close()
+        until = time.perf_counter() + 0.0003
+        while time.perf_counter() < until:
+            pass
+
+
+def _serve(pod, fd, is_over):
+    number = pod.shared.listeners.add("web", fd)
+    listener = pod.shared.listeners[number][1]
+    while not is_over.is_set():
+        if select.select([fd], [], [], 0.1)[0] and (call := listener.receive()) is not None:
+            pod.dispatcher.serve(listener, call)
+
+
+def test_listeners_of_one_pod_do_not_wait_for_each_other(on_card):
+    """One has a computing thread stopped to look at its last mapping, while the other has received its next."""
+    on_card.limits[0] = SMALL
+    ours, theirs = socket.socketpair()
+    if (pid := os.fork()) == 0:
+        _map_for_ever(theirs)
+    over = threading.Event()
+    threads = [
+        threading.Thread(target=_serve, args=(on_card, socket.recv_fds(ours, 1, 1)[1][0], over), daemon=True),
+        threading.Thread(target=lambda: [allocate(on_card, 200 + n, LARGE) for n in range(300)], daemon=True),
+    ]
+    for thread in threads:
+        thread.start()
+    threads[1].join(60)
+    over.set()
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+    assert not threads[1].is_alive()
