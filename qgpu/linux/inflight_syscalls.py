@@ -12,7 +12,7 @@ from functools import partial
 from itertools import islice
 from typing import TypeVar
 
-from qgpu.linux import fd_budget, proc, thread_freezer
+from qgpu.linux import fd_budget, proc, seccomp_notify, thread_freezer
 from qgpu.linux.seccomp_notify import RECEIVED, Notification
 
 _T = TypeVar("_T")
@@ -35,6 +35,8 @@ _FLAGS_AT, _PF_IO_WORKER = 6, 0x10
 #: Where a thread waits for our answer, and where it waits when its cgroup is frozen, outside of its call; with the
 #: functions that these may be inlined in (kernel/seccomp.c, kernel/signal.c).
 _WAITS_AT = ("seccomp_do_user_notification", "__seccomp_filter", "do_freezer_trap", "get_signal")
+#: What kernels before 5.16 say on x86: they cannot tell.
+_UNKNOWN = "0"
 #: The states of a thread that a signal or a tracer has stopped.
 _STOPPED = ("T", "t")
 
@@ -72,7 +74,7 @@ class InflightSyscall:
         return thread_freezer.leaves_kernel(self.tid, lambda: self.has_left() is None, deadline)
 
     def has_left(self) -> bool | None:
-        """Tell whether the thread has left the call; None while it runs, when that is unknown.
+        """Tell whether the thread has left the call; None if only stopping it shows that: it runs, for example.
 
         A thread that is in a call with the same number and arguments may be in the next one. If it waits for our answer
         it is, because we have answered this one. A thread that a signal or a tracer has stopped has left its call, and
@@ -171,8 +173,8 @@ def _runs(tid: int) -> bool:
     return _read(proc.syscall, tid, tid)[:1] == ["running"]
 
 
-def _waits_outside(pid: int, tid: int) -> bool:
-    """Tell whether a thread waits before a call that we have not received yet, or after one.
+def _waits_outside(pid: int, tid: int) -> bool | None:
+    """Tell whether a thread waits before a call that we have not received yet, or after one; None if it may.
 
     The order of the two checks matters. A thread that was answered can appear there once more while it waits for a
     lock, but then not in an interruptible sleep, and after such a sleep not in the same call.
@@ -180,7 +182,10 @@ def _waits_outside(pid: int, tid: int) -> bool:
     try:
         if _state(pid, tid) != "S":
             return False
-        return proc.wchan(pid, tid).startswith(_WAITS_AT)
+        where = proc.wchan(pid, tid)
+        if where == _UNKNOWN:  # a stop can end the call itself, so there must be a reason to stop it
+            return None if seccomp_notify.another_call_waits() else False
+        return where.startswith(_WAITS_AT)
     except OSError:
         return False
 

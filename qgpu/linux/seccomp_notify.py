@@ -11,6 +11,7 @@ import errno
 import os
 import select
 import struct
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,6 +57,17 @@ _PAGE, _MOST_AREAS = 4096, 64
 
 #: Threads whose calls were received and not answered yet: such a thread has left the call before.
 RECEIVED: set[int] = set()
+#: The listener of each thread of ours.
+_own = threading.local()
+
+
+def another_call_waits() -> bool:
+    """Tell whether a call may wait until this thread of ours, which serves a listener, receives it."""
+    if (fd := getattr(_own, "fd", None)) is None:
+        return True
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 @dataclass(slots=True)  # not frozen: one is made per call, and freezing takes three times as long
@@ -146,6 +158,7 @@ class Listener:
 
     def receive(self) -> Notification | None:
         """Take the next notification; None when its thread died or was interrupted meanwhile."""
+        _own.fd = self.fd
         RECEIVED.discard(self._notif.pid)
         self._slot[:] = _EMPTY
         if _libc.ioctl(self.fd, _RECV, self._notif) < 0:

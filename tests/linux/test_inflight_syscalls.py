@@ -166,7 +166,7 @@ def test_a_thread_whose_next_call_was_received_has_left_the_last(repeating, monk
     pending = InflightSyscalls()
     pending.add(call := listener.receive(), pid)
     listener.proceed(call.id)
-    monkeypatch.setattr(proc, "wchan", lambda pid, tid: "0")  # as kernels say that cannot tell
+    monkeypatch.setattr(proc, "wchan", lambda pid, tid: "elsewhere")
     assert not pending.wait(0.1)
 
     listener.receive()
@@ -214,6 +214,27 @@ def test_call_is_over_when_thread_is_in_next_identical_call(repeating):
 
     assert pending.wait(60)
     assert Path(f"/proc/{pid}/syscall").read_text().split()[: len(same)] == same
+
+
+def test_a_waiting_thread_is_stopped_where_the_kernel_cannot_tell(repeating, monkeypatch):
+    monkeypatch.setattr(proc, "wchan", lambda pid, tid: "0")
+    pid, listener = repeating
+    pending = InflightSyscalls()
+    pending.add(call := listener.receive(), pid)
+    listener.proceed(call.id)
+    select.select([listener.fd], [], [], 60)  # it has come to the next
+
+    assert pending.wait(60)
+    assert (again := listener.receive()) is not None
+    assert again.arguments == call.arguments
+
+
+def test_a_waiting_thread_is_left_alone_if_no_call_waits(blocked, repeating, monkeypatch):
+    monkeypatch.setattr(proc, "wchan", lambda pid, tid: "0")
+    repeating[1].receive()
+    (call,) = find([blocked], _RECV).calls.values()
+
+    assert call.has_left() is False
 
 
 #: A program whose first thread ends, and another one goes on.
