@@ -216,7 +216,7 @@ def test_call_is_over_when_thread_is_in_next_identical_call(repeating):
     assert Path(f"/proc/{pid}/syscall").read_text().split()[: len(same)] == same
 
 
-def test_a_waiting_thread_is_stopped_where_the_kernel_cannot_tell(repeating, monkeypatch):
+def test_waiting_thread_is_stopped_if_the_kernel_cannot_tell(repeating, monkeypatch):
     monkeypatch.setattr(proc, "wchan", lambda pid, tid: "0")
     pid, listener = repeating
     pending = InflightSyscalls()
