@@ -45,8 +45,8 @@ STARTING_NS = 3_000 * NS_PER_MS
 #: for its idle time.
 STARTING_TURN_NS = NS_PER_MS // 2
 
-#: A pod may spend START_BUDGET_NS of GPU time on starts in others' windows, and earns back START_REFILL of the time
-#: that passes; all pods of a card together STARTS_TOGETHER times as much, those that have left included. Each turn
+#: A pod may spend START_BUDGET_NS of GPU time on starts outside its own windows, and earns back START_REFILL of the
+#: time that passes; all pods of a card together STARTS_TOGETHER times as much, those that have left included. Each turn
 #: costs BUDGETED_TURN_NS at most, the length of a slice beside a starting pod: an idle context that nobody waits for
 #: stays on the card longer.
 START_BUDGET_NS = 10 * NS_PER_MS
@@ -84,7 +84,7 @@ class Account(NamedTuple):
     #: How long it has had TSGs, and how long those ran, in ns.
     here_ns: int = 0
     ran_ns: int = 0
-    #: GPU time that it spent on starts in others' windows and has not earned back yet, in ns.
+    #: GPU time that it spent on starts outside its own windows and has not earned back yet, in ns.
     start_spent_ns: int = 0
     #: How often it was switched in per second lately.
     switched_in: float = 0.0
@@ -103,7 +103,7 @@ class Account(NamedTuple):
     def advance(self, sample: PodSample, elapsed_ns: int, *, idle: bool = False, ungated: bool = False) -> Account:
         """Fold in one sample of ``elapsed_ns``. On an ``idle`` card its GPU time does not count as use.
 
-        An ``ungated`` pod may run in the windows that others have.
+        An ``ungated`` pod may run outside of its own windows.
         """
         open_ns = max(0, elapsed_ns - sample.gated_ns)
         run_ns, starts, longest_ns, tsgs, busy_tsgs, rested = sample.ended_ns, sample.ended_starts, 0, {}, 0, True
@@ -192,7 +192,7 @@ class Ledger:
     card: str = ""
     #: NVML's utilization as of the last sample, 0 to 1; None: unknown.
     utilization: float | None = None
-    #: GPU time that all pods together spent on starts in others' windows and have not earned back yet, in ns.
+    #: GPU time that all pods together spent on such starts and have not earned back yet, in ns.
     starts_spent_ns: int = 0
 
     def advance(self, sample: Sample) -> Ledger:
@@ -345,10 +345,9 @@ class Ledger:
         return pod_class, tuple(sorted(busy))
 
     def _ungated(self) -> frozenset[str]:
-        """Name the pods that may run in the windows that others have."""
-        if self.plan is None or not self.plan.gated:
-            return frozenset()
-        return frozenset([part.pod for part in self.plan.pods if part.windows is None])
+        """Name the pods that are bound by a quota and may run outside of their own windows."""
+        parts = self.plan.pods if self.plan else ()
+        return frozenset([part.pod for part in parts if part.windows is None and not part.weight])
 
     def _starts_spent_ns(self, accounts: Mapping[str, Account], ungated: frozenset[str], elapsed_ns: int) -> int:
         refill_ns = round(START_REFILL * elapsed_ns)

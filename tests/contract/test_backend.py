@@ -15,7 +15,7 @@ from qgpu.model import MAX_TIMESLICE_US, NS_PER_MS, NS_PER_S, Grant, Plan, PodCl
 from qgpu.model.plane_api import Backend
 from qgpu.policies.registry import compose
 from qgpu.sched import loop
-from qgpu.sched.ledger import Ledger
+from qgpu.sched.ledger import STARTING_NS, Ledger
 from tests.contract.rig import FLOOD, PULSE, Rig
 
 PERIOD_NS = 100 * NS_PER_MS
@@ -245,7 +245,7 @@ def test_a_refused_plan_leaves_the_old_one_in_force(rig: Rig) -> None:
     admit(rig, alone=30)
     load = rig.start("alone", FLOOD)
     with opened(rig) as backend:
-        drive(backend, settings("fixed-share"), SETTLE_NS)
+        drive(backend, settings("fixed-share"), SETTLE_NS + STARTING_NS)  # a starting pod's gate may be open
         with pytest.raises(QgpuError):
             backend.apply(Plan(99, PERIOD_NS, (PodPlan("alone", PodClass.OFFLINE, MAX_TIMESLICE_US),)))
         kernels = _kernels_in(rig, load, rig.lease_ns // 2)
