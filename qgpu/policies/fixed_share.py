@@ -24,6 +24,7 @@ from qgpu.policies.mechanism import (
     STEP_NS,
     consecutive_windows,
     debt_corrected,
+    shortened_to,
     split,
     timeslice_us,
 )
@@ -78,8 +79,4 @@ def _fit_into_period(lengths: list[int], quotas: list[int], period_ns: int) -> l
     ]
     cuts = split(min(sum(spare), max(0, sum(lengths) - period_ns)), spare)
     shorter = [length - cut for length, cut in zip(lengths, cuts, strict=True)]
-    if sum(shorter) <= period_ns:
-        return shorter
-    halves = [min(length, quota // 2) for length, quota in zip(shorter, quotas, strict=True)]
-    rest = split(period_ns - sum(halves), [length - half for length, half in zip(shorter, halves, strict=True)])
-    return [half + more for half, more in zip(halves, rest, strict=True)]
+    return shortened_to(period_ns, shorter, quotas)

@@ -203,6 +203,18 @@ def lengths(whole_ns: int, weights: Sequence[int], pods: Sequence[Pod]) -> list[
     return split(whole_ns, turns)
 
 
+def shortened_to(whole_ns: int, lengths_ns: Sequence[int], nominal_ns: Sequence[int]) -> list[int]:
+    """Shorten windows that add up to more than ``whole_ns``, in proportion to what they have beyond half of nominal.
+
+    Half of the nominal lengths fits into ``whole_ns``.
+    """
+    if sum(lengths_ns) <= whole_ns:
+        return list(lengths_ns)
+    halves = [min(length, nominal // 2) for length, nominal in zip(lengths_ns, nominal_ns, strict=True)]
+    beyond = [length - half for length, half in zip(lengths_ns, halves, strict=True)]
+    return [half + more for half, more in zip(halves, split(whole_ns - sum(halves), beyond), strict=True)]
+
+
 def debt_corrected(length_ns: int, debt_ns: int, period_ns: int) -> int:
     """Return a window's length, corrected for a part of the pod's debt.
 

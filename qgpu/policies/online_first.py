@@ -20,6 +20,7 @@ Properties:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from qgpu.model import (
@@ -44,6 +45,7 @@ from qgpu.policies.mechanism import (
     in_round,
     period_of_turns,
     shortened,
+    shortened_to,
     slices_within_windows,
     split,
 )
@@ -82,10 +84,14 @@ def online_first(offline: Policy, online: Policy) -> Policy:
                 policy(replace(snapshot, pods=pods, offline=Sharing()))
                 for policy, pods in ((online, present), (offline, others))
             )
-            debtless_end_ns = _last_end(online(replace(snapshot, pods=_debtless(present)))) if online_plan.gated else 0
-            online_plan, offline_plan = _fit_into_period(
-                _cap_windows(online_plan, (debtless_end_ns + online_plan.period_ns) // 2), offline_plan
-            )
+            debtless_end_ns = 0
+            if online_plan.gated:
+                debtless = tuple(
+                    policy(replace(snapshot, pods=_debtless(pods), offline=Sharing()))
+                    for policy, pods in ((online, present), (offline, others))
+                )
+                debtless_end_ns = _last_end(debtless[0])
+                online_plan, offline_plan = _fit_into_period(online_plan, offline_plan, *debtless)
             target_ns = latency_targets.tightest_ns(present)
             waits = _waits(present, others)
             if not online_plan.gated and not offline_plan.gated:
@@ -242,29 +248,34 @@ def _offline_turns(snapshot: Snapshot, online_end_ns: int, debtless_end_ns: int,
     return [half + more for half, more in zip(halves, rest, strict=True)]
 
 
-def _fit_into_period(online_plan: Plan, offline_plan: Plan) -> tuple[Plan, Plan]:
-    """Shorten the windows of both classes in proportion if debts make them longer than a period together."""
-    whole_ns = _last_end(online_plan) + _last_end(offline_plan) if online_plan.gated and offline_plan.gated else 0
-    if whole_ns <= online_plan.period_ns:
-        return online_plan, offline_plan
-    return _scaled(online_plan, online_plan.period_ns, whole_ns), _scaled(offline_plan, online_plan.period_ns, whole_ns)
+def _fit_into_period(
+    online_plan: Plan, offline_plan: Plan, debtless_online: Plan, debtless_offline: Plan
+) -> tuple[Plan, Plan]:
+    """Shorten windows where debts make those of both classes longer than a period together.
+
+    Before that online windows are shortened to half of what they leave of the period without any debt.
+    """
+    period_ns = online_plan.period_ns
+    online_ns, nominal_ns = _lengths(online_plan), _lengths(debtless_online)
+    online_ns = shortened_to((sum(nominal_ns) + period_ns) // 2, online_ns, nominal_ns)
+    if not offline_plan.gated:
+        return _with_lengths(online_plan, online_ns), offline_plan
+    both_ns = shortened_to(period_ns, [*online_ns, *_lengths(offline_plan)], [*nominal_ns, *_lengths(debtless_offline)])
+    online_ns, offline_ns = both_ns[: len(online_ns)], both_ns[len(online_ns) :]
+    return _with_lengths(online_plan, online_ns), _with_lengths(offline_plan, offline_ns)
 
 
-def _cap_windows(online_plan: Plan, end_ns: int) -> Plan:
-    """Shorten online windows in proportion if debts would have them take more than half of what they leave."""
-    last_ns = _last_end(online_plan)
-    return _scaled(online_plan, end_ns, last_ns) if last_ns > end_ns else online_plan
+def _lengths(plan: Plan) -> list[int]:
+    return [sum(window.end_ns - window.start_ns for window in part.windows or ()) for part in plan.pods]
 
 
-def _scaled(plan: Plan, numerator: int, denominator: int) -> Plan:
-    return replace(plan, pods=tuple(_shortened(part, numerator, denominator) for part in plan.pods))
-
-
-def _shortened(part: PodPlan, numerator: int, denominator: int) -> PodPlan:
-    if part.windows is None:
-        return part
-    edges = [(w, w.start_ns * numerator // denominator, w.end_ns * numerator // denominator) for w in part.windows]
-    return replace(part, windows=tuple(replace(w, start_ns=a, end_ns=b) for w, a, b in edges if b > a))
+def _with_lengths(plan: Plan, lengths_ns: Sequence[int]) -> Plan:
+    """Give the pods that have a window one of this length each, one after the other."""
+    windows = consecutive_windows(lengths_ns, OnIdle.KEEP)
+    parts = zip(plan.pods, windows, strict=True)
+    return replace(
+        plan, pods=tuple(part if part.windows is None else replace(part, windows=own) for part, own in parts)
+    )
 
 
 def _last_end(plan: Plan) -> int:
