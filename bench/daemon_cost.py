@@ -3,9 +3,10 @@
     python bench/daemon_cost.py
 
 The daemon's loop runs on simulated cards in virtual time, with every pod flooding. Its CPU time is counted per second
-of virtual time: samples are recorded first, and the decisions made from them again, because reading the clock costs
-more on some hosts than a decision. For comparison: a real daemon with 16 pods on 8 simulated
-cards, including the cost of simulation; and on a GPU all of qgpu (daemon, guardian, launchers), with pods that flood.
+of virtual time, without the cost of simulating the cards: samples are recorded, and the decisions made from them again,
+because on some hosts reading the clock costs more than a decision. For comparison: a real daemon with 16 pods on 8
+simulated cards, including the cost of simulation; and on a GPU all of qgpu (daemon, guardian, launchers), with pods
+that flood.
 """
 
 from __future__ import annotations

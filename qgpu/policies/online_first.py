@@ -253,7 +253,7 @@ def _fit_into_period(
 ) -> tuple[Plan, Plan]:
     """Shorten windows where debts make those of both classes longer than a period together.
 
-    Before that online windows are shortened to half of what they leave of the period without any debt.
+    First, debts may give online windows no more than half of the time that these leave free without any debt.
     """
     period_ns = online_plan.period_ns
     online_ns, nominal_ns = _lengths(online_plan), _lengths(debtless_online)
