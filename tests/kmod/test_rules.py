@@ -174,10 +174,12 @@ def test_what_one_plane_alone_lets_a_pod_do_is_declared():
 def test_numbers_of_the_modules_own_header_are_those_of_the_abi():
     """Both planes type RM's numbers; where they type the same name it is the same number."""
     text = (KMOD / "nvrm.h").read_text()
-    typed = {name: int(value, 0) for name, value in re.findall(r"^#define (NV\w+)\s+(0x[0-9a-f]+|\d+)$", text, re.M)}
+    defined = re.findall(r"^#define ((?:NV|RS_)\w+)\s+(0x[0-9a-f]+|\d+)(?:\s+/\*.*)?$", text, re.M)
+    typed = {name: int(value, 0) for name, value in defined}
     same = {name: value for name, value in typed.items() if isinstance(getattr(abi, name, None), int)}
 
     assert len(same) > 30
+    assert "RS_SHARE_TYPE_CLIENT" in same
     assert {name: hex(value) for name, value in same.items() if getattr(abi, name) != value} == {}
 
 
