@@ -35,7 +35,7 @@ from qgpu.errors import QgpuError
 
 _PROGRAMS = Path(__file__).with_name("compatibility_programs.py")
 _RECORDER = Path(__file__).with_name("record_ioctls.c")
-_GRANT = ("--memory", "24GiB")
+_GRANT = ("--memory", "16GiB")
 _LIMIT_S = 150
 #: How many programs run at the same time.
 _AT_ONCE = 4
