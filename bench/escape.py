@@ -174,7 +174,9 @@ def on_a_card(results: Path) -> list[Figure]:
         return found
 
     rows = read("isolation.json")["seccomp"]["rows"]
-    pauses = [row["longest_pause_ms"] or 0 for row in rows if row["family"] == "fault"]
+    faults = [row for row in rows if row["family"] == "fault"]
+    pauses = [row["longest_pause_ms"] or 0 for row in faults]
+    over_plain = [row["longest_pause_ms"] / row["plain_pause_ms"] for row in faults if row.get("plain_pause_ms")]
     over = [max(row["bytes_over_quota"] or 0, row["peak_over_quota"] or 0) for row in rows]
     failed = [row["path"] for row in rows if not row["passed"]]
     programs, starts = read("compatibility.json")["figures"], read("h200-startup.json")["figures"]
@@ -182,6 +184,13 @@ def on_a_card(results: Path) -> list[Figure]:
         median("rows_failed", [len(failed)], *at_most(0), note=f"of {len(rows)} rows of isolation.json"),
         median("bytes_over_quota", [max(over)], *at_most(0), note="at any moment, of isolation.json"),
         median("longest_pause_ms", [max(pauses)], *at_most(50), note="of a neighbour, GPU faults of isolation.json"),
+        median(
+            "pause_over_plain",
+            over_plain,
+            *at_most(1.1),
+            note="the same beside kernels that fault, by that without qgpu",
+            pick=max,
+        ),
         median("programs_broken", [programs["programs_broken"]], *at_most(0), note="of compatibility.json"),
         Figure("programs", programs["programs"], note="of compatibility.json"),
         median("startup_ratio", [starts["startup_ratio_alone"]], *at_most(1.08), note="of h200-startup.json"),

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from attacks import build, world
 from attacks.cases import CASES, Case
-from attacks.judge import Row, Watch, alone, judge, undisturbed
+from attacks.judge import Row, Watch, alone, judge, plain_pause_ms, undisturbed
 from attacks.resize import RESIZED, resized
 from attacks.safe import moments, safe
 from attacks.world import NEIGHBOUR, Attacker, World, end_attacker, end_pod, policy, start_attacker
@@ -53,6 +53,7 @@ def run(
     """Try the cases of some families in one place beside one neighbour, and add a row for each."""
     bench = place.bench
     build.build(bench.directory)
+    plain_ms = _plain_pauses(place, paths, say) if "fault" in families and place.plane == "seccomp" else {}
     with bench.daemon():
         policy(bench, "burst-share", 100)
         place.start_neighbour(_CORES)
@@ -63,7 +64,7 @@ def run(
             for family in families:
                 for case in [case for case in CASES if case.family == family and place.plane in case.planes]:
                     if _wanted(case.path, paths) and (bench.directory / case.program).exists():
-                        rows.append(_tried(place, watch, case, rate))
+                        rows.append(_tried(place, watch, case, rate, plain_ms.get(case.path)))
                         say(_line(rows[-1]))
                 if family == "nothing":
                     rows.append(undisturbed(watch, rate, _NULLS))
@@ -85,9 +86,23 @@ def _wanted(path: str, parts: Sequence[str]) -> bool:
     return not parts or any(part in path for part in parts)
 
 
-def _tried(place: World, watch: Watch, case: Case, rate: float) -> Row:
+def _plain_pauses(place: World, paths: Sequence[str], say: Callable[[str], None]) -> dict[str, float]:
+    """Measure how long a neighbour pauses beside each kernel that faults, on a card without qgpu."""
+    cases = [case for case in CASES if case.kernel_faults and _wanted(case.path, paths)]
+    place.start_neighbour(None)
     try:
-        return judge(place, watch, case, rate, _CORES / 100)
+        with Watch(place) as watch:
+            time.sleep(1)
+            pauses = {case.path: plain_pause_ms(place, watch, case) for case in cases}
+    finally:
+        place.end_neighbour()
+    say(f"without qgpu the neighbour pauses {', '.join(f'{ms:g} ms ({path})' for path, ms in pauses.items())}")
+    return pauses
+
+
+def _tried(place: World, watch: Watch, case: Case, rate: float, plain_ms: float | None) -> Row:
+    try:
+        return judge(place, watch, case, rate, _CORES / 100, plain_ms)
     except BenchError as error:
         if not place.neighbour_lives():
             raise

@@ -18,6 +18,8 @@ class Case:
     #: How long it goes on after its report, s.
     lasts_s: float = 0.3
     ends: bool = False
+    #: Whether its kernel faults, so that the card recovers for a while, with qgpu or without.
+    kernel_faults: bool = False
     #: Its share of the card, percent; with 50 nothing is left over that it could take without its neighbour's loss.
     cores: int = 40
     #: Whether the neighbour is online meanwhile.
@@ -40,8 +42,8 @@ def _race(path: str, mode: str) -> Case:
     return Case("race", path, "race", mode)
 
 
-def _fault(path: str, mode: str, *, ends: bool = True) -> Case:
-    return Case("fault", path, "fault", mode, _GPU, lasts_s=1.5, ends=ends)
+def _fault(path: str, mode: str, *, ends: bool = True, kernel_faults: bool = False) -> Case:
+    return Case("fault", path, "fault", mode, _GPU, lasts_s=1.5, ends=ends, kernel_faults=kernel_faults)
 
 
 def _control(path: str, mode: str, policy: str = "burst-share") -> Case:
@@ -174,9 +176,9 @@ CASES: tuple[Case, ...] = (
     _profile("bytes that only firmware reads", "unread"),
     _profile("control files tied to others", "ties"),
     _profile("others' memory mapped by further clients", "maps"),
-    _fault("illegal address", "illegal-address"),
-    _fault("misaligned address", "misaligned"),
-    _fault("assert (trap)", "assert"),
+    _fault("illegal address", "illegal-address", kernel_faults=True),
+    _fault("misaligned address", "misaligned", kernel_faults=True),
+    _fault("assert (trap)", "assert", kernel_faults=True),
     _fault("infinite kernel, killed", "infinite-kernel", ends=False),
     _fault("infinite kernel, exit", "infinite-kernel-exit", ends=False),
     _fault("2000 times out of memory", "oom", ends=False),

@@ -27,15 +27,18 @@ from __future__ import annotations
 import math
 import re
 import statistics
+import subprocess
 import threading
 import time
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import NamedTuple
 
 from harness import BenchError, tail
 
 from attacks.cases import Case
-from attacks.world import Attacker, World, end_attacker, neighbour_class, now, policy, start_attacker
+from attacks.world import Attacker, World, end_attacker, neighbour_class, now, policy, start_attacker, start_pod
 
 _NAME = "attacker"
 #: Families that attack a memory limit, and what their programs report.
@@ -56,42 +59,64 @@ _TRIES = 3
 
 
 class Look(NamedTuple):
-    """What both eyes saw, and between which moments the steps were read."""
+    """The neighbour's steps, and between which moments they were read."""
 
     before: float
     after: float
     steps: float
+
+
+class CardLook(NamedTuple):
+    """Bytes in use on the card and its clock, and when they were read."""
+
+    at: float
     used: int
     mhz: int
 
 
 @dataclass(slots=True)
 class Watch:
-    """Both eyes, open in a thread; looks from oldest to newest."""
+    """Both eyes, open in a thread each; looks from oldest to newest.
+
+    The driver answers no question about the card while it recovers from a fault. So the eye for the card may be shut
+    for long; the eye for steps asks nobody and stays open.
+    """
 
     world: World
     seen: list[Look] = field(default_factory=list)
+    card: list[CardLook] = field(default_factory=list)
     _over: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
+    _threads: list[threading.Thread] = field(default_factory=list)
 
     def __enter__(self) -> Watch:
-        self._thread = threading.Thread(target=self._look, daemon=True)
-        self._thread.start()
+        self._threads = [threading.Thread(target=look, daemon=True) for look in (self._look, self._look_at_card)]
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        if self._thread is not None:
-            self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     def _look(self) -> None:
         while not self._over.wait(self.world.look_s):
             before, steps, after = now(), self.world.steps(), now()
-            self.seen.append(Look(before, after, steps, self.world.card_used(), self.world.clock_mhz()))
+            self.seen.append(Look(before, after, steps))
+
+    def _look_at_card(self) -> None:
+        while not self._over.wait(self.world.card_look_s):
+            self.card.append(CardLook(now(), self.world.card_used(), self.world.clock_mhz()))
 
     def between(self, start: float, end: float) -> list[Look]:
-        """Return what was seen from one moment to another."""
-        return [look for look in list(self.seen) if start <= look.before and look.after <= end]
+        """Return what was seen of the neighbour from one moment to another."""
+        first = bisect_left(self.seen, start, key=lambda look: look.before)
+        last = bisect_right(self.seen, end, key=lambda look: look.after)
+        return self.seen[first:last]
+
+    def most_used(self, start: float, end: float) -> int:
+        """Return the most bytes in use on the card between two moments; 0 if none was read."""
+        return max((look.used for look in list(self.card) if start <= look.at <= end), default=0)
 
     def rate(self, start: float, end: float, turn_s: float = 0.0) -> float:
         """Return steps per second between two moments: the most it can have been, for a look takes time.
@@ -113,16 +138,16 @@ class Watch:
 
     def mean_mhz(self, start: float, end: float) -> float:
         """Return how fast the card ran between two moments; 0 where it has no clock."""
-        clocks = [look.mhz for look in self.between(start, end)]
+        clocks = [look.mhz for look in list(self.card) if start <= look.at <= end]
         return sum(clocks) / max(1, len(clocks))
 
     def longest_pause_s(self, start: float, end: float) -> float:
-        """Return for how long no step came, at most."""
+        """Return the longest time from a look with a new step to the next such look."""
         longest, since, last = 0.0, start, -1.0
         for look in self.between(start, end):
+            longest = max(longest, look.before - since)
             if look.steps > last:
                 since, last = look.after, look.steps
-            longest = max(longest, look.before - since)
         return longest
 
 
@@ -137,6 +162,8 @@ class Row:
     neighbour_steps_lost: int | None = None
     neighbour_share: float | None = None
     longest_pause_ms: float | None = None
+    #: The same without qgpu: the same two programs, outside of any pod.
+    plain_pause_ms: float | None = None
     pause_after_ms: float | None = None
     after_over_before: float | None = None
     safe_default_s: float | None = None
@@ -209,8 +236,25 @@ def against_the_grant(said: str, *, may_profile: bool) -> str:
     return "" if may_profile or not int(granted[1]) else "granted without the grant"
 
 
-def judge(world: World, watch: Watch, case: Case, alone_rate: float, quota: float) -> Row:
-    """Let one attacker loose beside a neighbour that has ``quota`` of the card, and say what came of it."""
+def plain_pause_ms(world: World, watch: Watch, case: Case) -> float:
+    """Run one attacker outside of any pod, beside a neighbour that is in none; return the neighbour's longest pause."""
+    report, log = _report(world), world.bench.directory / "attacker.log"
+    started = now()
+    process = start_pod(world.bench, _NAME, None, _command(world, case), log)
+    _attacked(world, case, process, started, report)
+    ended = now()
+    process.kill()
+    process.wait()
+    return round(watch.longest_pause_s(started, ended) * 1e3, 1)
+
+
+def judge(
+    world: World, watch: Watch, case: Case, alone_rate: float, quota: float, plain_ms: float | None = None
+) -> Row:
+    """Let one attacker loose beside a neighbour that has ``quota`` of the card, and say what came of it.
+
+    ``plain_ms`` is the neighbour's longest pause without qgpu, where it was measured.
+    """
     rows, durings, afters = [], [], []
     while len(rows) < _TRIES and (not rows or round(afters[-1])):
         row, during, after = _once(world, watch, case, alone_rate, quota)
@@ -229,6 +273,7 @@ def judge(world: World, watch: Watch, case: Case, alone_rate: float, quota: floa
         neighbour_steps_lost=lost,
         neighbour_share=min(row.neighbour_share or 0 for row in rows),
         longest_pause_ms=max(row.longest_pause_ms or 0 for row in rows),
+        plain_pause_ms=plain_ms,
         pause_after_ms=max(row.pause_after_ms or 0 for row in rows),
         said=rows[-1].said + (again if len(rows) > 1 else ""),
         passed=lost == 0 and all(row.passed and row.bytes_over_quota == 0 for row in rows),
@@ -237,16 +282,38 @@ def judge(world: World, watch: Watch, case: Case, alone_rate: float, quota: floa
     )
 
 
+def _report(world: World) -> Path:
+    """Return the file in which an attacker reports, and remove what earlier ones wrote."""
+    for leftover in world.bench.directory.glob("report*"):
+        leftover.unlink()
+    return world.bench.directory / "report"
+
+
+def _command(world: World, case: Case) -> list[str]:
+    folder = world.bench.directory
+    more = [world.arguments[case.program]] if case.program in world.arguments else []
+    return [str(folder / case.program), case.mode, str(folder / "report"), str(world.quota), *more]
+
+
+def _attacked(world: World, case: Case, process: subprocess.Popen[bytes], started: float, report: Path) -> float:
+    """Wait until an attacker has reported and the case is over; return when it reported."""
+    longest_s = _READY_S * world.bench.patience
+    while not report.exists() and process.poll() is None and now() < started + longest_s:
+        time.sleep(0.01)
+    reported = now()
+    time.sleep(case.lasts_s)
+    if case.ends:
+        process.wait(longest_s)
+    return reported
+
+
 def _once(world: World, watch: Watch, case: Case, alone_rate: float, quota: float) -> tuple[Row, float, float]:
     """Do it once; return what came of it, and the steps that were missing during it and after it."""
     bench = world.bench
-    report = bench.directory / "report"
-    for leftover in bench.directory.glob("report*"):
-        leftover.unlink()
+    report = _report(world)
     log = bench.directory / "attacker.log"
     policy(bench, case.policy, _PERIOD_MS)
-    more = [world.arguments[case.program]] if case.program in world.arguments else []
-    command = [str(bench.directory / case.program), case.mode, str(report), str(world.quota), *more]
+    command = _command(world, case)
     if (
         world.attacker is Attacker.MEMBER and case.family in _FLOODS
     ):  # these attack with channels of their own: a member without MPS
@@ -256,12 +323,7 @@ def _once(world: World, watch: Watch, case: Case, alone_rate: float, quota: floa
     if case.online:
         neighbour_class(bench, "online")
     process = start_attacker(world, _NAME, grant, command, log)
-    while not report.exists() and process.poll() is None and now() < started + _READY_S * bench.patience:
-        time.sleep(0.01)
-    reported = now()
-    time.sleep(case.lasts_s)
-    if case.ends:
-        process.wait(_READY_S * bench.patience)
+    reported = _attacked(world, case, process, started, report)
     held, ended = min(world.card_used() for _ in range(3)), now()
     said = report.read_text().strip() if report.exists() else f"no report: {tail(log, 2)}"
     end_attacker(world, _NAME, process)
@@ -287,7 +349,7 @@ def _once(world: World, watch: Watch, case: Case, alone_rate: float, quota: floa
     since = reported if case.family in _FLOODS else started
     during = watch.rate(since, ended, _PERIOD_MS / 1e3 if case.policy == "fixed-share" else 0.0)
     after = watch.rate(gone, after_ended)
-    peak = max((look.used for look in watch.between(started, ended)), default=held)
+    peak = max(held, watch.most_used(started, ended))
     row = Row(
         case.family,
         case.path,

@@ -45,15 +45,19 @@ class World(Protocol):
     quota: int
     #: Further arguments of every attacker.
     arguments: dict[str, str]
-    #: How often the eyes look, s.
+    #: How often the eye for steps looks, and the eye for the card, s.
     look_s: float
+    card_look_s: float
     #: The version of the driver.
     driver: str
     #: What the attacker is.
     attacker: Attacker
 
-    def start_neighbour(self, cores: int) -> None:
-        """Start the neighbour's pod and return when it makes steps."""
+    def start_neighbour(self, cores: int | None) -> None:
+        """Start the neighbour's pod and return when it makes steps; without ``cores``, start it outside of any pod."""
+
+    def end_neighbour(self) -> None:
+        """Kill the neighbour, which is in no pod."""
 
     def steps(self) -> float:
         """Count the neighbour's steps so far, each a millisecond of the whole card."""
@@ -69,11 +73,12 @@ class World(Protocol):
 
 
 def start_pod(
-    bench: Bench, name: str, grant: Sequence[str], command: Sequence[str], log: Path
+    bench: Bench, name: str, grant: Sequence[str] | None, command: Sequence[str], log: Path
 ) -> subprocess.Popen[bytes]:
-    """Start a command as a pod, as a user would."""
+    """Start a command as a pod, as a user would; outside of any pod without a grant."""
     timeout = ("--timeout", f"{10 * bench.patience:g}")
-    run = [*QGPUCTL, "--runtime-dir", str(bench.runtime_dir), *timeout, "run", "--name", name, *grant, "--", *command]
+    qgpuctl = [*QGPUCTL, "--runtime-dir", str(bench.runtime_dir), *timeout]
+    run = list(command) if grant is None else [*qgpuctl, "run", "--name", name, *grant, "--", *command]
     with log.open("wb") as output:
         return subprocess.Popen(
             run, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=bench.environment(), cwd=ROOT
@@ -149,7 +154,7 @@ class GpuWorld:
     """A real card, with NVML as the eye for its memory."""
 
     quota = 2 << 30
-    look_s = 0.02
+    look_s, card_look_s = 0.002, 0.02
 
     def __init__(self, plane: str, attacker: Attacker) -> None:
         import pynvml
@@ -171,8 +176,8 @@ class GpuWorld:
         )
         self._iterations = str(json.loads(load.stdout)["iterations"])
 
-    def start_neighbour(self, cores: int) -> None:
-        """Start the contract suite's load with its counter in a file.
+    def start_neighbour(self, cores: int | None) -> None:
+        """Start the contract suite's load with its counter in a file, in a pod or in none.
 
         It floods: its rate is then the card's, whatever else keeps the host busy.
         """
@@ -186,11 +191,18 @@ class GpuWorld:
         command.append(self._iterations)
         # RM numbers clients one after the other: the neighbour's are between these two.
         with closing(RmClient()) as before:
-            self._process = start_pod(self.bench, NEIGHBOUR, ["--cores", str(cores)], command, log)
+            grant = None if cores is None else ["--cores", str(cores)]
+            self._process = start_pod(self.bench, NEIGHBOUR, grant, command, log)
             wait_for("the neighbour's steps", lambda: self._started(log))
             with closing(RmClient()) as after:
                 between = f"{before.handle:#x}-{after.handle:#x}"
         self.arguments |= dict.fromkeys(("profile", "monitors"), between)
+
+    def end_neighbour(self) -> None:
+        """Kill its process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
 
     def _started(self, log: Path) -> bool:
         if not self.neighbour_lives():
@@ -219,7 +231,7 @@ class VmWorld:
 
     plane, attacker = "kmod", Attacker.POD  # a group needs MPS; the module lets no pod profile
     quota = 64 << 20
-    look_s = 0.04
+    look_s = card_look_s = 0.04
 
     def __init__(self) -> None:
         sys.path.insert(0, str(ROOT / "tests" / "vm" / "guest"))
@@ -237,15 +249,22 @@ class VmWorld:
         self._client: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start_neighbour(self, cores: int) -> None:
+    def start_neighbour(self, cores: int | None) -> None:
         """Start a flood; its TSG is the only one there is."""
         log = self.bench.directory / "neighbour.log"
         program = str(self.bench.directory / "control")
         report = str(self.bench.directory / "neighbour.report")
         command = [program, "none", report, str(self.quota), "sim"]
-        self._process = start_pod(self.bench, NEIGHBOUR, ["--cores", str(cores)], command, log)
+        grant = None if cores is None else ["--cores", str(cores)]
+        self._process = start_pod(self.bench, NEIGHBOUR, grant, command, log)
         wait_for("the neighbour's flood", lambda: bool(self._qg.sim_tsgs()), 30 * self.bench.patience)
         self._client = self._qg.sim_tsgs()[0]["client"]
+
+    def end_neighbour(self) -> None:
+        """Kill its process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
 
     def steps(self) -> float:
         """Read its time on the engine."""

@@ -97,8 +97,12 @@ class Place:
 def come_to(monkeypatch, tmp_path, said, path):
     """Judge one case in a pod that may profile."""
     place = Place(tmp_path, Attacker.PROFILER, said)
-    looks = [SimpleNamespace(used=0)] * 9
-    watch = SimpleNamespace(between=lambda *_: looks, rate=lambda *_: 1000.0, longest_pause_s=lambda *_: 0.0)
+    watch = SimpleNamespace(
+        between=lambda *_: [None] * 9,
+        rate=lambda *_: 1000.0,
+        most_used=lambda *_: 0,
+        longest_pause_s=lambda *_: 0.0,
+    )
     monkeypatch.setattr(judge, "start_attacker", place.report)
     monkeypatch.setattr(judge, "end_attacker", lambda *_: None)
     monkeypatch.setattr(judge.time, "sleep", lambda _: None)
