@@ -59,7 +59,7 @@ def _lowered(pods: list[Pod], excess: int) -> list[Pod]:
     """Reduce the largest quota until all fit."""
     largest = max(range(len(pods)), key=lambda i: pods[i].grant.cores or 0)
     pod = pods[largest]
-    pods[largest] = replace(pod, grant=replace(pod.grant, cores=(pod.grant.cores or 0) - excess))
+    pods[largest] = pod._replace(grant=replace(pod.grant, cores=(pod.grant.cores or 0) - excess))
     return pods
 
 

@@ -50,8 +50,8 @@ def copies_shared(policy: Policy) -> Policy:
 
 def with_copies(plan: Plan, snapshot: Snapshot) -> Plan:
     """Give each pod of a plan its copy slice; the snapshot is the one that the plan was made for."""
-    pods = {pod.name: pod for pod in snapshot.pods}
-    shapes = tuple([_shape(pods[part.pod]) for part in plan.pods])
+    shape_of = {pod.name: _shape(pod) for pod in snapshot.pods}
+    shapes = tuple([shape_of[part.pod] for part in plan.pods])
     return replace(plan, pods=_with_slices(plan.pods, shapes))
 
 

@@ -119,7 +119,7 @@ def by_weights(snapshot: Snapshot, weights: Sequence[int], *, gates: bool = True
     elif sharing.equal:
         parts = tuple(replace(part, timeslice_us=PLAIN_NS // NS_PER_US) for part in parts)
     elif sharing.round_ns is not None:
-        pods = snapshot.pods if gates else tuple(replace(pod, debt_ns=0, fits_slice=False) for pod in snapshot.pods)
+        pods = snapshot.pods if gates else tuple([pod._replace(debt_ns=0, fits_slice=False) for pod in snapshot.pods])
         parts = in_round(parts, pods, sharing.round_ns)
     if not sharing.by_gate:
         return Plan(snapshot.pgpu, snapshot.period_ns, parts, offline=None if starting else sharing)

@@ -136,7 +136,7 @@ def _fit_online_round(
 
 def _debtless(pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
     """Drop all debts, to plan what the pods get without them; debts move gates, never timeslices."""
-    return tuple(replace(pod, debt_ns=0) for pod in pods)
+    return tuple([pod._replace(debt_ns=0) for pod in pods])
 
 
 def _waits(present: tuple[Pod, ...], others: tuple[Pod, ...]) -> int:

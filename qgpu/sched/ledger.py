@@ -135,7 +135,9 @@ class Account(NamedTuple):
         )
         counted_ns = min(run_ns, starts * STARTING_TURN_NS) if self.ran_ns < STARTED_NS else run_ns
         here_ns, ran_ns = (self.here_ns + elapsed_ns, self.ran_ns + counted_ns) if tsgs else (0, 0)
-        spent_ns = max(0, self.start_spent_ns - round(START_REFILL * elapsed_ns))
+        spent_ns = self.start_spent_ns
+        if spent_ns:
+            spent_ns = max(0, spent_ns - round(START_REFILL * elapsed_ns))
         if ungated and self.ran_ns < STARTED_NS:
             spent_ns += min(run_ns, starts * BUDGETED_TURN_NS)
         switched_in, fragmented = self._fragmented(starts, elapsed_ns)
@@ -155,7 +157,19 @@ class Account(NamedTuple):
 
     def settled(self, debt_ns: int) -> Account:
         """Begin a new round with the debt after the last."""
-        return self._replace(round=NOTHING, debt_ns=debt_ns)
+        return Account(
+            self.last,
+            self.used_ns,
+            self.tsgs,
+            NOTHING,
+            debt_ns,
+            self.busy_tsgs,
+            self.here_ns,
+            self.ran_ns,
+            self.start_spent_ns,
+            self.switched_in,
+            self.fragmented,
+        )
 
     def _fragmented(self, starts: int, elapsed_ns: int) -> tuple[float, bool]:
         """Return its moving average of switches in per second, and whether it is fragmented."""
@@ -271,7 +285,7 @@ class Ledger:
 
     def snapshot(self, period_ns: int, offline_floor: int = 0) -> Snapshot:
         """Return what a policy may know, with an operator's ``offline_floor`` in per cent."""
-        known = {pod_class: self._tuning(pod_class) for pod_class in PodClass}
+        known = self._tunings()
         satisfied = frozenset[str]().union(*(each.satisfied for each in known.values() if each is not None))
         fits_slice = frozenset[str]().union(*(each.fits_slice for each in known.values() if each is not None))
         owed = {
@@ -317,10 +331,9 @@ class Ledger:
             return None
         return self.plan.online if pod_class is PodClass.ONLINE else self.plan.offline
 
-    def _tuning(self, pod_class: PodClass) -> Tuning | None:
-        """Return the tuning of the busy pods of a class; None if fewer than two are busy."""
-        mix = self._mix(pod_class)
-        return (self.mixes.get(mix) or self._begin(mix)) if len(mix[1]) > 1 else None
+    def _tunings(self) -> dict[PodClass, Tuning | None]:
+        """Return the tuning of the busy pods of each class; None if fewer than two are busy."""
+        return {mix[0]: (self.mixes.get(mix) or self._begin(mix)) if len(mix[1]) > 1 else None for mix in self._mixes()}
 
     def _begin(self, mix: Mix) -> Tuning:
         """Return what is known of pods that were never seen together with these weights."""
@@ -332,17 +345,14 @@ class Ledger:
                 return found
         return slice_tuner.begin([weight for _, weight in weights], pod_class, traits(self.card))
 
-    def _mix(self, pod_class: PodClass) -> Mix:
-        parts = self.plan.pods if self.plan else ()
-        busy = [
-            (part.pod, part.weight)
-            for part in parts
-            if part.pod_class is pod_class
-            and part.weight
-            and (account := self.accounts.get(part.pod)) is not None
-            and account.busy_tsgs
-        ]
-        return pod_class, tuple(sorted(busy))
+    def _mixes(self) -> tuple[Mix, ...]:
+        """Return each class's pods that share by weights and are busy."""
+        busy: dict[PodClass, list[tuple[str, int]]] = {pod_class: [] for pod_class in PodClass}
+        accounts = self.accounts
+        for part in self.plan.pods if self.plan else ():
+            if part.weight and (account := accounts.get(part.pod)) is not None and account.busy_tsgs:
+                busy[part.pod_class].append((part.pod, part.weight))
+        return tuple([(pod_class, tuple(sorted(pods))) for pod_class, pods in busy.items()])
 
     def _ungated(self) -> frozenset[str]:
         """Name the pods that are bound by a quota and may run outside of their own windows."""
@@ -406,12 +416,11 @@ class Ledger:
         plan = self.plan
         if plan is None or not round_ns:
             return mixes
-        for pod_class, done in ((PodClass.OFFLINE, plan.offline), (PodClass.ONLINE, plan.online)):
-            mix = self._mix(pod_class)
-            names = [name for name, _ in mix[1]]
-            if len(names) < 2 or not entries.keys() >= set(names):
+        for mix in self._mixes():
+            done = self._shared(mix[0])
+            rivals = {name: entries[name] for name, _ in mix[1] if name in entries}
+            if not 2 <= len(rivals) == len(mix[1]):
                 continue
-            rivals = {name: entries[name] for name in names}
             foreign_ns = sum([entry.use.run_ns for name, entry in entries.items() if name not in rivals])
             if (known := mixes.get(mix)) is None:  # a new mix: no plan has used its first round yet
                 found = self._begin(mix)

@@ -49,7 +49,8 @@ def is_contended(
     """Tell whether pods filled the card and none was starting: other rounds teach nothing."""
     if True in [entry.starting for entry in pods.values()]:
         return False
-    used_ns = sum(entry.use.run_ns + entry.use.starts * now.hardware.gap_ns for entry in pods.values())
+    uses, gap_ns = [entry.use for entry in pods.values()], now.hardware.gap_ns
+    used_ns = sum([use.run_ns + use.starts * gap_ns for use in uses])
     if used_ns + foreign_ns < _CONTENDED * elapsed_ns:
         return False
     # A context that is alone on the card counts as running while it idles. Only NVML shows the difference.
@@ -64,7 +65,8 @@ def accumulate(
     stale_ns = STALE_NS if now.sharing.by_gate else TRIAL_NS if is_long(now.sharing) else 0
     if not now.settled and passed_ns - elapsed_ns < stale_ns:
         return now._replace(passed_ns=passed_ns)
-    uses = {name: _sum(now.uses.get(name, GpuUse()), entry.use) for name, entry in pods.items()}
+    known = now.uses
+    uses = {name: _sum(known[name], entry.use) if name in known else entry.use for name, entry in pods.items()}
     told_ns = elapsed_ns if utilization is not None else 0
     return now._replace(
         uses=uses,

@@ -98,4 +98,4 @@ def lends_no_window(case: Case, snapshot: Snapshot) -> bool:
 
 def started(snapshot: Snapshot) -> Snapshot:
     """Have all pods got going."""
-    return replace(snapshot, pods=tuple(replace(pod, starting=False) for pod in snapshot.pods))
+    return replace(snapshot, pods=tuple(pod._replace(starting=False) for pod in snapshot.pods))

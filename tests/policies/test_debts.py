@@ -31,7 +31,7 @@ debts = st.integers(-100, 200).map(lambda ms: ms * NS_PER_MS + 300_000)
 
 def indebted(data: st.DataObject, snapshot: Snapshot) -> Snapshot:
     """Give every pod a debt."""
-    return replace(snapshot, pods=tuple(replace(pod, debt_ns=data.draw(debts)) for pod in snapshot.pods))
+    return replace(snapshot, pods=tuple(pod._replace(debt_ns=data.draw(debts)) for pod in snapshot.pods))
 
 
 @each
@@ -71,7 +71,7 @@ def test_where_quotas_cap_only_who_is_owed_time_gets_more(case: Case, data: st.D
 def test_a_debt_that_changes_by_little_changes_no_plan(case: Case, data: st.DataObject) -> None:
     snapshot = indebted(data, drawn(data, case))
     nudged = replace(
-        snapshot, pods=tuple(replace(p, debt_ns=p.debt_ns + data.draw(st.integers(0, 99_999))) for p in snapshot.pods)
+        snapshot, pods=tuple(p._replace(debt_ns=p.debt_ns + data.draw(st.integers(0, 99_999))) for p in snapshot.pods)
     )
 
     assert case.plan(snapshot) == case.plan(nudged)
@@ -82,7 +82,7 @@ def test_a_debt_that_changes_by_little_changes_no_plan(case: Case, data: st.Data
 @anything
 def test_debts_change_slices_of_a_round_only_and_within_bounds(case: Case, data: st.DataObject) -> None:
     owing = indebted(data, drawn(data, case))
-    calm = replace(owing, pods=tuple(replace(pod, debt_ns=0) for pod in owing.pods))
+    calm = replace(owing, pods=tuple(pod._replace(debt_ns=0) for pod in owing.pods))
     plan = case.plan(owing)
     shorter, longer = (MAX_OWED_CUT, MAX_DUE_GAIN) if has_round(plan) else (0.0, 0.0)
 
@@ -103,7 +103,7 @@ def test_a_pod_busy_alone_has_no_gate_moved(case: Case, data: st.DataObject) -> 
     lone = replace(
         snapshot,
         pods=tuple(
-            pod if pod.name == one else replace(pod, tsgs=tuple(replace(t, busy=False) for t in pod.tsgs))
+            pod if pod.name == one else pod._replace(tsgs=tuple(t._replace(busy=False) for t in pod.tsgs))
             for pod in snapshot.pods
         ),
     )
@@ -127,7 +127,7 @@ def test_debts_of_both_classes_leave_offline_pod_half_its_turn() -> None:
     owing = Snapshot(
         0, 10 * NS_PER_MS, (online, Pod("a", Grant(cores=1), (Tsg("a/0", True),), debt_ns=6 * NS_PER_MS), *owed)
     )
-    calm = replace(owing, pods=tuple(replace(pod, debt_ns=0) for pod in owing.pods))
+    calm = replace(owing, pods=tuple(pod._replace(debt_ns=0) for pod in owing.pods))
     plan = compose("burst-share", "fixed-share")
 
     assert forecast(plan(owing), owing)["a"] >= forecast(plan(calm), calm)["a"] / 2

@@ -122,7 +122,7 @@ def test_gangs_without_common_turn_share_the_period() -> None:
 
 def test_what_all_pgpus_of_a_gang_owe_it_is_paid_on_all() -> None:
     rack = [
-        replace(snapshot, pods=tuple(replace(pod, debt_ns=debt_ns) for pod in snapshot.pods if pod.name == "g") + rest)
+        replace(snapshot, pods=tuple(pod._replace(debt_ns=debt_ns) for pod in snapshot.pods if pod.name == "g") + rest)
         for snapshot, debt_ns in ((_snapshot(0, "gx"), -3 * NS_PER_MS), (_snapshot(1, "gy"), -5 * NS_PER_MS))
         for rest in (snapshot.pods[1:],)
     ]

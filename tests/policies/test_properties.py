@@ -55,7 +55,7 @@ def unbounded(plan: Plan) -> bool:
 
 def asked(case: Case, snapshot: Snapshot) -> list[Plan]:
     """Return what the policies themselves say where slices serve: long ones, before anything shortens them."""
-    pods = tuple(replace(pod, satisfied=False) for pod in snapshot.pods)
+    pods = tuple(pod._replace(satisfied=False) for pod in snapshot.pods)
     snapshot = replace(snapshot, pods=pods, offline=Sharing(), online=Sharing())
     if case.online is None:
         return [case.plan(snapshot)]
@@ -84,7 +84,7 @@ def idle_but(snapshot: Snapshot, online: bool) -> Snapshot:
     return replace(
         snapshot,
         pods=tuple(
-            pod if pod.online is online else replace(pod, tsgs=tuple(replace(t, busy=False) for t in pod.tsgs))
+            pod if pod.online is online else pod._replace(tsgs=tuple(t._replace(busy=False) for t in pod.tsgs))
             for pod in snapshot.pods
         ),
     )
@@ -92,7 +92,7 @@ def idle_but(snapshot: Snapshot, online: bool) -> Snapshot:
 
 def busier(pod: Pod, tsgs: int) -> Pod:
     """Give a pod this many busy TSGs."""
-    return replace(pod, tsgs=tuple(Tsg(f"{pod.name}/{n}", busy=True) for n in range(tsgs)))
+    return pod._replace(tsgs=tuple(Tsg(f"{pod.name}/{n}", busy=True) for n in range(tsgs)))
 
 
 def with_pod(snapshot: Snapshot, at: int, pod: Pod) -> Snapshot:
@@ -132,7 +132,7 @@ def test_no_pods_make_an_empty_plan(case: Case) -> None:
 @anything
 def test_the_same_snapshot_makes_the_same_plan(case: Case, data: st.DataObject) -> None:
     snapshot = drawn(data, case)
-    copy = replace(snapshot, pods=tuple(replace(pod, tsgs=tuple(pod.tsgs)) for pod in snapshot.pods))
+    copy = replace(snapshot, pods=tuple(pod._replace(tsgs=tuple(pod.tsgs)) for pod in snapshot.pods))
 
     assert case.plan(snapshot) == case.plan(copy)
 
@@ -143,7 +143,7 @@ def test_the_same_snapshot_makes_the_same_plan(case: Case, data: st.DataObject) 
 def test_renaming_pods_renames_the_plan_and_nothing_else(case: Case, data: st.DataObject) -> None:
     snapshot = drawn(data, case)
     names = {pod.name: f"other{9 - at}" for at, pod in enumerate(snapshot.pods)}
-    renamed = replace(snapshot, pods=tuple(replace(pod, name=names[pod.name]) for pod in snapshot.pods))
+    renamed = replace(snapshot, pods=tuple(pod._replace(name=names[pod.name]) for pod in snapshot.pods))
 
     expected = tuple(replace(part, pod=names[part.pod]) for part in case.plan(snapshot).pods)
     assert expected == case.plan(renamed).pods
@@ -193,7 +193,7 @@ def test_more_quota_never_means_less_share(case: Case, data: st.DataObject) -> N
     at = data.draw(st.sampled_from(candidates))
     pod = snapshot.pods[at]
     more = data.draw(st.integers(1, unsold))
-    raised = with_pod(snapshot, at, replace(pod, grant=replace(pod.grant, cores=(pod.grant.cores or 0) + more)))
+    raised = with_pod(snapshot, at, pod._replace(grant=replace(pod.grant, cores=(pod.grant.cores or 0) + more)))
 
     before, after = case.plan(snapshot), case.plan(raised)
     assume(unbounded(before) and unbounded(after))
@@ -331,7 +331,7 @@ def test_a_tighter_latency_target_never_means_a_longer_slice(case: Case, data: s
     pod = snapshot.pods[at]
     target_ns = pod.grant.latency_target_ns or 0
     tighter_ns = data.draw(st.integers(MIN_LATENCY_TARGET_NS, target_ns))
-    tight = with_pod(snapshot, at, replace(pod, grant=replace(pod.grant, latency_target_ns=tighter_ns)))
+    tight = with_pod(snapshot, at, pod._replace(grant=replace(pod.grant, latency_target_ns=tighter_ns)))
 
     # From 2 ms on offline turns are shorter and so may slices be, to fit into them: across that only the target binds.
     bound = [pod.online or (tighter_ns >= LOOSE_NS) is (target_ns >= LOOSE_NS) for pod in snapshot.pods]
@@ -375,7 +375,7 @@ def test_offline_policy_rules_without_online_pod_on_card(case: Case, data: st.Da
 def test_offline_pods_keep_shares_beside_idle_online_pod(case: Case, data: st.DataObject) -> None:
     offline = drawn(data, case, PodClass.OFFLINE)
     waiting = Pod("waiting", tsgs=(Tsg("waiting/0"),))
-    waiting = replace(waiting, grant=replace(waiting.grant, pod_class=PodClass.ONLINE))
+    waiting = waiting._replace(grant=replace(waiting.grant, pod_class=PodClass.ONLINE))
     mixed = replace(offline, pods=(*offline.pods, waiting))
 
     calm = replace(offline, offline=Sharing())  # beside online pods they have no round of their own

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
@@ -90,7 +89,7 @@ def test_fixed_share_lays_one_kept_window_per_pod() -> None:
 
 @pytest.mark.parametrize(("debt_ms", "gated"), [(0, False), (-5, False), (1, True)])
 def test_fixed_share_lets_pod_without_debt_start_at_once(debt_ms: int, gated: bool) -> None:
-    starting = replace(pod("b", 20), starting=True, debt_ns=debt_ms * NS_PER_MS)
+    starting = pod("b", 20)._replace(starting=True, debt_ns=debt_ms * NS_PER_MS)
     plan = POLICIES["fixed-share"].plan(Snapshot(0, PERIOD, (pod("a", 30), pod("c", 40, tsgs=8), starting)))
 
     assert [part.timeslice_us for part in plan.pods] == [2000, 500, 2000]
@@ -99,7 +98,7 @@ def test_fixed_share_lets_pod_without_debt_start_at_once(debt_ms: int, gated: bo
 
 @pytest.mark.parametrize("spent", [False, True])
 def test_fixed_share_gates_a_pod_that_started_too_often(spent: bool) -> None:
-    starting = replace(pod("b", 20), starting=True, start_budget_spent=spent)
+    starting = pod("b", 20)._replace(starting=True, start_budget_spent=spent)
     plan = POLICIES["fixed-share"].plan(Snapshot(0, PERIOD, (pod("a", 30), starting)))
 
     assert [part.windows is not None for part in plan.pods] == [True, spent]
@@ -109,7 +108,7 @@ def test_fixed_share_gates_a_pod_that_started_too_often(spent: bool) -> None:
 def test_fixed_share_starts_together_meet_no_gate_beside_online(
     target_ms: float | None,
 ) -> None:
-    starting = [replace(pod(name, 20), starting=True) for name in "ab"]
+    starting = [pod(name, 20)._replace(starting=True) for name in "ab"]
     online = pod("on", 20, online=True, target_ms=target_ms)
 
     assert not compose("fixed-share", "best-effort")(Snapshot(0, PERIOD, (online, *starting))).gated
@@ -229,7 +228,7 @@ def test_an_unknown_policy_is_refused_with_the_choices() -> None:
 
 def owing(name: str, cores: int | None = None, *, debt_ms: float = 0, satisfied: bool = False) -> Pod:
     """Build a busy pod that owes this much, or that has all it asks for."""
-    return replace(pod(name, cores), satisfied=satisfied, debt_ns=round(debt_ms * NS_PER_MS))
+    return pod(name, cores)._replace(satisfied=satisfied, debt_ns=round(debt_ms * NS_PER_MS))
 
 
 BY_GATE, EQUAL = Sharing(by_gate=True), Sharing(equal=True)
@@ -299,7 +298,7 @@ def in_round(policy: str, round_ms: float, *pods: Pod) -> list[int]:
         (8, (owing("a", 50, debt_ms=99), owing("b", 50, debt_ms=-STEP_MS)), [2400, 4800]),
         (8, (owing("a", 50), owing("b", 50, debt_ms=-99)), [4000, 7200]),
         # A pod that the round was fitted to has room for the ends of its steps.
-        (8, (replace(owing("a", 50), fits_slice=True), owing("b", 50)), [6000, 4000]),
+        (8, (owing("a", 50)._replace(fits_slice=True), owing("b", 50)), [6000, 4000]),
     ],
 )
 def test_slices_of_a_round_follow_weights_debts_and_steps(
@@ -308,7 +307,7 @@ def test_slices_of_a_round_follow_weights_debts_and_steps(
     assert expected_us == in_round("burst-share", round_ms, *pods)
 
 
-@pytest.mark.parametrize("heavy", [replace(owing("a", 95), fits_slice=True), owing("a", 95, debt_ms=-99)])
+@pytest.mark.parametrize("heavy", [owing("a", 95)._replace(fits_slice=True), owing("a", 95, debt_ms=-99)])
 @pytest.mark.parametrize("period_s", [1, 10])
 def test_no_slice_of_a_round_is_longer_than_any_may_be(period_s: int, heavy: Pod) -> None:
     period_ns = period_s * NS_PER_S
@@ -326,7 +325,7 @@ def test_the_drivers_own_slices_are_equal_whatever_the_weights() -> None:
 
 @pytest.mark.parametrize(("round_ms", "expected_us"), [(1, [2000, 2000]), (8, [4000, 4000])])
 def test_best_effort_shortens_no_slice_below_the_drivers_own(round_ms: float, expected_us: list[int]) -> None:
-    pods = (replace(owing("a"), fits_slice=True), owing("b", debt_ms=20))
+    pods = (owing("a")._replace(fits_slice=True), owing("b", debt_ms=20))
 
     assert expected_us == in_round("best-effort", round_ms, *pods)
 
@@ -427,7 +426,7 @@ def test_debt_of_windowed_online_pod_leaves_offline_slices(debt_ms: int) -> None
     plan = compose("burst-share", "fixed-share")
     online = pod("online", 1, target_ms=0.768)
     others = (pod("b", 1, tsgs=0), pod("c", 1, tsgs=0), pod("d", 1), pod("e", 1, tsgs=0, online=True), pod("f", 17))
-    snapshots = (Snapshot(0, 72_689_159, (replace(online, debt_ns=debt), *others)) for debt in (0, debt_ms * NS_PER_MS))
+    snapshots = (Snapshot(0, 72_689_159, (online._replace(debt_ns=debt), *others)) for debt in (0, debt_ms * NS_PER_MS))
 
     calm, owing = ([part.timeslice_us for part in plan(snapshot).pods] for snapshot in snapshots)
 
