@@ -204,7 +204,6 @@ class Pod(NamedTuple):
     name: str
     grant: Grant = Grant()
     tsgs: tuple[Tsg, ...] = ()
-    used_ns: int = 0
     #: Measured time beyond (positive) or short of (negative) what plans aimed at while it was busy; bounded.
     debt_ns: int = 0
     #: It gets all it asks for under timeslices, so it needs no turn by gate.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qgpu.errors import UnknownNameError
-from qgpu.model import Policy
+from qgpu.model import Plan, Policy, Snapshot
 from qgpu.policies import best_effort, burst_share, fixed_share
 from qgpu.policies.copies import copies_shared
 from qgpu.policies.gangs import gangs_first
@@ -52,4 +52,17 @@ def find(name: str) -> str:
 
 def compose(offline: str, online: str) -> Policy:
     """Build the loop's policy: online pods first, then gangs, then all others; copies share in the same ratio."""
-    return copies_shared(online_first(gangs_first(POLICIES[offline].plan), POLICIES[online].plan))
+    return _remembered(copies_shared(online_first(gangs_first(POLICIES[offline].plan), POLICIES[online].plan)))
+
+
+def _remembered(policy: Policy) -> Policy:
+    """Return a pGPU's last plan while its snapshot stays the same, as it mostly does from tick to tick."""
+    last: dict[int, tuple[Snapshot, Plan]] = {}
+
+    def plan(snapshot: Snapshot) -> Plan:
+        known = last.get(snapshot.pgpu)
+        if known is None or known[0] != snapshot:
+            known = last[snapshot.pgpu] = snapshot, policy(snapshot)
+        return known[1]
+
+    return plan

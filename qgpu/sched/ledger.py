@@ -300,7 +300,6 @@ class Ledger:
                 name,
                 account.last.grant,
                 tuple([Tsg(tsg, idle_ns < IDLE_AFTER_NS) for tsg, idle_ns in account.tsgs.items()]),
-                account.used_ns,
                 account.debt_ns or owed.get(name, 0),
                 name in satisfied,
                 name in fits_slice,

@@ -155,6 +155,8 @@ def _check(
     if before is None:
         return _retry(now, trial, pods, period_ns, utilization, now_ns, changed=True, gated_turns={})
     kept = _note_underserved(now, trial, pods, now_ns)
+    if trial.slices_exhausted and not trial.resting:  # all wait for more, whatever trials showed
+        kept = kept._replace(satisfied=frozenset())
     if kept.underserved_retries > now.underserved_retries:
         return kept.at(first_round(pods))
     changed = _has_changed(before, trial)

@@ -40,6 +40,21 @@ def test_a_strangers_policy_needs_its_line_in_the_registry(monkeypatch: pytest.M
     assert (settings.policy, settings.online_policy) == ("proportional", "proportional")
 
 
+def test_each_pgpu_has_its_last_plan_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    counted = PolicyInfo(9, lambda snapshot: asked.append(snapshot.pgpu) or proportional(snapshot))
+    monkeypatch.setitem(POLICIES, "counted", counted)
+    policy = compose("counted", "best-effort")
+    pods = [(Pod("a", Grant(cores=cores), (Tsg("a", busy=True),)),) for cores in (40, 50)]
+
+    plans = [policy(Snapshot(pgpu, 100 * NS_PER_MS, pods[0])) for pgpu in (0, 1, 0, 1)]
+    changed = policy(Snapshot(0, 100 * NS_PER_MS, pods[1]))
+
+    assert asked == [0, 1, 0]
+    assert plans[:2] == plans[2:]
+    assert changed != plans[0]
+
+
 def test_policies_have_numbers_of_their_own() -> None:
     assert len({info.number for info in POLICIES.values()}) == len(POLICIES)
 
