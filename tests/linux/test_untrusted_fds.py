@@ -72,11 +72,13 @@ def test_many_closes_that_linger_come_to_an_end(roused, monkeypatch):
     os.close(read)
 
 
-def test_without_threads_it_is_closed_with_the_next(monkeypatch):
+def test_without_threads_it_is_closed_with_the_next(roused, monkeypatch):
     def start(self):
         raise RuntimeError("can't start new thread")
 
     (first, one), (second, other) = os.pipe(), os.pipe()
+    while untrusted_fds._ours:  # a closer of an earlier test would take this one too
+        time.sleep(0.01)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
         untrusted_fds.close(one)
