@@ -23,7 +23,7 @@ from qgpu.guardian.rules.classes import PHYSICAL
 from qgpu.linux.seccomp_notify import Notification
 from qgpu.nvidia import abi, uvm
 from tests.fuzz import mutate
-from tests.guardian.fake_rm import FakeRm
+from tests.guardian.fake_rm import HANDLE_PROVIDED, FakeRm
 from tests.traces import TRACES, rows
 
 LIMIT = 64 << 20
@@ -124,6 +124,9 @@ class CountingRm(FakeRm):
             place = struct.unpack_from("<I", data, attributes_at)[0] >> 25 & 3
             video = not flags & _HEAP_VIRTUAL and place in (0, 3)
             rm_class = abi.NV01_MEMORY_LOCAL_USER if video else abi.NV01_MEMORY_SYSTEM
+            if not flags & HANDLE_PROVIDED:
+                handle = 1 + max(0xCAF00000, *(key[1] for key in self.objects))
+                struct.pack_into("<I", data, 44, handle)
             self._make(client, handle, rm_class, parent, struct.unpack_from("<Q", data, size_at)[0])
             if video:
                 struct.pack_into("<Q", data, size_at, self.sizes[client, handle])
@@ -319,6 +322,7 @@ def _made_up(random: Random) -> tuple[int, bytes, bytes]:
         data = bytearray(184)
         struct.pack_into("<III", data, 0, client, random.choice([parent, 1, 1]), random.choice([2, 2, 3, 5, 6, 14]))
         struct.pack_into("<I", data, 44, handle)
+        struct.pack_into("<I", data, 52, random.choice([0, HANDLE_PROVIDED]))
         struct.pack_into("<I", data, 56, random.choice([0, 0, 3 << 25, 1 << 25]))
         struct.pack_into("<Q", data, random.choice([80, 88]), size)
         return abi.NV_ESC_RM_VID_HEAP_CONTROL, bytes(data), b""

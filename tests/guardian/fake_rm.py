@@ -20,6 +20,8 @@ from qgpu.nvidia import abi, uvm
 
 #: What RM rounds memory up to.
 PAGE = 1 << 16
+#: Without this flag the old heap chooses a handle itself (nvos.h).
+HANDLE_PROVIDED = 0x4000
 
 
 def _at(address: int, size: int) -> bytearray:
@@ -44,6 +46,8 @@ class FakeRm:
         self.wakes = 0
         self.preemptible: list = []
         self.carried = None
+        #: What one file carries, place by place, for an import of several objects; None: nothing.
+        self.carriers: list = []
         #: Clients to which none of their pods' descriptors leads.
         self.stale: set = set()
         self.closer = PodFdCloser()
@@ -54,8 +58,9 @@ class FakeRm:
         self.knows_contexts = True
         #: Clients that they do not have in any case.
         self.elsewhere: set = set()
-        #: What happens on the card while memory is freed.
+        #: What happens on the card while memory is freed, and once memory was made, by its key.
         self.meanwhile = lambda: None
+        self.made = lambda key: None
         #: Objects that were shared for a duplicate, with the client that got it.
         self.shared: list = []
         #: How often devices were looked through for what no pod may have.
@@ -155,6 +160,9 @@ class FakeRm:
     def context(self, channel):
         return channel.handle
 
+    def context_by_file(self, file, channel):
+        return channel.handle if self.knows_contexts else 0
+
     # -- what the driver does -------------------------------------------------------------------------------------
 
     def perform(self, fd, request, argument):
@@ -179,6 +187,9 @@ class FakeRm:
                 (handle,) = struct.unpack_from("<I", data, 44)
                 (size,) = struct.unpack_from("<Q", data, 88)
                 if function == 2:
+                    if not struct.unpack_from("<I", data, 52)[0] & HANDLE_PROVIDED:
+                        handle = 1 + max(0xCAF00000, *(key[1] for key in self.objects))
+                        struct.pack_into("<I", data, 44, handle)
                     self._make(client, handle, abi.NV01_MEMORY_LOCAL_USER, parent, size)
                     struct.pack_into("<Q", data, 88, self.sizes[client, handle])
                 struct.pack_into("<QQ", data, 24, 1 << 44, 1 << 43)
@@ -206,6 +217,7 @@ class FakeRm:
         self.objects[client, handle] = (rm_class, parent)
         if rm_class == abi.NV01_MEMORY_LOCAL_USER:
             self.sizes[client, handle] = -(-size // PAGE) * PAGE
+            self.made((client, handle))
 
     def _alloc(self, data):
         client, parent, handle, rm_class, params = struct.unpack_from("<IIIIQ", data)
@@ -261,6 +273,8 @@ class FakeRm:
         client, _, command, _, params, size, _ = struct.unpack("<IIIIQII", data)
         if command in (abi.NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD, abi.NV0000_OS_UNIX_IMPORT_OBJECT_FROM_FD) and params:
             self._hand_over(command, client, _at(params, size))
+        if command == abi.NV0000_OS_UNIX_IMPORT_OBJECTS_FROM_FD and params:
+            self._import_all(client, _at(params, size))
         answer = self.answers.get(command)
         if answer is not None and params:
             answer(_at(params, size))
@@ -277,6 +291,18 @@ class FakeRm:
             self.objects[client, handle] = (abi.NV01_MEMORY_LOCAL_USER, parent)
             self.sizes[client, handle] = self.sizes[self.carried]
             self.aliases[client, handle] = self.carried
+
+    def _import_all(self, client, params):
+        """Import what ``carriers`` exports, place by place; None is a place without an export."""
+        (parent,) = struct.unpack_from("<I", params, 4)
+        (count,) = struct.unpack_from("<H", params, 648)
+        for n, source in zip(range(count), self.carriers, strict=False):
+            params[520 + n : 521 + n] = bytes([source is not None])
+            if source is not None:
+                (handle,) = struct.unpack_from("<I", params, 8 + 4 * n)
+                self.objects[client, handle] = (abi.NV01_MEMORY_LOCAL_USER, parent)
+                self.sizes[client, handle] = self.sizes[source]
+                self.aliases[client, handle] = self.aliases.get(source, source)
 
     def _uvm(self, request, data):
         self.seen.append((request, bytes(data)))

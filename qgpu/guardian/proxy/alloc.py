@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 from qgpu.guardian.accounting.object_table import NO_INSTANCE, PEER_ACCESS
-from qgpu.guardian.accounting.rm_object import Key, RmObject
+from qgpu.guardian.accounting.rm_object import Key, RmObject, confirm_fact
 from qgpu.guardian.proxy import client_ownership, rm_calls
 from qgpu.guardian.proxy.continued_memory import ContinuedMemory
 from qgpu.guardian.proxy.free import FreeHandler
@@ -219,7 +219,11 @@ class AllocHandler(Handler):
     def _make(self, request: _AllocRequest) -> int:
         """Have RM make the object, account for the result, and write the answer back."""
         try:
-            error = self._perform_alloc(request)
+            try:
+                error = self._perform_alloc(request)
+            except OSError:  # RM was not called
+                self._shared.cancel_claim(request.rm.key)
+                raise
             row = classes.ALLOWED_TO_SOME[request.rm.rm_class]
             self._ctx.tell_drivers_refusal(row.why, row.name, request.status)
             self._account(request, error)
@@ -255,7 +259,7 @@ class AllocHandler(Handler):
         made = not error and request.status == abi.NV_OK
         if request.tracked and not made:
             self._shared.cancel_claim(rm.key)
-        elif request.tracked and not self._confirm(file, rm, request.params):
+        elif request.tracked and not self._confirm(request):
             request.answer(abi.NV_ERR_NO_MEMORY)
         elif rm.rm_class == abi.NV20_SUBDEVICE_0 and (refusal := self._learn_instance(file, rm)):
             request.answer(refusal)
@@ -271,6 +275,8 @@ class AllocHandler(Handler):
             self._events.add(rm.client, *_U32.unpack_from(request.block.data, _HANDLE_AT))
         elif rm.rm_class == abi.NV50_THIRD_PARTY_P2P:
             self._gpu_ops.register_p2p(file, rm.client, rm.handle)
+        elif self._shared.reconciler.is_compute_channel(rm):
+            self._learn_context(file, rm.key)
 
     def admit(self, pid: int, rm: RmObject) -> int:
         """Return the status with which an object's class, parent or card is refused; 0 if it may be made."""
@@ -345,14 +351,23 @@ class AllocHandler(Handler):
         if subdevice is not None and self._gpu_ops.make_preemptible(file, rm.client, subdevice, tsg.handle):
             self._preemptible[tsg.key] = tsg
 
-    def _confirm(self, file: int, rm: RmObject, params: IoctlBuffer | None) -> bool:
+    def _learn_context(self, file: int, key: Key) -> None:
+        """Ask RM which context a channel has before the pod can use it: it may run and be freed at once."""
+        if (channel := self._shared.table.objects.get(key)) is None:
+            return
+        context = self._gpu_ops.context_by_file(file, channel)
+        with self._shared.lock:
+            if context and self._shared.table.objects.get(key) is channel:
+                self._shared.note(confirm_fact(key, context))
+
+    def _confirm(self, request: _AllocRequest) -> bool:
         """Confirm what RM has made; free memory whose true size does not fit."""
-        size = None
-        if rm.rm_class == abi.NV01_MEMORY_LOCAL_USER and params is not None:
-            size = rm_calls.detail(rm.rm_class, params.data)
+        rm, size = request.rm, None
+        if rm.rm_class == abi.NV01_MEMORY_LOCAL_USER and request.params is not None:
+            size = rm_calls.detail(rm.rm_class, request.params.data)
         if self._shared.confirm(rm.key, size):
             return True
-        self._gpu_ops.free(file, rm.client, rm.handle)
+        self.discard(request.pod_call, rm.key)
         self._shared.refusals.count(self._pod, "memory over the limit")
         return False
 
@@ -400,6 +415,10 @@ class AllocHandler(Handler):
             return
         if self._gpu_ops.object_info(pod_call.file, *key) is None and key not in self._shared.table.objects:
             return
+        self.discard(pod_call, key)
+
+    def discard(self, pod_call: PodCall, key: Key) -> None:
+        """Free what RM has made and the pod may not have. Memory that something else keeps by now stays charged."""
         was, channels = self._shared.table.objects.get(key), self._shared.begin_free(key, pod_call.file)
         gone = False
 

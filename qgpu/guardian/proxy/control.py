@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 from qgpu.guardian.accounting.object_table import IMPORTED
+from qgpu.guardian.accounting.rm_object import Key
 from qgpu.guardian.proxy import bound_monitors, client_ownership, rm_calls, virtualize
 from qgpu.guardian.proxy.alloc import AllocHandler
 from qgpu.guardian.proxy.dup import DupHandler
@@ -41,6 +42,8 @@ _IMPORTED = {
     abi.NV0000_OS_UNIX_IMPORT_OBJECT_FROM_FD: (16, 1),
     abi.NV0000_OS_UNIX_IMPORT_OBJECTS_FROM_FD: (8, 128),
 }
+#: In the parameters of an import of several objects: the type that RM gives each, 0 for none, and how many there are.
+_TYPES_AT, _COUNT_AT, _IMPORT_BYTES = 520, 648, 652
 
 
 @dataclass(slots=True)  # not frozen: see Notification
@@ -78,6 +81,9 @@ class ControlHandler(Handler):
             block.restore(_PARAMS_AT, 8)
             return self._ctx.refuse(block, asked.status_at, *refusal)
         self._undo_interrupted_import(request)
+        if self._imports_over(request):
+            block.restore(_PARAMS_AT, 8)
+            return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INSERT_DUPLICATE_NAME)
         taken = self._take_descriptor(pod_call, asked.command, params)
         try:
             try:
@@ -106,9 +112,15 @@ class ControlHandler(Handler):
         return _ControlRequest(pod_call, block, asked, params, nested) if nested is not None else None
 
     def _undo_interrupted_import(self, request: _ControlRequest) -> None:
-        if request.params is not None and request.asked.command in _IMPORTED:
-            for handle in _imported(request.asked.command, request.params.data):
-                self._alloc_handler.undo_interrupted(request.pod_call, (request.asked.client, handle))
+        for key in _named_by_import(request):
+            self._alloc_handler.undo_interrupted(request.pod_call, key)
+
+    def _imports_over(self, request: _ControlRequest) -> bool:
+        """Tell whether an import names a handle that is in use.
+
+        RM skips places without an export, and if a later one fails it frees what stands in all places before.
+        """
+        return any(key in self._shared.table.objects or self._gpu_ops.exists(key) for key in _named_by_import(request))
 
     def _perform(self, request: _ControlRequest, taken: int | None) -> int:
         """Call RM, under the owner's lock if the control makes a handle on its memory; return an errno."""
@@ -298,11 +310,9 @@ class ControlHandler(Handler):
         """Charge imported memory: the pod's own memory once, and any other as if the pod had made it."""
         self._shared.record_unrestorable(client, IMPORTED)
         for handle in handles:
-            if status := self._dup_handler.admit_handle(pod_call.file, (client, handle), client, None):
+            if status := self._dup_handler.admit_handle(pod_call, (client, handle), client, None):
                 for other in handles:
-                    self._gpu_ops.free(pod_call.file, client, other)
-                    key = client, other
-                    self._shared.end_free(key, self._shared.table.objects.get(key), [], gone=True)
+                    self._alloc_handler.discard(pod_call, (client, other))
                 return status
         return abi.NV_OK
 
@@ -333,14 +343,36 @@ def _was_done(command: int, status: int) -> bool:
     )
 
 
+def _named_by_import(request: _ControlRequest) -> list[Key]:
+    """List the handles that an import asks for."""
+    if request.params is None or request.asked.command not in _IMPORTED:
+        return []
+    asked = request.asked
+    return [(asked.client, handle) for handle in _import_places(asked.command, request.params.data) if handle]
+
+
 def _imported(command: int, params: bytearray) -> list[int]:
-    """List the handles that an import returns."""
+    """List the handles that an import has made."""
+    found = _import_places(command, params)
+    if command == abi.NV0000_OS_UNIX_IMPORT_OBJECTS_FROM_FD:
+        found = [handle for handle, kind in zip(found, params[_TYPES_AT:], strict=False) if kind]
+    return [handle for handle in found if handle]
+
+
+def _import_places(command: int, params: bytearray) -> list[int]:
+    """List the handles in an import's parameters that RM looks at. It refuses parameters of another size."""
     at, most = _IMPORTED[command]
-    return _handles(params, at, most)
+    if command == abi.NV0000_OS_UNIX_IMPORT_OBJECTS_FROM_FD:
+        most = min(most, *struct.unpack_from("<H", params.ljust(_IMPORT_BYTES, b"\0"), _COUNT_AT))
+    return _u32s(params, at, most)
 
 
 def _handles(params: bytearray, at: int, most: int) -> list[int]:
-    return [handle for handle in struct.unpack_from(f"<{min(most, (len(params) - at) // 4)}I", params, at) if handle]
+    return [handle for handle in _u32s(params, at, most) if handle]
+
+
+def _u32s(params: bytearray, at: int, most: int) -> list[int]:
+    return list(struct.unpack_from(f"<{max(0, min(most, (len(params) - at) // 4))}I", params, at))
 
 
 def _gives_up_preemption(params: IoctlBuffer) -> bool:

@@ -98,6 +98,7 @@ class Dispatcher:
         perform the call again; what cannot be undone is not done twice.
         """
         with self._turn:
+            self._shared.settle_claims(self._pod)
             self._shared.hold_uvm_files(self._pod)
             self._mmap.rescan_all()
             self._continued_memory.find_left()

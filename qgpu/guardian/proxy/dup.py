@@ -68,7 +68,7 @@ class DupHandler(Handler):
         # Another pod's memory counts for both pods. If only its maker paid, the maker could free it and make more.
         same = before == after and self._shared.owns(self._pod, asked.source_client)
         number, parent = before if same else None, asked.parent or asked.client
-        if status := self.admit_handle(pod_call.file, (asked.client, handle), parent, number):
+        if status := self.admit_handle(pod_call, (asked.client, handle), parent, number):
             return self._ctx.answer(block, asked.status_at, status)
         block.store()
         return 0
@@ -110,19 +110,20 @@ class DupHandler(Handler):
         if error or status_of(block, asked.status_at) != abi.NV_OK:
             self._shared.cancel_claim(rm.key)
         elif not self._shared.confirm(rm.key):
-            self._gpu_ops.free(pod_call.file, *rm.key)
+            self._alloc_handler.discard(pod_call, rm.key)
             return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INSUFFICIENT_RESOURCES)
         block.store()
         return error
 
-    def admit_handle(self, file: int, key: Key, parent: int, number: int | None) -> int:
+    def admit_handle(self, pod_call: PodCall, key: Key, parent: int, number: int | None) -> int:
         """Charge what RM put under a new handle; free it if it cannot stay. Return a status."""
+        file = pod_call.file
         about = self._gpu_ops.object_info(file, *key)
         if about is None:
             return abi.NV_OK
         space = about[0] == abi.FERMI_VASPACE_A and self._ctx.limited()  # its page tables are charged by handle
         if space or about[0] in classes.GATED | classes.PHYSICAL:
-            self._gpu_ops.free(file, *key)
+            self._alloc_handler.discard(pod_call, key)
             self._shared.refusals.count(self._pod, "second handle")
             return abi.NV_ERR_NOT_SUPPORTED
         if about[0] not in (abi.NV01_MEMORY_LOCAL_USER, abi.NV_MEMORY_FABRIC):
@@ -132,10 +133,10 @@ class DupHandler(Handler):
         if number is None and not on_fabric:
             number = self._find_exported(file, rm)
         if (status := self._ctx.claim(rm, number)) != abi.NV_OK:
-            self._gpu_ops.free(file, *key)
+            self._alloc_handler.discard(pod_call, key)
             return status
         if not self._shared.confirm(key):
-            self._gpu_ops.free(file, *key)
+            self._alloc_handler.discard(pod_call, key)
             return abi.NV_ERR_INSUFFICIENT_RESOURCES
         return abi.NV_OK
 

@@ -182,11 +182,12 @@ def detail(rm_class: int, params: bytes | bytearray) -> int:
 
 _MEMORY_FLAGS_AT = abi.ffi.offsetof("NV_MEMORY_ALLOCATION_PARAMS", "flags")
 
-#: Functions of NVOS32 (nvos.h).
-HEAP_ALLOC_SIZE, HEAP_FREE, HEAP_INFO, HEAP_ALLOC_TILED, HEAP_ALLOC_SIZE_RANGE = 2, 3, 5, 6, 14
-#: Offset of the card's total and free bytes in every answer.
-HEAP_TOTAL_AT = 24
-_HEAP_SIZES_AT = {HEAP_ALLOC_SIZE: (56, 88), HEAP_ALLOC_TILED: (64, 88), HEAP_ALLOC_SIZE_RANGE: (56, 80)}
+#: Functions of NVOS32 (nvos.h) that pods may use. Others allocate, too, by sizes of their own; nothing uses them.
+HEAP_ALLOC_SIZE, HEAP_FREE, HEAP_INFO = 2, 3, 5
+#: Offset of the card's total and free bytes in every answer, and of an allocation's flags and size.
+HEAP_TOTAL_AT, HEAP_FLAGS_AT, _HEAP_SIZE_AT = 24, 52, 88
+#: Without it RM ignores the handle that is asked for and chooses one.
+HEAP_FLAG_HANDLE_PROVIDED = 0x00004000
 _HEAP_FLAG_VIRTUAL = 0x00080000
 _FLAG_FIXED_ADDRESS = 0x00000010
 _FLAG_LAZY, _FLAG_EXTERNALLY_MANAGED, _FLAG_SPARSE = 0x00000400, 0x00400000, 0x04000000
@@ -196,11 +197,9 @@ _LOCATION_PCI = 1 << 25
 
 def _heap(data: bytes | bytearray, status_at: int) -> VidHeap:
     client, parent, function = struct.unpack_from("<III", data)
-    attributes_at, size_at = _HEAP_SIZES_AT.get(function, (56, 88))
     (handle,) = _U32.unpack_from(data, 44)
-    (flags,) = _U32.unpack_from(data, 52)
-    (attributes,) = _U32.unpack_from(data, attributes_at)
-    (size,) = _U64.unpack_from(data, size_at)
+    flags, attributes = struct.unpack_from("<II", data, HEAP_FLAGS_AT)
+    (size,) = _U64.unpack_from(data, _HEAP_SIZE_AT)
     return VidHeap(client, parent, function, handle, flags, attributes, size, status_at)
 
 
@@ -227,15 +226,14 @@ _READERS = dict(
 )
 
 
-def heap_size(data: bytes | bytearray, function: int) -> int:
-    """Read the size in a call, or in its answer, for a function that allocates."""
-    (size,) = _U64.unpack_from(data, _HEAP_SIZES_AT[function][1])
-    return int(size)
+def heap_size(data: bytes | bytearray) -> int:
+    """Read the size in an allocation, or in its answer."""
+    return int(_U64.unpack_from(data, _HEAP_SIZE_AT)[0])
 
 
 def is_virtual(heap: VidHeap) -> bool:
-    """Tell whether a call asks for address space without memory."""
-    return heap.function in _HEAP_SIZES_AT and bool(heap.flags & _HEAP_FLAG_VIRTUAL)
+    """Tell whether an allocation asks for address space without memory."""
+    return bool(heap.flags & _HEAP_FLAG_VIRTUAL)
 
 
 def chooses_place(params: bytes | bytearray) -> bool:
@@ -254,7 +252,5 @@ def takes_tables(flags: int) -> bool:
 
 
 def may_be_video(heap: VidHeap) -> bool:
-    """Tell whether memory from the old heap may lie on the card; location "any" may."""
-    if heap.function not in _HEAP_SIZES_AT or heap.flags & _HEAP_FLAG_VIRTUAL:
-        return False
-    return heap.attributes & _HEAP_ATTR_LOCATION != _LOCATION_PCI
+    """Tell whether an allocation from the old heap may lie on the card; location "any" may."""
+    return not is_virtual(heap) and heap.attributes & _HEAP_ATTR_LOCATION != _LOCATION_PCI

@@ -90,6 +90,8 @@ class SharedState:
     #: By pod, the processes whose UVM files a dead guardian held, and those whose files are not at the recorded
     #: descriptors.
     _unheld: dict[str, list[int]] = field(default_factory=dict)
+    #: By pod, the claims that a dead guardian did not confirm.
+    _unsettled: dict[str, list[Key]] = field(default_factory=dict)
     moved: dict[str, set[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -145,11 +147,12 @@ class SharedState:
         self._pod_locks.pop(pod, None)
         self._look_again_ns.pop(pod, None)
         self._unheld.pop(pod, None)
+        self._unsettled.pop(pod, None)
         self.moved.pop(pod, None)
         self.monitors.retired(pod)
 
     def resume(self) -> None:
-        """Continue with a table rebuilt from a journal: watch its processes, and ask RM about unconfirmed claims."""
+        """Continue with a table rebuilt from a journal: watch its processes."""
         self.table.allocations.discharge_unused()
         for pid in list(self.table.processes):
             try:
@@ -160,11 +163,17 @@ class SharedState:
                 self.note({"fact": "exit", "pid": pid})
             except OSError as error:
                 _log.error("a pod's process cannot be watched", pid=pid, reason=str(error))
-        for rm in [rm for rm in self.table.objects.values() if not rm.confirmed]:
-            self._settle_claim(rm)
         for rm in self.table.objects.values():
+            if not rm.confirmed:
+                self._unsettled.setdefault(self.table.pod_of(rm), []).append(rm.key)
             if rm.rm_class in abi.GPFIFO_CLASSES and not rm.context:
                 self.reconciler.object_made(rm)
+
+    def settle_claims(self, pod: str) -> None:
+        """Ask RM about the claims of a pod that a dead guardian did not confirm, before the pod is served."""
+        for key in self._unsettled.pop(pod, ()):
+            if (rm := self.table.objects.get(key)) is not None and not rm.confirmed:
+                self._settle_claim(rm)
 
     def recheck_pods(self, pods: Collection[str]) -> None:
         """Find what pods freed while there was no guardian: ask RM about all of their objects.
@@ -382,7 +391,8 @@ class SharedState:
     def confirm(self, key: Key, size: int | None = None) -> bool:
         """Confirm an object that RM has made, memory at its true size; False if it does not fit and must be freed.
 
-        So must one without its claim: its client has become another pod's meanwhile, or is gone.
+        It stays charged until then. One without its claim must be freed, too: its client has become another pod's
+        meanwhile, or is gone.
         """
         with self.lock:
             rm = self.table.objects.get(key)
@@ -390,14 +400,9 @@ class SharedState:
                 return False
             if size is not None and size != rm.detail:
                 self._note_size(rm, size)
-        if size is not None and size > rm.detail and not self._fits(key):
-            with self.lock:
-                self.note(gone_fact(key))
-            return False
-        with self.lock:
             self.note(confirm_fact(key))
             self.reconciler.object_made(rm)
-            return True
+        return size is None or size <= rm.detail or self._fits(key)
 
     def _fits(self, key: Key) -> bool:
         """Tell whether a pod is within its limit with the memory that is charged under a handle."""
@@ -552,11 +557,10 @@ class SharedState:
         """Find out what became of a claim that a dead guardian left."""
         found = self.gpu_ops.find_object(rm)
         if (found is None and not self.gpu_ops.exists(rm.key)) or (found is not None and found[0] != rm.rm_class):
-            self.note(gone_fact(rm.key))
+            self.cancel_claim(rm.key)
             return
-        if rm.rm_class == abi.NV01_MEMORY_LOCAL_USER and (size := self.gpu_ops.size(rm)) is not None:
-            self._note_size(rm, size)
-        self.note(confirm_fact(rm.key))
+        size = self.gpu_ops.size(rm) if rm.rm_class == abi.NV01_MEMORY_LOCAL_USER else None
+        self.confirm(rm.key, size)
 
 
 def _wait_until(done: Callable[[], bool]) -> None:

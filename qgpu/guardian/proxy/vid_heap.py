@@ -30,7 +30,7 @@ class VidHeapHandler(Handler):
             case rm_calls.HEAP_INFO:
                 error = self._proxy.escape(pod_call.file, abi.NV_ESC_RM_VID_HEAP_CONTROL, block)
                 return self._shown(block, asked, error)
-            case rm_calls.HEAP_ALLOC_SIZE | rm_calls.HEAP_ALLOC_TILED | rm_calls.HEAP_ALLOC_SIZE_RANGE:
+            case rm_calls.HEAP_ALLOC_SIZE:
                 return self._alloc(pod_call, block, asked)
         return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, f"heap function {asked.function}")
 
@@ -52,14 +52,17 @@ class VidHeapHandler(Handler):
         self._alloc_handler.undo_interrupted(pod_call, (asked.client, asked.handle))
         if claimed and (refusal := self._alloc_handler.admit(pod_call.pid, rm) or self._ctx.claim(rm)):
             return self._ctx.answer(block, asked.status_at, refusal)
+        if asked.handle:  # RM would make it under another handle than the one that was claimed
+            block.patch_u32(rm_calls.HEAP_FLAGS_AT, asked.flags | rm_calls.HEAP_FLAG_HANDLE_PROVIDED)
         pod_call.begin()
         error = self._proxy.escape(pod_call.file, abi.NV_ESC_RM_VID_HEAP_CONTROL, block)
+        block.restore(rm_calls.HEAP_FLAGS_AT, 4)
         if claimed and not error and status_of(block, asked.status_at) == abi.NV_OK:
             about = self._gpu_ops.object_info(pod_call.file, *rm.key)
             if about is None or about[0] != abi.NV01_MEMORY_LOCAL_USER:
                 self._shared.cancel_claim(rm.key)
-            elif not self._shared.confirm(rm.key, rm_calls.heap_size(block.data, asked.function)):
-                self._gpu_ops.free(pod_call.file, *rm.key)
+            elif not self._shared.confirm(rm.key, rm_calls.heap_size(block.data)):
+                self._alloc_handler.discard(pod_call, rm.key)
                 return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NO_MEMORY, "memory over the limit")
         elif claimed:
             self._shared.cancel_claim(rm.key)

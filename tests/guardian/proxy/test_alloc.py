@@ -342,6 +342,15 @@ def test_compute_is_made_without_a_walk_over_all_objects(on_card, walks):
     assert (on_card.rm.preemptible, walks) == ([(7, 3, 20)], [])
 
 
+def test_an_object_without_its_capability_leaves_no_claim(on_card):
+    """The guardian would keep claims of objects that RM was never asked for, and its successor ask about each."""
+    params = struct.pack("<Q", 999) + bytes(56)
+    said = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(20, 3, abi.AMPERE_SMC_PARTITION_REF), params)
+
+    assert said[:2] == (-1, errno.EBADF)
+    assert (7, 20) not in on_card.shared.table.objects
+
+
 @pytest.mark.parametrize("handle", [2, 7])
 def test_heap_free_of_what_is_no_memory_walks_nothing(on_card, walks, handle):
     """RM frees neither a device nor a client here, so a pod could ask for ever."""

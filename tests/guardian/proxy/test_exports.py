@@ -40,6 +40,52 @@ def take_in(pod, handle):
     return status(answer[2])
 
 
+def take_in_all(pod, *handles, count=None):
+    """Import several objects from one file."""
+    places = struct.pack(f"<{len(handles)}I", *handles).ljust(512, b"\0")
+    count = len(handles) if count is None else count
+    params = struct.pack("<iI", device_of(pod), 2) + places + bytes(128) + struct.pack("<HH", count, 0)
+    answer = pod.call(abi.NV_ESC_RM_CONTROL, control(abi.NV0000_OS_UNIX_IMPORT_OBJECTS_FROM_FD, 7, len(params)), params)
+    return status(answer[2])
+
+
+def test_an_import_of_nothing_frees_nothing(sharing):
+    assert take_in_all(sharing, 10, count=0) == abi.NV_OK
+    assert (7, 10) in sharing.rm.objects
+    assert held(sharing) == SIZE
+
+
+@pytest.mark.parametrize("source", [None, (7, 10)])
+def test_an_import_over_an_object_is_refused(sharing, source):
+    """RM skips a place without an export, and frees what stands there when a later one fails."""
+    sharing.rm.carriers = [source]
+
+    assert take_in_all(sharing, 10) == abi.NV_ERR_INSERT_DUPLICATE_NAME
+    assert (7, 10) in sharing.rm.objects
+    assert held(sharing) == SIZE
+
+
+def test_places_without_an_export_are_not_charged(sharing):
+    export(sharing, 10)
+    sharing.rm.carriers = [None, (7, 10)]
+
+    assert take_in_all(sharing, 30, 31) == abi.NV_OK
+    assert {key for key in sharing.shared.table.objects if key[1] in (30, 31)} == {(7, 31)}
+    assert held(sharing) == SIZE
+
+
+def test_imports_that_do_not_fit_are_all_freed(sharing):
+    sharing.rm.objects |= {(9, 9): (abi.NV01_ROOT_CLIENT, 0), (9, 10): (abi.NV01_MEMORY_LOCAL_USER, 9)}
+    sharing.rm.sizes[9, 10] = SIZE
+    sharing.rm.carriers = [(7, 10), (9, 10)]
+    sharing.limits[0] = held(sharing) + SIZE // 2
+
+    assert take_in_all(sharing, 30, 31) == abi.NV_ERR_NO_MEMORY
+    assert not {(7, 30), (7, 31)} & sharing.rm.objects.keys()
+    assert not {(7, 30), (7, 31)} & sharing.shared.table.objects.keys()
+    assert held(sharing) == SIZE
+
+
 def test_a_file_that_is_no_nvidia_file_is_not_given_to_rm(sharing):
     """Nor is it closed under a lock: a socket that lingers takes as long as its owner likes."""
     held_locks = []

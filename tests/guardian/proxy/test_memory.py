@@ -10,6 +10,7 @@ from qgpu.guardian.accounting.memory_quota import NO_POD
 from qgpu.guardian.accounting.rm_object import RmObject
 from qgpu.guardian.proxy import shared_state
 from qgpu.nvidia import abi
+from tests.guardian import fake_rm
 from tests.guardian.asked import (
     alloc,
     alloc_status,
@@ -23,7 +24,7 @@ from tests.guardian.asked import (
     subdevice,
 )
 from tests.guardian.charges import charged
-from tests.guardian.fake_rm import PAGE
+from tests.guardian.fake_rm import HANDLE_PROVIDED, PAGE
 from tests.guardian.pod import LIMIT, MINOR, MOST, allocate, held
 
 
@@ -47,6 +48,25 @@ def test_memory_that_rm_rounds_over_the_limit_is_freed_again(on_card):
     assert allocate(on_card, 10, PAGE + 1) == abi.NV_ERR_NO_MEMORY
     assert held(on_card) == 0
     assert (7, 10) not in on_card.rm.objects
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+@pytest.mark.parametrize("how", ["RM_ALLOC", "old heap"])
+def test_memory_over_the_limit_is_charged_while_it_is_there(on_card, monkeypatch, how, mapped):
+    """A mapping that the kernel makes meanwhile may name it: then it outlives its handle."""
+    monkeypatch.setattr(fake_rm, "PAGE", 4 * PAGE)  # RM rounds it up to more than is left
+    on_card.limits[0] = 3 * PAGE
+    if mapped:
+        on_card.rm.made = on_card.rm.mapped.add
+    if how == "old heap":
+        answered = heap_status(on_card.call(abi.NV_ESC_RM_VID_HEAP_CONTROL, heap(10, PAGE))[2])
+    else:
+        answered = allocate(on_card, 10, PAGE)
+
+    assert answered == abi.NV_ERR_NO_MEMORY
+    assert (7, 10) in on_card.rm.sizes
+    assert (7, 10) not in on_card.rm.objects
+    assert held(on_card) == 4 * PAGE * mapped
 
 
 def test_the_last_byte_of_a_limit_can_be_had(on_card):
@@ -105,6 +125,27 @@ def test_memory_of_the_old_heap_interface_counts_too(on_card):
     assert (heap_status(first), heap_status(second)) == (abi.NV_OK, abi.NV_ERR_NO_MEMORY)
     assert held(on_card) == MOST
     assert struct.unpack_from("<QQ", first, 24) == (LIMIT, LIMIT - MOST)
+
+
+@pytest.mark.parametrize("flags", [0, HANDLE_PROVIDED])
+def test_the_old_heap_makes_memory_under_the_handle_asked_for(on_card, flags):
+    """Otherwise RM chooses another one, which is charged to nobody."""
+    made = on_card.call(abi.NV_ESC_RM_VID_HEAP_CONTROL, heap(30, MOST, flags=flags))[2]
+
+    assert struct.unpack_from("<I", made, 44) == (30,)
+    assert struct.unpack_from("<I", made, 52) == (flags,)
+    assert (held(on_card), on_card.rm.sizes) == (MOST, {(7, 30): MOST})
+
+
+@pytest.mark.parametrize("function", [6, 14])
+def test_the_old_heap_makes_memory_in_one_way_only(on_card, function):
+    """RM computes the size of tiled memory (6) from other fields than that of a plain allocation."""
+    asked = bytearray(heap(30, 1))
+    struct.pack_into("<I", asked, 8, function)
+    answer = on_card.call(abi.NV_ESC_RM_VID_HEAP_CONTROL, bytes(asked))[2]
+
+    assert heap_status(answer) == abi.NV_ERR_NOT_SUPPORTED
+    assert on_card.shared.refusals.counts["web", f"heap function {function}"] == 1
 
 
 def test_process_of_retired_pod_gets_no_memory(on_card):
