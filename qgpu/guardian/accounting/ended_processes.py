@@ -1,4 +1,8 @@
-"""Remembers the pods of processes that have ended: the card may still report GPU time of theirs."""
+"""Remembers the pods of processes and contexts that have ended: the card may still report GPU time of theirs.
+
+A process that made an RM client stays known as long as that client exists, because another process may go on to use
+it, and RM goes on to name its maker.
+"""
 
 from __future__ import annotations
 
@@ -11,35 +15,69 @@ MOST_ENDED = 4096
 KEPT_S = 10.0
 
 
-class EndedProcesses:
-    """The latest of each pod's processes that ended."""
+class LatelyEnded:
+    """The latest of each pod's numbers that ended: of processes, or of contexts."""
 
     def __init__(self) -> None:
         self._pods: dict[int, str] = {}
-        #: By pod, when each of its processes ended, in seconds of the monotonic clock, the oldest first.
+        #: By pod, when each of its numbers ended, in seconds of the monotonic clock, the oldest first.
         self._ended: dict[str, OrderedDict[int, float]] = {}
 
-    def add(self, pid: int, pod: str) -> None:
-        """Remember a process; the pod's oldest is forgotten if there are too many."""
+    def add(self, number: int, pod: str) -> None:
+        """Remember a number; the pod's oldest is forgotten if there are too many."""
         ended = self._ended.setdefault(pod, OrderedDict())
-        ended[pid] = time.monotonic()
-        ended.move_to_end(pid)
-        self._pods[pid] = pod
+        ended[number] = time.monotonic()
+        ended.move_to_end(number)
+        self._pods[number] = pod
         if len(ended) > MOST_ENDED:
             self._forget(ended.popitem(last=False)[0], pod)
 
     def retire(self, pod: str) -> None:
-        """Forget a pod with its processes."""
-        for pid in self._ended.pop(pod, ()):
-            self._forget(pid, pod)
+        """Forget a pod with its numbers."""
+        for number in self._ended.pop(pod, ()):
+            self._forget(number, pod)
 
-    def pod_of(self, pid: int) -> str | None:
-        """Return the pod of a process that ended lately; None if it is unknown."""
-        pod = self._pods.get(pid)
-        if pod is None or time.monotonic() - self._ended[pod][pid] > KEPT_S:
+    def pod_of(self, number: int) -> str | None:
+        """Return the pod of a number that ended lately; None if it is unknown."""
+        pod = self._pods.get(number)
+        if pod is None or time.monotonic() - self._ended[pod][number] > KEPT_S:
             return None
         return pod
 
-    def _forget(self, pid: int, pod: str) -> None:
-        if self._pods.get(pid) == pod:  # a process of another pod may have had its number since
-            del self._pods[pid]
+    def _forget(self, number: int, pod: str) -> None:
+        if self._pods.get(number) == pod:  # another pod may have had the number since
+            del self._pods[number]
+
+
+class EndedProcesses(LatelyEnded):
+    """The latest of each pod's processes that ended, and all that made a client which still exists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: By process, the clients that it made, each with its pod, the latest last; and by client, its maker.
+        self._made: dict[int, dict[int, str]] = {}
+        self._makers: dict[int, int] = {}
+
+    def client_made(self, client: int, pid: int, pod: str) -> None:
+        """Remember who made a client, in place of who made an earlier one of this handle."""
+        self.client_gone(client)
+        self._makers[client] = pid
+        self._made.setdefault(pid, {})[client] = pod
+
+    def client_moved(self, client: int, pod: str) -> None:
+        """Record that a client is another pod's now: RM still names its maker."""
+        if (pid := self._makers.get(client)) is not None:
+            self._made[pid][client] = pod
+
+    def client_gone(self, client: int) -> None:
+        """Forget who made a client."""
+        if (pid := self._makers.pop(client, None)) is not None:
+            del self._made[pid][client]
+            if not self._made[pid]:
+                del self._made[pid]
+
+    def pod_of(self, number: int) -> str | None:
+        """Return the pod of a process that ended: of the latest client that it made, else its own."""
+        if (made := self._made.get(number)) is not None:
+            return made[next(reversed(made))]
+        return super().pod_of(number)

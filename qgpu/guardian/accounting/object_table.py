@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from qgpu.guardian.accounting.allocations import Allocation, Allocations
-from qgpu.guardian.accounting.ended_processes import EndedProcesses
+from qgpu.guardian.accounting.ended_processes import EndedProcesses, LatelyEnded
 from qgpu.guardian.accounting.rm_object import Fact, Key, RmObject, object_fact
 from qgpu.guardian.accounting.tsg_handles import TsgHandles
 from qgpu.ipc.codec import grants_from_json, grants_to_json
@@ -78,6 +78,8 @@ class ObjectTable:
     pods: dict[str, PodEntry] = field(default_factory=dict)
     processes: dict[int, str] = field(default_factory=dict)
     ended_processes: EndedProcesses = field(default_factory=EndedProcesses, compare=False)
+    #: Contexts of channels that are gone.
+    ended_contexts: LatelyEnded = field(default_factory=LatelyEnded, compare=False)
     clients: dict[int, RmClientEntry] = field(default_factory=dict)
     objects: dict[Key, RmObject] = field(default_factory=dict)
     #: Devices by client, and their number per pod.
@@ -122,6 +124,7 @@ class ObjectTable:
     def _pod_retired(self, fact: Fact) -> None:
         self.pods.pop(fact["name"], None)
         self.ended_processes.retire(fact["name"])
+        self.ended_contexts.retire(fact["name"])
         self.grants_revision += 1
         self._ended(fact)
 
@@ -204,6 +207,7 @@ class ObjectTable:
         if (before := self.clients.get(client)) is not None:
             self._count_unrestorable(before, -1)
         self.clients[client] = RmClientEntry(pod, maker)
+        self.ended_processes.client_made(client, maker, pod)
         self._transferred.discard(client)
         self._of_pod.setdefault(pod, set()).add(client)
 
@@ -234,6 +238,7 @@ class ObjectTable:
         self._of_pod.setdefault(pod, set()).add(client)
         self._count_unrestorable(entry, -1)
         entry.pod, entry.maker = pod, pid
+        self.ended_processes.client_moved(client, pod)
         self._count_unrestorable(entry, 1)
         for handle in handles:
             if (client, handle) in self._tsgs:
@@ -310,6 +315,7 @@ class ObjectTable:
             self._children.pop((client, rm.parent), None)
             self._forget_kind(rm)
         self._transferred.discard(client)
+        self.ended_processes.client_gone(client)
         if (entry := self.clients.pop(client, None)) is None:
             return
         self._count_unrestorable(entry, -1)
@@ -332,6 +338,8 @@ class ObjectTable:
     def _forget_kind(self, rm: RmObject) -> None:
         """Forget what follows from an object's class: that it is scheduled, is a device, keeps memory."""
         self._tsgs.drop(rm.key)
+        if rm.context and (pod := self.pod_of(rm)) in self.pods:
+            self.ended_contexts.add(rm.context, pod)
         if (channels := self._channels.get(rm.client)) is not None:
             channels.discard(rm.key)
             if not channels:

@@ -205,11 +205,12 @@ class Gpu:
         return used_ns
 
     def _owner_of(self, engine_context: Hashable) -> Owner | None:
-        """Return the TSG of a (context, pid); where that has ended, the pod of its process."""
+        """Return the TSG of a (context, pid); where that has ended, the pod of the context, else of the process."""
         if (tsg := self._tsg_of(engine_context)) is not None or not isinstance(engine_context, tuple):
             return tsg
-        pid = engine_context[1]
-        return self.table.processes.get(pid) or self.table.ended_processes.pod_of(pid)
+        context, pid = engine_context
+        by_process = self.table.processes.get(pid) or self.table.ended_processes.pod_of(pid)
+        return self.table.ended_contexts.pod_of(context) or by_process
 
     def _tsg_of(self, engine_context: Hashable) -> Key | None:
         if self._owners_as_of != self.table.revision:
@@ -221,11 +222,17 @@ class Gpu:
         return self._owners[engine_context]
 
     def _find_tsg(self, engine_context: Hashable) -> Key | None:
-        """Find the TSG of a (context, pid): by a channel with that context, else by its process."""
+        """Find the TSG of a (context, pid): by a channel with that context, else by its process.
+
+        RM may name a process of another pod, or the guardian: the pod of a context that has ended is remembered.
+        """
         if not isinstance(engine_context, tuple):
             return None
         context, pid = engine_context
-        return self._by_context.get(context) or self._by_process.get(pid)
+        if (tsg := self._by_context.get(context)) is not None or (tsg := self._by_process.get(pid)) is None:
+            return tsg
+        pod = self.table.ended_contexts.pod_of(context)
+        return tsg if pod in (None, self.table.clients[tsg[0]].pod) else None
 
     def _kept_as(self, engine_context: Hashable) -> Hashable:
         """Return a context for all of a process's contexts without a channel: it can make any number of them.

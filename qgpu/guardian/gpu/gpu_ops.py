@@ -303,13 +303,17 @@ class GpuOps:
 
     def context(self, channel: RmObject) -> int:
         """Ask RM for the context id that context-switch records carry for a channel; 0 if the branch cannot tell."""
-        params = ffi.new("NVA06F_CTRL_GET_CONTEXT_ID_PARAMS *")
+        if not self.knows_contexts:
+            return 0
+        return self._via_client_file(channel.client, lambda file: _context(file, channel)) or 0
 
-        def ask(file: int) -> int:
-            control(file, channel.client, channel.handle, abi.NVA06F_GET_CONTEXT_ID, params)
-            return int(params.contextId)
-
-        return (self._via_client_file(channel.client, ask) or 0) if self.knows_contexts else 0
+    def context_by_file(self, file: int, channel: RmObject) -> int:
+        """Ask the same through a file of ours. RM gives each channel a number of its own when it makes it."""
+        try:
+            return _context(file, channel) if self.knows_contexts else 0
+        except (OSError, RmError) as error:
+            _log.info("RM does not say which context a channel has", reason=str(error))
+            return 0
 
     def pod_has_file(self, client: int, pod: str, file: int) -> bool:
         """Tell whether a process of a pod still has a client's file (``file`` is our copy) where it was seen before."""
@@ -381,3 +385,10 @@ class GpuOps:
             yield taken
         finally:
             self.closer.close(pod, taken)
+
+
+def _context(file: int, channel: RmObject) -> int:
+    """Ask RM for a channel's context id (kernel_channel.c: cid, counted up for all channels of all cards)."""
+    params = ffi.new("NVA06F_CTRL_GET_CONTEXT_ID_PARAMS *")
+    control(file, channel.client, channel.handle, abi.NVA06F_GET_CONTEXT_ID, params)
+    return int(params.contextId)

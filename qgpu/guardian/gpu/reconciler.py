@@ -1,4 +1,4 @@
-"""Asks RM later whether objects still exist, and what context-switch records call new channels."""
+"""Asks RM later whether objects still exist, and for contexts that it did not tell when it made the channels."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from qgpu.guardian.gpu.gpu_ops import GpuOps
 from qgpu.model import NS_PER_MS
 from qgpu.nvidia import abi
 
-#: New channels are looked up once no pod has made a call for this long, but not later than _LATEST_NS. A starting
-#: program keeps RM's locks busy, so each query would wait for the program and delay it.
+#: New TSGs and channels are looked at once no pod has made a call for this long, but not later than _LATEST_NS. A
+#: starting program keeps RM's locks busy, so each call of ours would wait for the program and delay it.
 _QUIET_NS = 15 * NS_PER_MS
 _LATEST_NS = 250 * NS_PER_MS
 #: The first recheck comes after this long, each next one after twice as long, up to _SELDOM_NS.
@@ -129,7 +129,8 @@ class Reconciler:
             changed, until_ns = True, self._clock() + _PASS_NS
             while self._new_channels and self._clock() < until_ns:
                 key = self._new_channels.popleft()
-                if (rm := self._table.objects.get(key)) is not None and (context := self._gpu_ops.context(rm)):
+                rm = self._table.objects.get(key)
+                if rm is not None and not rm.context and (context := self._gpu_ops.context(rm)):
                     self._note(confirm_fact(key, context))
             if not self._new_channels:
                 self._new_since_ns = 0
@@ -140,16 +141,21 @@ class Reconciler:
         self._called_ns = self._clock()
 
     def object_made(self, rm: RmObject) -> None:
-        """Record a new object; for channels of compute TSGs, RM is asked for their context id."""
-        if rm.rm_class in abi.GPFIFO_CLASSES:
+        """Record a new object; RM is asked for the context id of a compute channel if it is still unknown then."""
+        if self.is_compute_channel(rm):
+            self._new_channels.append(rm.key)
+            self.tsgs_changed()
+        elif rm.rm_class in abi.GPFIFO_CLASSES:
             parent = self._table.objects.get((rm.client, rm.parent))
-            if parent is not None and self._table.is_compute(parent):
-                self._new_channels.append(rm.key)
-                self.tsgs_changed()
-            elif self._table.is_copy(rm) or (parent is not None and self._table.is_copy(parent)):
+            if self._table.is_copy(rm) or (parent is not None and self._table.is_copy(parent)):
                 self.tsgs_changed()
         elif rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A:
             self.tsgs_changed()
+
+    def is_compute_channel(self, rm: RmObject) -> bool:
+        """Tell whether an object is a channel of a compute TSG."""
+        parent = self._table.objects.get((rm.client, rm.parent)) if rm.rm_class in abi.GPFIFO_CLASSES else None
+        return parent is not None and self._table.is_compute(parent)
 
     def tsgs_changed(self) -> None:
         """Record that TSGs or channels came or went."""

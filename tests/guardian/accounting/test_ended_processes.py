@@ -36,3 +36,22 @@ def test_a_number_is_nobodys_some_time_after_the_end(monkeypatch):
 
     now[0] += 1
     assert ended.pod_of(1) is None
+
+
+def test_a_maker_is_remembered_while_its_client_exists(monkeypatch):
+    monkeypatch.setattr(ended_processes, "KEPT_S", -1)
+    ended = EndedProcesses()
+    ended.add(1, "web")
+    ended.client_made(10, 1, "web")
+    ended.client_made(11, 1, "web")
+    assert ended.pod_of(1) == "web"
+
+    ended.client_moved(11, "batch")
+    assert ended.pod_of(1) == "batch"
+    ended.client_gone(11)
+    assert ended.pod_of(1) == "web"
+    ended.client_made(10, 2, "batch")  # RM gave the handle to another client
+    assert [ended.pod_of(pid) for pid in (1, 2)] == [None, "batch"]
+    ended.client_gone(10)
+    ended.client_gone(10)
+    assert ended.pod_of(2) is None
