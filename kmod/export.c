@@ -109,6 +109,8 @@ union imports {
 struct importing {
 	union imports imports;
 	struct qgpu_mem *spares[NV_IMPORTS_MAX];
+	/* places whose handle was in use before: RM imports nothing over an object */
+	DECLARE_BITMAP(taken, NV_IMPORTS_MAX);
 };
 
 static bool are_many(const struct qgpu_call *call)
@@ -116,18 +118,45 @@ static bool are_many(const struct qgpu_call *call)
 	return call->in.control.cmd == NV0000_OS_UNIX_IMPORT_OBJECTS_FROM_FD;
 }
 
-/* The next handle that the call names, starting at *i; 0: there is none. */
+/* The next handle that the call names, starting at place *i; 0: there is none. RM looks at the first places only. */
 static u32 next_import(const struct qgpu_call *call, const union imports *imports, int *i)
 {
-	if (!are_many(call))
-		return (*i)++ ? 0 : imports->one.object;
-	while (*i < NV_IMPORTS_MAX) {
-		u32 handle = imports->many.objects[(*i)++];
+	int n = are_many(call) ? min_t(int, imports->many.num, NV_IMPORTS_MAX) : 1;
 
+	while (*i < n) {
+		u32 handle = are_many(call) ? imports->many.objects[*i] : imports->one.object;
+
+		(*i)++;
 		if (handle)
 			return handle;
 	}
 	return 0;
+}
+
+/*
+ * RM skips places without an export, and if a later one fails it frees what stands in all places before. So no handle
+ * may be in use.
+ */
+static bool imports_over(const struct qgpu_call *call, struct qgpu_client *client, const union imports *imports)
+{
+	u32 handle, class;
+	int i = 0;
+
+	while ((handle = next_import(call, imports, &i)))
+		if (qgpu_object_find(client, handle) || qgpu_rm_class(client->handle, handle, &class) == NV_OK)
+			return true;
+	return false;
+}
+
+/* Without a seal the pod may name other handles after imports_over(). */
+static void note_taken(const struct qgpu_call *call, struct qgpu_client *client, struct importing *importing)
+{
+	u32 handle;
+	int i = 0;
+
+	while ((handle = next_import(call, &importing->imports, &i)))
+		if (qgpu_object_find(client, handle))
+			set_bit(i - 1, importing->taken);
 }
 
 static void put_spares(struct qgpu_mem **spares)
@@ -153,6 +182,12 @@ static bool make_spares(const struct qgpu_call *call, struct qgpu_mem **spares)
 	return true;
 }
 
+/* Whether RM found no export for a place. Without a seal the pod may have written the answer. */
+static bool is_empty(const struct qgpu_call *call, const union imports *imports, int place)
+{
+	return call->sealed && are_many(call) && !imports->many.types[place];
+}
+
 static u32 book_imports(struct qgpu_call *call, struct qgpu_client *client, const struct importing *importing,
 			u32 parent)
 {
@@ -161,6 +196,8 @@ static u32 book_imports(struct qgpu_call *call, struct qgpu_client *client, cons
 	u32 status = NV_OK;
 
 	while (status == NV_OK && (arrival.handle = next_import(call, &importing->imports, &i))) {
+		if (test_bit(i - 1, importing->taken) || is_empty(call, &importing->imports, i - 1))
+			continue;
 		arrival.gpu = -1;
 		arrival.spare = importing->spares[nr++];
 		status = qgpu_arrive(call, &arrival, find_exported, &left);
@@ -170,14 +207,17 @@ static u32 book_imports(struct qgpu_call *call, struct qgpu_client *client, cons
 }
 
 /* All or none, as in RM. */
-static void undo_imports(struct qgpu_call *call, struct qgpu_client *client, const union imports *imports, u32 parent)
+static void undo_imports(struct qgpu_call *call, struct qgpu_client *client, const struct importing *importing,
+			 u32 parent)
 {
 	struct qgpu_object *object;
 	u32 handle;
 	int i = 0;
 
-	while ((handle = next_import(call, imports, &i))) {
+	while ((handle = next_import(call, &importing->imports, &i))) {
 		object = qgpu_object_find(client, handle);
+		if (test_bit(i - 1, importing->taken))
+			continue;
 		if (object && !qgpu_is_memory(object->class))
 			continue;	/* without a seal the answer may not be RM's */
 		qgpu_rm_free(client->handle, parent, handle);
@@ -189,10 +229,13 @@ static void undo_imports(struct qgpu_call *call, struct qgpu_client *client, con
 static long import_locked(struct qgpu_call *call, struct qgpu_client *client, struct importing *importing, u32 size)
 {
 	union imports *imports = &importing->imports;
-	long ret = qgpu_call_forward(call);
 	u32 parent, handle, status;
 	int i = 0;
+	long ret;
 
+	if (imports_over(call, client, imports))
+		return qgpu_call_answer(call, offsetof(struct nvos54, status), NV_ERR_INSERT_DUPLICATE_NAME);
+	ret = qgpu_call_forward(call);
 	if (!call->sealed && copy_from_user(imports, (void __user *)(uintptr_t)call->params_at, size))
 		return ret;
 	parent = (are_many(call) ? imports->many.parent : imports->one.parent) ?: client->handle;
@@ -201,10 +244,11 @@ static long import_locked(struct qgpu_call *call, struct qgpu_client *client, st
 			qgpu_free_unsaid(client, parent, handle, NULL);
 		return ret;
 	}
+	note_taken(call, client, importing);
 	status = book_imports(call, client, importing, parent);
 	if (status == NV_OK)
 		return ret;
-	undo_imports(call, client, imports, parent);
+	undo_imports(call, client, importing, parent);
 	return qgpu_call_answer(call, offsetof(struct nvos54, status), status) ?: ret;
 }
 

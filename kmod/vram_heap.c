@@ -198,11 +198,11 @@ static bool may_be_vram(u32 flags, u32 attr)
 	       (location == NVOS32_ATTR_LOCATION_VIDMEM || location == NVOS32_ATTR_LOCATION_ANY);
 }
 
-static long heap_alloc(struct qgpu_call *call, u32 attr_at, u32 size_at)
+static long heap_alloc(struct qgpu_call *call)
 {
 	struct nvos32 *heap = &call->in.heap;
 	u32 flags = HEAP_U32(heap, 52);
-	bool vram = may_be_vram(flags, HEAP_U32(heap, attr_at));
+	bool vram = may_be_vram(flags, HEAP_U32(heap, 56));
 
 	if ((flags & NVOS32_ALLOC_FLAGS_VIRTUAL ? qgpu_takes_tables(flags) : vram && qgpu_chooses_place(flags)) &&
 	    qgpu_pod_limited(call->pod))
@@ -212,7 +212,7 @@ static long heap_alloc(struct qgpu_call *call, u32 attr_at, u32 size_at)
 	return qgpu_vram_alloc(call, &(struct qgpu_vram){
 		.root = heap->root,
 		.parent = heap->parent ?: heap->root,
-		.size = HEAP_U64(heap, size_at),
+		.size = HEAP_U64(heap, 88),
 		.handle_at = 44,
 		.status_at = offsetof(struct nvos32, status),
 	});
@@ -254,19 +254,16 @@ static long heap_info(struct qgpu_call *call)
 	return ret;
 }
 
+/* The other functions that allocate have sizes of their own, and nothing uses them. */
 long qgpu_vid_heap(struct qgpu_call *call)
 {
 	switch (call->in.heap.function) {
 	case NVOS32_FUNCTION_ALLOC_SIZE:
-		return heap_alloc(call, 56, 88);
-	case NVOS32_FUNCTION_ALLOC_TILED:
-		return heap_alloc(call, 64, 88);
-	case NVOS32_FUNCTION_ALLOC_SIZE_RANGE:
-		return heap_alloc(call, 56, 80);
+		return heap_alloc(call);
 	case NVOS32_FUNCTION_FREE:
 		return heap_free(call);
 	case NVOS32_FUNCTION_INFO:
 		return heap_info(call);
 	}
-	return qgpu_call_forward(call);
+	return qgpu_refuse_alloc(call, offsetof(struct nvos32, status), NV_ERR_NOT_SUPPORTED);
 }

@@ -152,6 +152,11 @@ class Program:
         params = struct.pack("iIIII", fd, 1, self.device, self.device, handle)
         return int(struct.unpack("iIIII", self.control(self.client, 0x3D06, params))[4])
 
+    def import_all(self, fd: int, *handles: int, count: int) -> None:
+        """Name handles for what a descriptor keeps; RM looks at the first ``count`` of them."""
+        places = struct.pack(f"{len(handles)}I", *handles).ljust(512, b"\0")
+        self.control(self.client, 0x3D0C, struct.pack("iI", fd, self.device) + places + struct.pack("128xHH", count, 0))
+
     def heap(self, function: int, **at: int) -> bytearray:
         """VID_HEAP_CONTROL; ``at`` places words: u88=4096 puts a u64 at 88, w44=7 a u32 at 44."""
         data = bytearray(184)

@@ -155,6 +155,35 @@ def test_memory_that_comes_back_by_a_descriptor_is_charged_once(web, plural):
     assert web.held() == 32 * MIB
 
 
+def import_all(state, fd, handles, count):
+    try:
+        state["p"].import_all(fd, *handles, count=count)
+    except nv.RmError as error:
+        return error.status
+    return 0
+
+
+@pytest.mark.parametrize(("places", "count", "expected"), [(1, 0, 0), (1, 1, 0x19), (2, 2, 0x19)])
+def test_an_import_frees_nothing_that_was_there(web, places, count, expected):
+    """RM looks at the first places only, skips those without an export, and undoes them all when one fails."""
+    (process,) = web.processes
+    handle = process.run(take, 32 * MIB)
+    fd = process.run(export, handle)
+    handles = [handle, 0x5C0000FF][:places]
+
+    assert process.run(import_all, fd, handles, count) == expected
+    assert qg.used() == web.held() == 32 * MIB
+
+
+def test_places_without_an_export_stay_as_they_are(web):
+    (process,) = web.processes
+    handle = process.run(take, 32 * MIB)
+    fd = process.run(export, handle)
+
+    assert process.run(import_all, fd, [0x5C0000FE, 0x5C0000FF], 2) == 0
+    assert qg.used() == web.held() == 32 * MIB
+
+
 def test_export_keeps_only_named_memory_charged(web):
     (process,) = web.processes
     handles = [process.run(take, 16 * MIB) for _ in range(2)]

@@ -200,6 +200,18 @@ def test_heap_calls_are_limited_like_objects(web):
     assert web.held() == 0
 
 
+@pytest.mark.parametrize("function", [6, 14, 27])
+def test_the_heap_makes_memory_in_one_way_only(web, function):
+    """Each of the other functions has a size of its own: tiled memory (6) is as large as height times pitch."""
+    (process,) = web.processes
+
+    def ask(state, function):
+        return struct.unpack_from("I", state["p"].heap(function, w44=0x5C0000FF, u80=4096, u88=4096), 20)[0]
+
+    assert process.run(ask, function) == nv.NOT_SUPPORTED
+    assert web.held() == 0
+
+
 def test_the_card_looks_as_large_as_the_limit(web):
     (process,) = web.processes
     process.run(take, 16 * MIB)

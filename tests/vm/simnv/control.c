@@ -241,6 +241,18 @@ static u32 are_duplicates(struct sim_client *client, struct nv0000_duplicates *a
 	return NV_OK;
 }
 
+/* A file carries one object here, in place 1 of more than one: place 0 is then empty, and RM leaves it alone. */
+static u32 import_all(struct sim_client *client, struct nv0000_import_objects *imports)
+{
+	int at = imports->num > 1;
+
+	memset(imports->types, 0, sizeof(imports->types));
+	if (!imports->num)
+		return NV_OK;
+	imports->types[at] = 1;
+	return sim_import(client, imports->fd, imports->parent, &imports->objects[at]);
+}
+
 static u32 perform_on_client(struct sim_client *client, u32 cmd, void *params)
 {
 	struct nv0000_export_objects *exports = params;
@@ -260,7 +272,7 @@ static u32 perform_on_client(struct sim_client *client, u32 cmd, void *params)
 	case NV0000_OS_UNIX_IMPORT_OBJECT_FROM_FD:
 		return sim_import(client, import->fd, import->parent, &import->object);
 	case NV0000_OS_UNIX_IMPORT_OBJECTS_FROM_FD:
-		return sim_import(client, imports->fd, imports->parent, &imports->objects[0]);
+		return import_all(client, imports);
 	}
 	return NV_ERR_NOT_SUPPORTED;
 }

@@ -11,7 +11,6 @@
 
 #include "sim.h"
 
-#define NV_ERR_INSERT_DUPLICATE_NAME	0x19
 #define NV_ERR_INSUFFICIENT_RESOURCES	0x1a
 /* What a TSG takes of the card besides its channels. */
 #define COMPUTE_TSG_BYTES		(10 << 20)
