@@ -1,4 +1,4 @@
-"""Tells whether two processes share memory, an open file or their descriptor table (kcmp(2))."""
+"""Tells whether two processes share an open file or their descriptor table (kcmp(2))."""
 
 from __future__ import annotations
 
@@ -6,13 +6,8 @@ import ctypes
 import platform
 
 _SYS_KCMP = {"x86_64": 312, "aarch64": 272}
-_FILE, _VM, _FILES = 0, 1, 2
+_FILE, _FILES = 0, 2
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-def same_memory(pid: int, other: int) -> bool:
-    """Tell whether two processes share their address space, as after vfork or clone(CLONE_VM)."""
-    return pid == other or _same(pid, other, _VM)
 
 
 def same_file(pid: int, fd: int, other: int, other_fd: int) -> bool:

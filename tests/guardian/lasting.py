@@ -222,8 +222,11 @@ class MortalPod(Pod):
         if pid == 0:
             try:
                 self.succeed()
+                unanswered = self.shared.listeners.unanswered_call(self.number) is not None
+                if not unanswered:
+                    self.resume()  # as before the first call
                 with _death_at(line):
-                    if self.shared.listeners.unanswered_call(self.number) is not None:
+                    if unanswered:
                         self.resume()
                     else:
                         self._serve_once()

@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from typing import NamedTuple
 
 #: Up to this many mappings are removed one by one.
@@ -39,8 +39,10 @@ class Mapping(NamedTuple):
         return table_bytes(self.base, self.end - self.base)
 
 
-#: A place among the mappings of a process: the length, and one of that length.
-Place = tuple[int, Mapping]
+#: A card, and the length of mappings on it as a power of 2.
+Kind = tuple[bytes, int]
+#: A place among the mappings of a process: the kind, and one of that kind.
+Place = tuple[Kind, Mapping]
 
 
 @dataclass(slots=True)
@@ -48,8 +50,8 @@ class AddressSpace:
     """One process's mappings."""
 
     pod: str
-    #: In order, by the length as a power of 2: a search for a range finds few that do not reach into it.
-    by_length: dict[int, list[Mapping]] = field(default_factory=dict)
+    #: In order, by kind: a search for a range finds few that do not reach into it, and none of another card.
+    by_kind: dict[Kind, list[Mapping]] = field(default_factory=dict)
     #: Possible page-table bytes by card, and their maximum: UVM returns a chunk of 2 MiB to the card only when no table
     #: lies in it.
     tables: Counter[bytes] = field(default_factory=Counter, compare=False)
@@ -62,13 +64,13 @@ class AddressSpace:
     @property
     def mappings(self) -> list[Mapping]:
         """List the mappings."""
-        return [*chain.from_iterable(self.by_length.values())]
+        return [*chain.from_iterable(self.by_kind.values())]
 
     def add(self, mapping: Mapping, *, is_piece: bool = False) -> bool:
         """Add a mapping, or a piece of one that was split; False if it is there already."""
         if is_piece and self._pieces is not None:
             self._pieces.append(mapping)
-        like = self.by_length.setdefault(_length(mapping), [])
+        like = self.by_kind.setdefault(_kind(mapping), [])
         at = bisect_left(like, mapping)
         if like[at : at + 1] == [mapping]:
             return False
@@ -77,76 +79,86 @@ class AddressSpace:
 
     def has(self, mapping: Mapping) -> bool:
         """Tell whether a mapping is there."""
-        like = self.by_length.get(_length(mapping), [])
+        like = self.by_kind.get(_kind(mapping), [])
         at = bisect_left(like, mapping)
         return like[at : at + 1] == [mapping]
 
     def remove(self, gone: Iterable[Mapping]) -> list[Mapping]:
         """Remove mappings, and return those that were there."""
         found = [each for each in gone if self.has(each)]
-        for length, some in _by_length(found).items():
-            like = self.by_length[length]
+        for kind, some in _by_kind(found).items():
+            like = self.by_kind[kind]
             if len(some) > _FEW:  # one by one would take too long
                 out = set(some)
                 like[:] = [each for each in like if each not in out]
             else:
                 for each in some:
                     del like[bisect_left(like, each)]
-            self._tidy(length)
+            self._tidy(kind)
         return found
 
     def take(self, base: int, end: int, uuid: bytes | None, *, whole: bool) -> list[Mapping]:
         """Remove and return mappings that reach into a range, for one card or for all; any, or only ``whole`` ones."""
         gone: list[Mapping] = []
-        for length, place in self._places(base, end):
+        for kind, place in self._places(base, end, uuid):
             left: list[Mapping] = []
-            for each in self.by_length[length][place]:
-                out = each.end > base and uuid in (None, each.uuid)
-                out = out and not (whole and (each.base < base or each.end > end))
+            for each in self.by_kind[kind][place]:
+                out = each.end > base and not (whole and (each.base < base or each.end > end))
                 (gone if out else left).append(each)
-            self.by_length[length][place] = left
-            self._tidy(length)
+            self.by_kind[kind][place] = left
+            self._tidy(kind)
         return gone
 
-    def _tidy(self, length: int) -> None:
-        if not self.by_length[length]:
-            del self.by_length[length]
+    def _tidy(self, kind: Kind) -> None:
+        if not self.by_kind[kind]:
+            del self.by_kind[kind]
 
     def drop(self, number: int, after: Place | None, most: int) -> tuple[Place | None, int, list[Mapping]]:
         """Remove an allocation's mappings from the ``most`` that follow a place.
 
         Return where to go on, None at the end, how many were looked at, and those that were removed.
         """
-        for length in sorted(self.by_length):
-            if after is not None and length < after[0]:
+        for kind in sorted(self.by_kind):
+            if after is not None and kind < after[0]:
                 continue
-            like = self.by_length[length]
-            at = bisect_right(like, after[1]) if after is not None and length == after[0] else 0
+            like = self.by_kind[kind]
+            at = bisect_right(like, after[1]) if after is not None and kind == after[0] else 0
             if reach := like[at : at + most]:
                 gone = [each for each in reach if each.memory == number]
                 if gone:
                     like[at : at + most] = [each for each in reach if each.memory != number]
-                    self._tidy(length)
-                return (length, reach[-1]), len(reach), gone
+                    self._tidy(kind)
+                return (kind, reach[-1]), len(reach), gone
         return None, 0, []
 
-    def _places(self, base: int, end: int) -> list[tuple[int, slice]]:
-        """Return, by length, the slices with all mappings that reach into a range, and few others."""
+    def _places(self, base: int, end: int, uuid: bytes | None = None) -> list[tuple[Kind, slice]]:
+        """Return the slices with all mappings that reach into a range, and few others; for one card or for all."""
         return [
-            (length, slice(bisect_left(like, (base - (1 << length),)), bisect_left(like, (end,))))
-            for length, like in self.by_length.items()
+            (kind, slice(bisect_left(like, (base - (1 << kind[1]),)), bisect_left(like, (end,))))
+            for kind, like in self.by_kind.items()
+            if uuid in (None, kind[0])
         ]
 
     def reaching_into(self, base: int, end: int) -> list[Mapping]:
         """List all mappings that reach into a range, and a few others."""
-        return [*chain.from_iterable(self.by_length[length][place] for length, place in self._places(base, end))]
+        return [*chain.from_iterable(self.by_kind[kind][place] for kind, place in self._places(base, end))]
+
+    def count_overlaps(self, base: int, end: int, most: int) -> int:
+        """Return how many mappings reach into a range; count no further than ``most``."""
+        reaching = (
+            True
+            for kind, place in self._places(base, end)
+            for at in range(place.start, place.stop)
+            if self.by_kind[kind][at].end > base
+        )
+        return sum(islice(reaching, most))
 
     def walk(self) -> Iterator[Mapping]:
         """Yield the mappings, while mappings may come, go or be split; one that comes meanwhile may be left out."""
         self._pieces = []
-        for length in list(self.by_length):
+        for kind in list(self.by_kind):
             last: Mapping | None = None
-            while (following := self._following(length, last)) or self._pieces:
+            while (following := self._following(kind, last)) or self._pieces:
                 if self._pieces:
                     piece = self._pieces.pop()
                     if self.has(piece):
@@ -156,8 +168,8 @@ class AddressSpace:
                     yield last
         self._pieces = None
 
-    def _following(self, length: int, last: Mapping | None) -> list[Mapping]:
-        like = self.by_length.get(length, [])
+    def _following(self, kind: Kind, last: Mapping | None) -> list[Mapping]:
+        like = self.by_kind.get(kind, [])
         at = bisect_right(like, last) if last is not None else 0
         return like[at : at + 1]
 
@@ -166,12 +178,12 @@ class AddressSpace:
         return max(0, self.tables[uuid] + table_bytes(base, length) - self.most_tables[uuid])
 
 
-def _length(mapping: Mapping) -> int:
-    return (mapping.end - mapping.base).bit_length()
+def _kind(mapping: Mapping) -> Kind:
+    return mapping.uuid, (mapping.end - mapping.base).bit_length()
 
 
-def _by_length(mappings: Iterable[Mapping]) -> dict[int, list[Mapping]]:
-    found: dict[int, list[Mapping]] = {}
+def _by_kind(mappings: Iterable[Mapping]) -> dict[Kind, list[Mapping]]:
+    found: dict[Kind, list[Mapping]] = {}
     for each in mappings:
-        found.setdefault(_length(each), []).append(each)
+        found.setdefault(_kind(each), []).append(each)
     return found

@@ -58,12 +58,14 @@ class Allocations:
     memories: dict[int, Allocation] = field(default_factory=dict)
     by_handle: dict[Key, Allocation] = field(default_factory=dict)
     held: Counter[tuple[str, int]] = field(default_factory=Counter)
-    #: By process: what UVM has mapped, and the bytes that could be managed memory (0 if UVM is only initialised).
+    #: By process: what UVM has mapped, and the bytes that could be managed memory (0 if there may be some later).
     mappings: dict[int, AddressSpace] = field(default_factory=dict)
     managed: dict[int, int] = field(default_factory=dict)
     #: By pod: the sums of what its processes' managed memory and, by card, page tables may take; in bytes.
     managed_of: Counter[str] = field(default_factory=Counter)
     tables_of: Counter[tuple[str, bytes]] = field(default_factory=Counter, compare=False)
+    #: How many processes of each pod are in ``managed``.
+    managers: Counter[str] = field(default_factory=Counter, compare=False)
     #: How many allocations and mappings are known, by pod and in all.
     records: Counter[str] = field(default_factory=Counter, compare=False)
     all_records: int = field(default=0, compare=False)
@@ -240,16 +242,17 @@ class Allocations:
                 self._add(pid, space, each._replace(end=base), is_piece=True)
             if each.end > end:
                 self._add(pid, space, each._replace(base=end), is_piece=True)
-        if not space.by_length:
+        if not space.by_kind:
             del self.mappings[pid]
         if len(gone) > _MANY:
             self._ending.append((pid, space, gone))
         else:
             self._unmapped(pid, space, gone)
 
-    def overlaps(self, pid: int, base: int, length: int) -> int:
-        """Return how many of a process's mappings reach into a range."""
-        return sum(each.end > base for each in self.reaching_into(pid, base, length))
+    def overlaps(self, pid: int, base: int, length: int, most: int) -> int:
+        """Return how many of a process's mappings reach into a range; count no further than ``most``."""
+        space = self.mappings.get(pid)
+        return space.count_overlaps(base, base + length, most) if space is not None else 0
 
     def _add(self, pid: int, space: AddressSpace, mapping: Mapping, *, is_piece: bool = False) -> None:
         if space.add(mapping, is_piece=is_piece):
@@ -281,7 +284,9 @@ class Allocations:
 
     def set_managed(self, pid: int, size: int) -> None:
         """Charge a process for the bytes that it could have as managed memory."""
-        self.managed_of[self._pods.get(pid, "")] += size - self.managed.get(pid, 0)
+        pod = self._pods.get(pid, "")
+        self.managers[pod] += pid not in self.managed
+        self.managed_of[pod] += size - self.managed.get(pid, 0)
         self.managed[pid] = size
 
     def more_tables(self, pid: int, uuid: bytes, base: int, length: int) -> int:
@@ -303,13 +308,15 @@ class Allocations:
     def exited(self, pid: int) -> None:
         """Forget a process's address space; ``forget_some`` forgets its mappings in steps."""
         pod = self._pods.pop(pid, "")
+        self.managers[pod] -= pid in self.managed
         self.managed_of[pod] -= self.managed.pop(pid, 0)
-        if not self.managed_of[pod]:
-            del self.managed_of[pod]
+        for counts in (self.managers, self.managed_of):
+            if not counts[pod]:
+                del counts[pod]
         if (space := self.mappings.pop(pid, None)) is not None:
             for uuid in list(space.tables):
                 self._discharge_tables(space, uuid)
-            gone, space.by_length, space.ended = space.mappings, {}, True
+            gone, space.by_kind, space.ended = space.mappings, {}, True
             self._ending.append((pid, space, gone))
 
     @property
@@ -346,7 +353,7 @@ class Allocations:
         if (space := self.mappings.get(pids[-1])) is not None:
             at, looked, gone = space.drop(number, self._looked, most)
             self._unmapped(pids[-1], space, gone)
-            if not space.by_length:
+            if not space.by_kind:
                 del self.mappings[pids[-1]]
         self._looked = at
         if at is None:
@@ -423,7 +430,7 @@ class Allocations:
         for pid, mappings in by_process.items():  # an ended process lists none
             if (space := self.mappings.get(pid)) is not None:
                 self._unmapped(pid, space, space.remove(mappings))
-                if not space.by_length:
+                if not space.by_kind:
                     del self.mappings[pid]
 
     def is_mapped(self, number: int) -> bool:

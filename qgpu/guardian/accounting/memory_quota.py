@@ -12,7 +12,7 @@ from qgpu.guardian.accounting import managed_memory, object_table
 from qgpu.guardian.accounting.allocations import NO_ALLOCATION
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.accounting.rm_object import Fact, Key, RmObject, object_fact
-from qgpu.linux import fd_budget, kcmp, proc
+from qgpu.linux import fd_budget
 from qgpu.linux.open_file_set import FileSet
 from qgpu.nvidia import mig
 
@@ -21,6 +21,8 @@ from qgpu.nvidia import mig
 _MOST_RECORDS = 3 << 18
 #: How many recorded mappings may lie where one more is made: those on other cards, and those that UVM refused.
 _MOST_OVERLAPS = 256
+#: The longest range that a process may map: its address space is no larger.
+_MOST_BYTES = 1 << 47
 #: How many exports of a pod, and of all pods, may be open: all open ones are listed once a second.
 _MOST_CARRIED, _ALL_CARRIED = 1 << 14, 1 << 16
 
@@ -116,8 +118,10 @@ class MemoryQuota:
 
     def may_map(self, pod: str, pid: int, base: int, length: int) -> bool:
         """Tell whether one more mapping of a process may be tracked; UVM makes none over another on a card."""
+        if length > _MOST_BYTES:
+            return False
         with self._lock:
-            overlaps = self._table.allocations.overlaps(pid, base, length)
+            overlaps = self._table.allocations.overlaps(pid, base, length, _MOST_OVERLAPS)
             return overlaps < _MOST_OVERLAPS and self.may_record(pod)
 
     def fits_mapping(self, pod: str, pid: int, base: int, length: int, uuids: Iterable[bytes]) -> bool:
@@ -165,39 +169,49 @@ class MemoryQuota:
 
         Return True if that is less than before. Call it without the lock: a process can make this take long.
         """
-        held = fd_budget.retry_on_emfile(lambda: managed_memory.mapped(pid))
+        held = self._mapped(pid)
         if held is None:  # its charge stays as it is
             return False
         with self._lock:
             before = self._table.allocations.managed.get(pid, 0)
             self._count_in_progress(pid, -settled)
-            if held != before:
-                self._note({"fact": "managed", "pid": pid, "bytes": held})
+            self._note_managed(pid, held)
             return held < before or settled > 0
 
-    def uses_uvm(self, pid: int, tid: int) -> bool:
-        """Tell whether the process of a thread has initialised UVM, or shares memory with one of its pod that has.
+    def charge_unchecked(self, pod: str, pid: int) -> bool:
+        """Charge a process for mappings that it made while its pod did not use UVM; False if it does not show them.
 
-        A process whose first thread has ended does not show its memory, so it may share any other's.
+        Call it without the lock, as ``rescan_mappings``.
         """
+        held = self._mapped(pid)
         with self._lock:
-            if pid in self._table.allocations.managed:
-                return True
-            pod = self._table.processes.get(pid, "")
-            known = [other for other in self._table.pids_of(pod) if other in self._table.allocations.managed]
-        return any(kcmp.same_memory(tid, other) or proc.is_headless(other) for other in known)
+            if self._table.processes.get(pid) == pod:  # its number may be another's by now
+                self._note_managed(pid, held or 0)
+        return held is not None
+
+    def _mapped(self, pid: int) -> int | None:
+        return fd_budget.retry_on_emfile(lambda: managed_memory.mapped(pid))
+
+    def _note_managed(self, pid: int, size: int) -> None:
+        if size != self._table.allocations.managed.get(pid, 0):
+            self._note({"fact": "managed", "pid": pid, "bytes": size})
+
+    def uses_uvm(self, pod: str) -> bool:
+        """Tell whether a process of a pod uses UVM: then all that any of them maps may become managed memory.
+
+        UVM asks whose memory map has initialised its file (uvm.c:uvm_mmap). Any process can share that map, and be the
+        last to have it: the one that initialised the file may have ended, or executed another program.
+        """
+        return self._table.allocations.managers[pod] > 0 or self._uvm_files(pod) > 0
 
     def will_use_uvm(self, pid: int) -> None:
-        """Record that a process initialises UVM."""
+        """Record that a process may have managed memory from now on."""
         with self._lock:
             if pid not in self._table.allocations.managed:
                 self._note({"fact": "managed", "pid": pid, "bytes": 0})
 
     def start_using_uvm(self, pod: str, pid: int) -> bool:
-        """Record that a process uses UVM, and what it maps of it; False if the pod is then over a limit.
-
-        Another process that shares its memory may have initialised UVM for it, and may have ended.
-        """
+        """Record that a process uses UVM, and what it maps of it; False if the pod is then over a limit."""
         self.will_use_uvm(pid)
         self.rescan_mappings(pid)
         return self.fits(pod, self._allowance(pod).limits)

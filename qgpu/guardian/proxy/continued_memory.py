@@ -137,12 +137,12 @@ class ContinuedMemory(Handler):
 
 
 def _threads(cgroups: Sequence[str], pids: Iterable[int]) -> set[int]:
-    """List a pod's threads; if it has too many cgroups for that, those of the processes that made calls."""
+    """List the threads in a pod's cgroups, if those are not too many, and of all processes that made calls."""
+    threads: set[int] = set()
     try:
-        return set(fd_budget.retry_on_emfile(lambda: cgroup.threads(*cgroups)))
+        threads.update(fd_budget.retry_on_emfile(lambda: cgroup.threads(*cgroups)))
     except OSError as error:
         _log.warning("threads of a pod are not listed", cgroups=cgroups, error=str(error))
-    threads: set[int] = set()
     for pid in pids:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             threads |= fd_budget.retry_on_emfile(partial(proc.threads, pid))

@@ -83,7 +83,7 @@ class Dispatcher:
         self._attached_gpus = AttachedGpus(self._ctx)
         self._os_events = OsEvents(self._ctx)
         self._dma_bufs = DmaBufs(self._ctx, self._continued_memory)
-        self._uvm = UvmHandler(self._ctx, self._passthrough, self._free_handler.unmap, self._mmap.wait_until_made)
+        self._uvm = UvmHandler(self._ctx, self._passthrough, self._free_handler.unmap, self._mmap.charge_made)
         #: Process by thread.
         self._threads: dict[int, int] = {}
         #: Calls that were performed but whose answer did not arrive, by thread: request, argument and answer.

@@ -15,6 +15,8 @@ from qgpu.linux.seccomp_notify import Notification
 
 #: How long a process that joins UVM waits for a mapping in progress.
 _PATIENCE_S, _LOOK_S = 0.02, 0.001
+#: From how many processes on those that have ended are looked for among them.
+_MANY = 1 << 13
 
 
 class MmapHandler(Handler):
@@ -23,6 +25,8 @@ class MmapHandler(Handler):
     def __init__(self, ctx: HandlerContext) -> None:
         super().__init__(ctx)
         self._making = InflightSyscalls()
+        #: Processes that made mappings while the pod did not use UVM; a dead guardian may have let any process do so.
+        self._unchecked = set(self._shared.table.pids_of(self._pod))
         ctx.rescan_mappings = self._rescan
 
     def next_call(self, tid: int, pid: int) -> None:
@@ -30,8 +34,23 @@ class MmapHandler(Handler):
         if (over := self._making.remove(tid)) is not None and over.size:
             self._shared.quota.rescan_mappings(pid, over.size)
 
-    def wait_until_made(self) -> bool:
-        """Wait until the pod has no mapping in progress; False if one does not finish in time."""
+    def charge_made(self) -> bool:
+        """Charge the pod for all that it maps, once no mapping is in progress; False if one does not finish in time."""
+        return self._wait_until_made() and self._charge_unchecked()
+
+    def _charge_unchecked(self) -> bool:
+        """Charge mappings that were made while the pod did not use UVM; False if a process does not show its own."""
+        self._forget_ended()
+        for pid in sorted(self._unchecked):
+            if not self._shared.quota.charge_unchecked(self._pod, pid):
+                return False
+            self._unchecked.discard(pid)
+        return True
+
+    def _forget_ended(self) -> None:
+        self._unchecked &= set(self._shared.table.pids_of(self._pod))
+
+    def _wait_until_made(self) -> bool:
         until = time.monotonic() + _PATIENCE_S
         self._rescan()
         while self._making.calls and time.monotonic() < until:
@@ -60,7 +79,10 @@ class MmapHandler(Handler):
         """
         if not self._ctx.limited():
             return PROCEED
-        if not self._shared.quota.uses_uvm(pid, call.tid):
+        if not self._shared.quota.uses_uvm(self._pod):
+            self._unchecked.add(pid)
+            if len(self._unchecked) > _MANY:
+                self._forget_ended()
             self._add(call, pid)
             return PROCEED
         fd, size = mapping(call)
@@ -71,6 +93,7 @@ class MmapHandler(Handler):
         if not fits:
             self._shared.refusals.count(self._pod, "managed memory over the limit")
             return errno.EPERM if self._is_uvm(pid, fd) else errno.ENOMEM
+        self._shared.quota.will_use_uvm(pid)
         self._add(call, pid, cost)
         return PROCEED
 

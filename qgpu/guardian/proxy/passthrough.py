@@ -18,7 +18,7 @@ from qgpu.guardian.proxy import rm_calls
 from qgpu.guardian.proxy.handler_context import ANSWERED, Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.rules import tools
-from qgpu.linux import cgroup, fd_budget, proc, thread_freezer
+from qgpu.linux import fd_budget, proc, thread_freezer
 from qgpu.linux.inflight_syscalls import InflightSyscall
 from qgpu.nvidia import abi
 
@@ -76,12 +76,9 @@ class Passthrough(Handler):
 
         Raises OSError if another file may be in the descriptor's place.
         """
-        pod = self._shared.table.pods.get(self._pod)
 
         def proceed() -> None:
-            with thread_freezer.frozen_siblings(
-                pod_call.pid, pod_call.call.tid, lambda: cgroup.threads(*pod.cgroups) if pod is not None else ()
-            ):
+            with thread_freezer.frozen_siblings(pod_call.pid, pod_call.call.tid, self._threads):
                 if not self._ctx.fd_is_unchanged(pod_call):
                     raise OSError(errno.EBUSY, "another file is in the descriptor's place")
                 begun = InflightSyscall.of(pod_call.call, pod_call.pid)
@@ -120,11 +117,8 @@ class Passthrough(Handler):
 
     def _continue_while_frozen(self, pod_call: PodCall, device: RmObject | None) -> int:
         """Continue a call while its sibling threads are stopped; return the status of a refused device, or NV_OK."""
-        pod = self._shared.table.pods.get(self._pod)
         files = self._shared.files.roots if device is None else self._shared.files.devices
-        with thread_freezer.frozen_siblings(
-            pod_call.pid, pod_call.call.tid, lambda: cgroup.threads(*pod.cgroups) if pod is not None else ()
-        ):
+        with thread_freezer.frozen_siblings(pod_call.pid, pod_call.call.tid, self._threads):
             if not self._ctx.fd_is_unchanged(pod_call) or not self._is_harmless(pod_call, device):
                 raise OSError(errno.EBUSY, "another file is in the descriptor's place")
             if not files.add(pod_call.file) and device is None:
@@ -135,6 +129,12 @@ class Passthrough(Handler):
                     files.discard(pod_call.file)
                 InflightSyscall.of(pod_call.call, pod_call.pid).wait()
             return refusal
+
+    def _threads(self) -> set[int]:
+        """List the pod's threads, also of processes that made calls and have left its cgroups. Raises OSError."""
+        pod = self._shared.table.pods.get(self._pod)
+        known = self._shared.table.pids_of(self._pod)
+        return thread_freezer.threads_of(pod.cgroups if pod is not None else (), known)
 
     def _is_harmless(self, pod_call: PodCall, device: RmObject | None) -> bool:
         """Tell whether nothing that is made through a call's file could lie below a device.

@@ -214,7 +214,8 @@ class SharedState:
         """Hold a UVM file so that it can be emptied; False if the pod has too many or the process has ended."""
         pod = self.table.processes.get(pid, "")
         used = self.uvm_files.total + len(self.table.processes)
-        if not fd_budget.within_fair_share(self.uvm_files.count(pod), fd_budget.headroom(used)):
+        more = not self.uvm_files.has(pid, file)
+        if more and not fd_budget.within_fair_share(self.uvm_files.count(pod), fd_budget.headroom(used)):
             return False
         if (known := self.uvm_files.hold(pod, pid, fd, file, cards)) is None:
             return False
@@ -225,6 +226,10 @@ class SharedState:
                 return True
         self.uvm_files.release(self.uvm_files.take(pid))  # the process ended before its file was held
         return False
+
+    def has_only_uvm_file(self, pid: int, file: int) -> bool:
+        """Tell whether a process has cards registered on this UVM file alone, also of what a dead guardian held."""
+        return len(self.table.uvm_fds.get(pid, ())) == 1 and self.uvm_files.has_only(pid, file)
 
     def find_moved_uvm_files(self, pod: str) -> None:
         """Search a pod's processes for UVM files that moved since a dead guardian recorded them. Takes long."""
@@ -498,7 +503,8 @@ class SharedState:
     def uvm_files_released(self, pid: int, files: Iterable[UvmFile]) -> None:
         """Record that UVM files of a process are empty; without any other file, nothing of it is mapped."""
         for each in files:
-            self.note({"fact": "uvm_file", "pid": pid, "fd": each.theirs, "there": False})
+            if not self.uvm_files.has_at(pid, each.theirs):  # it may be registered again by now
+                self.note({"fact": "uvm_file", "pid": pid, "fd": each.theirs, "there": False})
         if self.uvm_files.has_none(pid):
             self.quota.unmap(pid, 0, 1 << 64, None)
 

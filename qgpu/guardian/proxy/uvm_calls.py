@@ -32,11 +32,11 @@ class UvmHandler(Handler):
     """Handles one pod's calls on /dev/nvidia-uvm."""
 
     def __init__(
-        self, ctx: HandlerContext, passthrough: Passthrough, unmap: Unmap, wait_until_mapped: Callable[[], bool]
+        self, ctx: HandlerContext, passthrough: Passthrough, unmap: Unmap, charge_mappings: Callable[[], bool]
     ) -> None:
-        """Take ``wait_until_mapped``: it waits until no mapping is in progress; False if one takes too long."""
+        """Take ``charge_mappings``: it charges all that the pod maps; False if a mapping in progress takes too long."""
         super().__init__(ctx)
-        self._passthrough, self._unmap, self._wait_until_mapped = passthrough, unmap, wait_until_mapped
+        self._passthrough, self._unmap, self._charge_mappings = passthrough, unmap, charge_mappings
 
     def handle(self, pod_call: PodCall) -> int:
         """Perform a call, or let the kernel do so; return an errno, 0, or PROCEED."""
@@ -55,7 +55,7 @@ class UvmHandler(Handler):
         if (block := self._proxy.read(call.tid, call.argument, layout.size)) is None:
             return errno.EFAULT
         if call.request == uvm.MAP_EXTERNAL_ALLOCATION:
-            refused = self._claim_mapping(pid, block, layout)
+            refused = self._claim_mapping(pod_call, block, layout)
             return self._no_mapping(block, layout, refused) if refused else PROCEED
         if call.request in uvm.TABLES_ALONE:
             return self._map_tables(pod_call, block, layout)
@@ -121,7 +121,7 @@ class UvmHandler(Handler):
         if not limited:
             return abi.NV_OK
         self._shared.forget_previous_program(self._pod, pid)
-        if not self._wait_until_mapped():
+        if not self._charge_mappings():
             self._shared.refusals.count(self._pod, "UVM while a mapping is made")
             return abi.NV_ERR_BUSY_RETRY
         if not self._shared.quota.start_using_uvm(self._pod, pid):
@@ -138,7 +138,7 @@ class UvmHandler(Handler):
             return abi.NV_ERR_INSUFFICIENT_RESOURCES
         return abi.NV_OK
 
-    def _claim_mapping(self, pid: int, block: IoctlBuffer, layout: uvm.Layout) -> str | None:
+    def _claim_mapping(self, pod_call: PodCall, block: IoctlBuffer, layout: uvm.Layout) -> str | None:
         """Record the mapping that is about to be made; return why it may not be made, or None."""
         assert layout.client_at is not None
         client, memory = uvm.CLIENT_AND_OBJECT.unpack_from(block.data, layout.client_at)
@@ -147,16 +147,22 @@ class UvmHandler(Handler):
         (count,) = _U64.unpack_from(block.data, end)
         places = range(_ATTRIBUTES_AT, min(end, _ATTRIBUTES_AT + count * _ATTRIBUTES_BYTES), _ATTRIBUTES_BYTES)
         uuids = {bytes(block.data[at : at + uvm.UUID_BYTES]) for at in places} & self._shared.uuids.keys()
-        if (refused := self._refusal(pid, base, length, uuids)) is None:
-            self._shared.quota.map(pid, base, length, uuids, (client, memory))
+        if (refused := self._refusal(pod_call, base, length, uuids)) is None:
+            self._shared.quota.map(pod_call.pid, base, length, uuids, (client, memory))
         return refused
 
-    def _refusal(self, pid: int, base: int, length: int, cards: Set[bytes]) -> str | None:
-        """Return why a mapping may not be made on cards, as it is counted; None if it may."""
+    def _refusal(self, pod_call: PodCall, base: int, length: int, cards: Set[bytes]) -> str | None:
+        """Return why a mapping may not be made on cards, as it is counted; None if it may.
+
+        Then its file is held: another process may have registered the cards on it.
+        """
+        pid = pod_call.pid
         if not self._shared.quota.may_map(self._pod, pid, base, length):
             return "too many mappings of UVM"
-        fits = self._shared.quota.fits_mapping(self._pod, pid, base, length, cards)
-        return None if fits else "page tables over the limit"
+        if not self._shared.quota.fits_mapping(self._pod, pid, base, length, cards):
+            return "page tables over the limit"
+        held = self._shared.hold_uvm_file(pid, pod_call.call.fd, pod_call.file, cards)
+        return None if held else "too many UVM files"
 
     def _map_tables(self, pod_call: PodCall, block: IoctlBuffer, layout: uvm.Layout) -> int:
         """Perform a mapping without card memory behind it: a sparse region, or semaphores. It takes page tables."""
@@ -165,7 +171,7 @@ class UvmHandler(Handler):
         cards = set(self._shared.uuids)
         if request != uvm.ALLOC_SEMAPHORE_POOL:
             cards &= {bytes(block.data[16 : 16 + uvm.UUID_BYTES])}
-        if (refused := self._refusal(pod_call.pid, base, length, cards)) is not None:
+        if (refused := self._refusal(pod_call, base, length, cards)) is not None:
             return self._no_mapping(block, layout, refused)
         self._shared.quota.map(pod_call.pid, base, length, cards, NOTHING)
         if pod_call.is_retry:  # it may exist already, and UVM makes no second one there: free the first
@@ -178,7 +184,10 @@ class UvmHandler(Handler):
         return error
 
     def _unmapped(self, pod_call: PodCall, block: IoctlBuffer, layout: uvm.Layout) -> int:
-        """Perform an unmapping."""
+        """Perform an unmapping; it is recorded if the mappings that are recorded can only be on this file.
+
+        They are recorded by process. Another file can have mappings at the same addresses, which stay.
+        """
         request = pod_call.call.request
         base, length = uvm.BASE_AND_LENGTH.unpack_from(block.data)
         card = bytes(block.data[16 : 16 + uvm.UUID_BYTES]) if request == uvm.UNMAP_EXTERNAL else None
@@ -191,5 +200,9 @@ class UvmHandler(Handler):
                 block.patch_u32(layout.status_at, abi.NV_OK)
             return not error and status_of(block, layout.status_at) == abi.NV_OK
 
-        self._unmap(pod_call, base, length, card, carry_out)
+        if self._ctx.limited() and not self._shared.has_only_uvm_file(pod_call.pid, pod_call.file):
+            pod_call.begin()
+            carry_out()
+        else:
+            self._unmap(pod_call, base, length, card, carry_out)
         return error

@@ -26,9 +26,10 @@ MOST = 8
 
 @dataclass(slots=True, eq=False)
 class UvmFile:
-    """One such file: its pod, our descriptor, the process's own descriptor, and the cards registered on it."""
+    """One such file: its pod and process, our descriptor, the process's own one, and the cards registered on it."""
 
     pod: str
+    pid: int
     ours: int
     theirs: int
     cards: set[bytes] = field(default_factory=set)
@@ -40,25 +41,27 @@ class UvmFiles:
 
     perform: Perform
     _files: dict[int, list[UvmFile]] = field(default_factory=dict)
+    #: By process, files that were taken and are not released yet: their cards are still registered.
+    _leaving: dict[int, list[UvmFile]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    #: How many files are held, by pod.
+    #: How many files are held or not released yet, by pod.
     _counts: Counter[str] = field(default_factory=Counter)
 
     def hold(self, pod: str, pid: int, fd: int, file: int, cards: Iterable[bytes]) -> int | None:
-        """Hold a file on which cards are about to be registered; return the process's descriptor that is known of it.
+        """Hold a file on which cards are about to be used; return the process's descriptor that is known of it.
 
         None if the process has too many. A process can name one file by any number of descriptors.
         """
         with self._lock:
             held = self._files.setdefault(pid, [])
             for each in held:
-                if kcmp.same_file(os.getpid(), each.ours, os.getpid(), file):
+                if _is(each, file):
                     each.cards.update(cards)
                     return each.theirs
             if len(held) >= MOST:
                 return None
             try:
-                held.append(UvmFile(pod, fd_budget.check_headroom(os.dup(file)), fd, set(cards)))
+                held.append(UvmFile(pod, pid, fd_budget.check_headroom(os.dup(file)), fd, set(cards)))
                 self._counts[pod] += 1
             except OSError:
                 return None
@@ -68,14 +71,9 @@ class UvmFiles:
         """Remove and return the files of a process that has ended."""
         with self._lock:
             taken = self._files.pop(pid, [])
-            self._discount(taken)
+            if taken:
+                self._leaving.setdefault(pid, []).extend(taken)
             return taken
-
-    def _discount(self, taken: list[UvmFile]) -> None:
-        for each in taken:
-            self._counts[each.pod] -= 1
-            if not self._counts[each.pod]:
-                del self._counts[each.pod]
 
     def take_closed(self, pids: Collection[int]) -> dict[int, list[UvmFile]]:
         """Remove and return, by process, files that some processes have closed, for example by exec.
@@ -90,18 +88,18 @@ class UvmFiles:
             for pid, each in gone:
                 if each in self._files.get(pid, ()):  # no other thread has taken it
                     self._files[pid].remove(each)
-                    self._discount([each])
+                    self._leaving.setdefault(pid, []).append(each)
                     closed.setdefault(pid, []).append(each)
         return closed
 
     @property
     def total(self) -> int:
-        """Return how many files are held."""
+        """Return how many files are held or not released yet."""
         with self._lock:
             return self._counts.total()
 
     def count(self, pod: str) -> int:
-        """Return how many files of a pod are held."""
+        """Return how many files of a pod are held or not released yet."""
         return self._counts[pod]
 
     def pods(self) -> list[str]:
@@ -110,9 +108,28 @@ class UvmFiles:
             return list(self._counts)
 
     def has_none(self, pid: int) -> bool:
-        """Tell whether no file of a process is held."""
+        """Tell whether no file of a process is held, and all that were are released."""
         with self._lock:
-            return not self._files.get(pid)
+            return not self._of(pid)
+
+    def has_only(self, pid: int, file: int) -> bool:
+        """Tell whether a file is held of a process, and no other one; so all that UVM maps for it is in this file."""
+        with self._lock:
+            found = self._of(pid)
+            return len(found) == 1 and _is(found[0], file)
+
+    def has(self, pid: int, file: int) -> bool:
+        """Tell whether a file is held of a process."""
+        with self._lock:
+            return any(_is(each, file) for each in self._files.get(pid, ()))
+
+    def has_at(self, pid: int, fd: int) -> bool:
+        """Tell whether a file of a process is held, or not released yet, that is known by this descriptor of it."""
+        with self._lock:
+            return any(each.theirs == fd for each in self._of(pid))
+
+    def _of(self, pid: int) -> list[UvmFile]:
+        return [*self._files.get(pid, ()), *self._leaving.get(pid, ())]
 
     def release(self, files: Iterable[UvmFile]) -> None:
         """Unregister the cards on files, and close them. May take as long as freeing the memory."""
@@ -120,7 +137,22 @@ class UvmFiles:
             for card in each.cards:
                 argument = ffi.from_buffer(bytearray(struct.pack("<16sI", card, 0)))
                 self.perform(each.ours, uvm.UNREGISTER_GPU, argument)
+            with self._lock:
+                self._forget(each)
             os.close(each.ours)
+
+    def _forget(self, each: UvmFile) -> None:
+        leaving = self._leaving[each.pid]
+        leaving.remove(each)
+        if not leaving:
+            del self._leaving[each.pid]
+        self._counts[each.pod] -= 1
+        if not self._counts[each.pod]:
+            del self._counts[each.pod]
+
+
+def _is(held: UvmFile, file: int) -> bool:
+    return kcmp.same_file(os.getpid(), held.ours, os.getpid(), file)
 
 
 def _has(pid: int, held: UvmFile) -> bool:

@@ -82,6 +82,36 @@ def test_unmapping_finds_short_mappings_beside_a_very_long_one():
     assert len(found.mappings[5].mappings) == 99
 
 
+def test_overlaps_are_counted_no_further_than_asked():
+    """UVM refuses such a mapping: a pod can ask for it for ever, and others wait for the lock."""
+    found = allocations()
+    for at in range(1000):
+        found.map(5, at << 20, 4096, CARD, 1)
+    looked = []
+
+    class Counted(list):
+        def __getitem__(self, at):
+            looked.append(at)
+            return super().__getitem__(at)
+
+    space = found.mappings[5]
+    space.by_kind = {kind: Counted(like) for kind, like in space.by_kind.items()}
+    few = found.overlaps(5, 0, 1 << 63, 10), len(looked) < 100
+
+    assert few == (10, True)
+    assert found.overlaps(5, 0, 1 << 63, 5000) == 1000
+
+
+def test_unmapping_for_another_card_looks_at_no_mapping():
+    found = allocations()
+    found.map(5, 0, 64, CARD, 1)
+    space = found.mappings[5]
+    space.by_kind = dict.fromkeys(space.by_kind)
+    found.unmap(5, 0, 1 << 63, OTHER)
+
+    assert list(space.by_kind.values()) == [None]
+
+
 def test_mapping_is_left_whole_where_parts_are_not_tracked():
     found = allocations()
     found.map(5, 0, 64, CARD, 1)

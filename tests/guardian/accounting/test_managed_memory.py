@@ -14,7 +14,6 @@ from qgpu.guardian.accounting.address_space import table_bytes
 from qgpu.guardian.accounting.managed_memory import BLOCK, areas, cost, cost_of, mapped
 from qgpu.guardian.accounting.memory_quota import Allowance, MemoryQuota
 from qgpu.guardian.accounting.object_table import ObjectTable
-from qgpu.linux import kcmp
 
 CARD = bytes(16)
 MAPS = b"""\
@@ -92,18 +91,6 @@ def test_mappings_of_files_with_long_names_take_little_memory(tmp_path):
     child.communicate(b"\n")
 
     assert (charge, most < 1 << 20) == (0, True)
-
-
-def test_processes_share_their_memory_with_themselves_alone():
-    child = os.fork()
-    if child == 0:
-        os.read(0, 1) if os.isatty(0) else None
-        os._exit(0)
-    try:
-        assert kcmp.same_memory(os.getpid(), os.getpid())
-        assert not kcmp.same_memory(os.getpid(), child)
-    finally:
-        os.waitpid(child, 0)
 
 
 @pytest.fixture

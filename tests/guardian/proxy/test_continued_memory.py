@@ -103,6 +103,12 @@ def test_with_too_many_cgroups_known_processes_are_searched(on_card, monkeypatch
     assert continued_memory._threads(("/web",), [os.getpid(), 1 << 22]) == proc.threads(os.getpid())
 
 
+def test_known_process_that_left_the_cgroup_is_searched(monkeypatch):
+    monkeypatch.setattr(continued_memory.cgroup, "threads", lambda *_cgroups: (7, 8))
+
+    assert continued_memory._threads(("/web",), [os.getpid()]) == {7, 8} | proc.threads(os.getpid())
+
+
 @pytest.fixture
 def lost(on_card):
     """The pod, with a second client whose file the guardian cannot find, and which has memory by address."""

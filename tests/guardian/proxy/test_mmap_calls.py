@@ -9,6 +9,7 @@ import select
 import signal
 import socket
 import struct
+import subprocess
 import threading
 import time
 
@@ -19,8 +20,8 @@ from qgpu.guardian.proxy.mmap_calls import MmapHandler
 from qgpu.guardian.proxy.seccomp_filter import install
 from qgpu.nvidia import abi, uvm
 from tests.guardian.asked import control
+from tests.guardian.failover.test_successors import successor_of
 from tests.guardian.pod import allocate, held
-from tests.headless import headless
 
 SMALL, LARGE = 1 << 20, 1 << 29
 
@@ -96,22 +97,81 @@ def test_managed_memory_and_other_memory_are_one_limit(mapping):
     assert allocate(mapping, 10, SMALL) == abi.NV_OK
 
 
-def test_mapping_counts_beside_uvm_when_first_threads_have_ended(mapping):
-    """The caller's, or that of the process which has initialised UVM and may share the caller's memory."""
-    quota = mapping.shared.quota
-    with headless() as pid:
-        one, other = sorted({int(name) for name in os.listdir(f"/proc/{pid}/task")} - {pid})
-        for each in (pid, other):
-            mapping.shared.note({"fact": "process", "pid": each, "pod": "web"})
-        quota.will_use_uvm(other)
-        of_caller = quota.uses_uvm(pid, one)
-        mapping.shared.note({"fact": "exit", "pid": other})
-        mapping.shared.register_process("web", mapping.process.pid)
-        unrelated = quota.uses_uvm(mapping.process.pid, mapping.process.pid)
-        quota.will_use_uvm(pid)
-        of_other = quota.uses_uvm(mapping.process.pid, mapping.process.pid)
+@pytest.fixture
+def other(mapping):
+    """Another process of the pod."""
+    process = subprocess.Popen(["sleep", "60"])
+    mapping.shared.register_process("web", process.pid)
+    yield process.pid
+    process.kill()
+    process.wait()
 
-    assert (of_caller, unrelated, of_other) == (True, False, True)
+
+def test_mapping_counts_when_another_process_uses_uvm(mapping, other):
+    """That may have shared the caller's memory before it executed another program; nobody can tell."""
+    mapping.shared.quota.will_use_uvm(other)
+    refused = mapping.map(LARGE)
+    mapping.map(SMALL)
+    mapping.mapped = SMALL
+    mapping.call(abi.NV_ESC_RM_CONTROL, control(0x20800110))
+
+    assert (refused, held(mapping)) == ((-1, errno.EPERM), SMALL)
+
+
+def test_earlier_mappings_count_when_another_registers_a_card(mapping, other):
+    """It has a file that a process which shared the caller's memory has initialised, and that one has ended."""
+    mapping.map(SMALL)
+    mapping.call(abi.NV_ESC_RM_CONTROL, control(0x20800110))
+    mapping.mapped = SMALL
+    unseen = held(mapping)
+    mapping.shared.quota.start_using_uvm("web", other)
+    mapping.dispatcher._mmap.charge_made()
+
+    assert (unseen, held(mapping)) == (0, 2 * SMALL)
+
+
+def test_process_that_does_not_show_mappings_delays_a_card(mapping):
+    mapping.map(SMALL)
+    mapping.call(abi.NV_ESC_RM_CONTROL, control(0x20800110))
+    mapping.mapped = None
+    answer = mapping.uvm(uvm.REGISTER_GPU, bytes(40))
+    mapping.mapped = SMALL
+    again = mapping.uvm(uvm.REGISTER_GPU, bytes(40))
+
+    said = [struct.unpack_from("<I", each[2], 36)[0] for each in (answer, again)]
+    assert (said, held(mapping)) == ([abi.NV_ERR_BUSY_RETRY, abi.NV_OK], SMALL)
+
+
+def test_mappings_before_a_successor_count_at_registration(mapping):
+    """The dead guardian let them pass, because nobody used UVM."""
+    mapping.map(SMALL)
+    mapping.call(abi.NV_ESC_RM_CONTROL, control(0x20800110))
+    mapping.mapped = SMALL
+    successor_of(mapping)
+    unseen = held(mapping)
+    mapping.dispatcher._mmap.charge_made()
+
+    assert (unseen, held(mapping)) == (0, SMALL)
+
+
+def test_mapping_counts_while_a_dead_registrars_file_is_full(mapping):
+    """The pod's thread that empties it may have much to do."""
+    file = os.open("/dev/random", os.O_RDONLY)
+    mapping.shared.uvm_files.hold("web", 5, 9, file, [bytes(16)])
+    os.close(file)
+    files = mapping.shared.uvm_files.take(5)
+    during = mapping.map(LARGE)
+    mapping.shared.uvm_files.release(files)
+
+    assert (during, mapping.map(LARGE)) == ((-1, errno.EPERM), (0, 0))
+
+
+def test_processes_that_ended_are_not_looked_at_for_mappings(mapping, monkeypatch):
+    mapping.map(SMALL)
+    mapping.shared.exited(mapping.process.pid)
+    monkeypatch.setattr(managed_memory, "mapped", lambda pid: pytest.fail("looked at it"))
+
+    assert mapping.dispatcher._mmap._charge_unchecked()
 
 
 def test_charge_of_a_process_that_shows_no_mappings_stays(mapping):
@@ -173,7 +233,7 @@ def test_uvm_gets_no_card_without_a_grant(on_card):
 
 def test_uvm_gets_no_card_beside_a_mapping_in_the_making(on_card):
     """That could become managed memory which nothing was charged for."""
-    on_card.dispatcher._uvm._wait_until_mapped = lambda: False
+    on_card.dispatcher._uvm._charge_mappings = lambda: False
     answer = on_card.uvm(uvm.REGISTER_GPU, bytes(40))
 
     assert struct.unpack_from("<I", answer[2], 36)[0] == abi.NV_ERR_BUSY_RETRY

@@ -9,9 +9,11 @@ import struct
 import pytest
 
 from qgpu.guardian.accounting import memory_quota, object_table
+from qgpu.guardian.accounting.allocations import Allocations
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.failover.journal import Journal
-from qgpu.guardian.proxy import shared_state
+from qgpu.guardian.proxy import shared_state, uvm_files
+from qgpu.guardian.proxy.handler_context import HandlerContext
 from qgpu.nvidia import abi, uvm
 from tests.guardian.asked import (
     DEVICE_PARAMS,
@@ -23,7 +25,9 @@ from tests.guardian.asked import (
     heap_status,
     uvm_mapping,
     uvm_mapping_status,
+    uvm_range,
 )
+from tests.guardian.failover.test_successors import successor_of
 from tests.guardian.pod import held
 
 VIRTUAL, LAZY, MANAGED_ELSEWHERE, SPARSE = 0x80000, 0x400, 0x400000, 0x4000000
@@ -135,6 +139,70 @@ def test_mappings_over_many_others_are_refused(on_card, monkeypatch):
     answers = [on_card.uvm(uvm.MAP_EXTERNAL_ALLOCATION, mapping)[2] for mapping in asked]
 
     assert [uvm_mapping_status(answer) for answer in answers] == [0xFFFF, 0xFFFF, abi.NV_ERR_NO_MEMORY]
+
+
+def test_mapping_longer_than_an_address_space_is_refused(on_card, monkeypatch):
+    """Before all mappings in it are looked at: UVM refuses it, so a pod can ask for ever."""
+    monkeypatch.setattr(Allocations, "overlaps", lambda *_: pytest.fail("looked"))
+    answer = on_card.uvm(uvm.MAP_EXTERNAL_ALLOCATION, uvm_mapping(1 << 21, 1 << 63, 10))[2]
+
+    assert uvm_mapping_status(answer) == abi.NV_ERR_NO_MEMORY
+
+
+@pytest.fixture
+def two_files(on_card):
+    """A pod whose process has a card on UVM files A and B, and a mapping on A; ``on_b`` makes a call on B."""
+    on_card.uvm(uvm.REGISTER_GPU, bytes(40))
+    on_card.uvm(uvm.MAP_EXTERNAL_ALLOCATION, uvm_mapping(1 << 40, 1 << 21, 10))
+    b = os.open("/dev/random", os.O_RDWR)
+
+    def on_b(request, argument):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(HandlerContext, "take_fd", lambda ctx, pod_call, fd: os.dup(b))
+            return on_card.uvm(request, argument)
+
+    on_card.on_b = on_b
+    yield on_card
+    os.close(b)
+
+
+@pytest.mark.parametrize("registered", [True, False])
+@pytest.mark.parametrize("succeeds", [True, False])
+def test_unmapping_on_another_file_leaves_mappings_charged(two_files, registered, succeeds):
+    """It may have ranges at the same addresses, which are free to make."""
+    before = held(two_files)
+    if registered:
+        two_files.on_b(uvm.REGISTER_GPU, bytes(40))
+    if succeeds:
+        successor_of(two_files)
+    for request, argument in ((uvm.UNMAP_EXTERNAL, uvm_range(0, 1 << 46)), (uvm.FREE, uvm_range(0, 1 << 46)[:24])):
+        assert two_files.on_b(request, argument)[0] == 0
+
+    assert held(two_files) == before > 0
+
+
+def test_unmapping_beside_another_file_leaves_mappings_charged(two_files):
+    """Those of the other may be at the same addresses."""
+    two_files.on_b(uvm.MAP_EXTERNAL_ALLOCATION, uvm_mapping(1 << 41, 1 << 21, 10))
+    before = held(two_files)
+    two_files.uvm(uvm.UNMAP_EXTERNAL, uvm_range(0, 1 << 46))
+
+    assert held(two_files) == before > 0
+
+
+def test_unmapping_counts_once_the_other_file_is_emptied(two_files, monkeypatch):
+    shared, pid = two_files.shared, two_files.process.pid
+    two_files.on_b(uvm.REGISTER_GPU, bytes(40))
+    a = shared.uvm_files._files[pid][0]
+    monkeypatch.setattr(uvm_files, "_has", lambda pid, held: held is a)
+    (files,) = shared.uvm_files.take_closed([pid]).values()
+    two_files.uvm(uvm.UNMAP_EXTERNAL, uvm_range(0, 1 << 46))
+    not_yet = held(two_files)
+    shared.uvm_files.release(files)
+    shared.uvm_files_released(pid, files)
+    two_files.uvm(uvm.UNMAP_EXTERNAL, uvm_range(0, 1 << 46))
+
+    assert (not_yet > 0, held(two_files)) == (True, 0)
 
 
 def test_unmapping_beyond_the_share_makes_no_more_records(on_card, monkeypatch):

@@ -7,6 +7,8 @@ import subprocess
 
 import pytest
 
+from qgpu.guardian.accounting.object_table import ObjectTable
+from qgpu.guardian.failover.journal import Journal
 from qgpu.guardian.proxy import uvm_files
 from qgpu.guardian.proxy.uvm_files import MOST, UvmFiles
 from qgpu.nvidia import abi, uvm
@@ -122,6 +124,39 @@ def test_a_file_with_many_descriptors_is_recorded_once(pod):
 
     assert all(kept)
     assert shared.table.uvm_fds == {pid: {fds[0]}}
+
+
+def test_file_registered_again_before_release_is_noted_stays(pod, monkeypatch):
+    """The main loop notes a release later. A successor holds what the journal says is there."""
+    shared, pid = pod.shared, os.getpid()
+    shared.register_process("web", pid)
+    fd = os.open("/dev/random", os.O_RDONLY)
+    shared.hold_uvm_file(pid, fd, fd, [CARD])
+    with monkeypatch.context() as patch:
+        patch.setattr(uvm_files, "_has", lambda pid, held: False)
+        (files,) = shared.uvm_files.take_closed([pid]).values()
+    shared.uvm_files.release(files)
+    shared.hold_uvm_file(pid, fd, fd, [CARD])
+    shared.uvm_files_released(pid, files)
+    again = ObjectTable()
+    for fact in Journal(os.dup(shared.journal.fd)).read()[1]:
+        again.note(fact)
+    os.close(fd)
+
+    assert shared.table.uvm_fds == again.uvm_fds == {pid: {fd}}
+
+
+def test_file_counts_until_its_cards_are_unregistered(files):
+    held, _ = files
+    fd = opened()
+    held.hold("web", 5, fd, fd, [CARD])
+    taken = held.take(5)
+    during = held.count("web"), held.has_none(5), held.has_at(5, fd)
+    held.release(taken)
+    os.close(fd)
+
+    assert during == (1, False, True)
+    assert (held.count("web"), held.has_none(5), held.has_at(5, fd)) == (0, True, False)
 
 
 def test_a_file_of_a_process_that_ends_meanwhile_is_let_go(pod, monkeypatch):

@@ -152,7 +152,7 @@ def test_the_others_stand_still_until_the_kernel_is_done(pod, monkeypatch):
     monkeypatch.setattr(
         passthrough,
         "thread_freezer",
-        SimpleNamespace(run_as_tracer=thread_freezer.run_as_tracer, frozen_siblings=held),
+        SimpleNamespace(**vars(thread_freezer) | {"frozen_siblings": held}),
     )
     pod.call(abi.NV_ESC_RM_ALLOC, alloc(0, 0, abi.NV01_ROOT_CLIENT, 0))
 
