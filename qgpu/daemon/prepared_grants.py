@@ -225,8 +225,13 @@ def prepared_devices(grant: PreparedGrant) -> list[dict[str, Any]]:
     return [{key: device[key] for key in keys} for device in shown(grant)["devices"]]
 
 
+def claim_uid(arguments: Arguments) -> str:
+    """Return the argument ``uid``, of a claim. Raises InvalidValueError."""
+    return _matched("uid", arguments.need("uid", str), _UID)
+
+
 def _grant(arguments: Arguments) -> PreparedGrant:
-    uid = _matched("uid", arguments.need("uid", str), _UID)
+    uid = claim_uid(arguments)
     devices = [Arguments(_table(raw)) for raw in _bounded(arguments, "devices", MAX_DEVICES)]
     if not devices:
         raise InvalidValueError(f"claim {uid}: it has no device; give at least one")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -11,6 +10,7 @@ from pathlib import Path
 import structlog
 
 from qgpu.errors import AlreadyRunningError, InvalidValueError, PermissionDeniedError, QgpuError, unusable
+from qgpu.linux import lock_file
 from qgpu.linux.repeated_error import RepeatedError
 
 _log = structlog.get_logger("runtime-dir")
@@ -66,12 +66,8 @@ def hold(runtime_dir: Path) -> int:
         runtime_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
         if runtime_dir.stat().st_uid != os.geteuid() or runtime_dir.lstat().st_uid not in (0, os.geteuid()):
             raise PermissionDeniedError(f"{runtime_dir}: belongs to another user; choose another --runtime-dir")
-        descriptor = os.open(runtime_dir / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return lock_file.lock(runtime_dir / _LOCK)
+    except BlockingIOError:
+        raise AlreadyRunningError(f"{runtime_dir}: another qgpud is running there; stop it first") from None
     except OSError as error:
         raise unusable(runtime_dir, "choose another --runtime-dir", error) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise AlreadyRunningError(f"{runtime_dir}: another qgpud is running there; stop it first") from None
-    return descriptor

@@ -33,7 +33,7 @@ from qgpu.daemon.peer_filter import pod_of, refuse_pods
 from qgpu.daemon.plane_choice import PlaneChoice, driver_version
 from qgpu.daemon.pod_moves import PodMoves
 from qgpu.daemon.pods import Pods
-from qgpu.daemon.prepared_grants import PreparedGrants
+from qgpu.daemon.prepared_grants import PreparedGrants, claim_uid
 from qgpu.daemon.request_args import Arguments
 from qgpu.daemon.share_history import ShareHistories
 from qgpu.daemon.simulated_loads import SimulatedLoads
@@ -66,17 +66,17 @@ from qgpu.runtime.agent import LISTENER
 
 _log = structlog.get_logger("service")
 
-#: Requests that are recorded once they are done. Changes of settings are recorded before, by their own methods.
-_RECORDED = {
-    "pod.create": "pod created",
-    "pod.remove": "pod removed",
-    "pod.suspend": "pod told to suspend",
-    "pod.resume": "pod told to resume",
-    "pod.move": "pod told to move",
-    "container.bind": "container bound",
-    "slurm.bind": "job bound",
-    "grant.prepare": "claim prepared",
-    "grant.drop": "claim dropped",
+#: Requests that are recorded once they are done, each with the arguments that it has checked: those are recorded, and
+#: what it answers. Changes of settings are recorded before, and ends of claims after, by their own methods.
+_RECORDED: dict[str, tuple[str, tuple[str, ...]]] = {
+    "pod.create": ("pod created", ()),
+    "pod.remove": ("pod removed", ("name",)),
+    "pod.suspend": ("pod told to suspend", ("name",)),
+    "pod.resume": ("pod told to resume", ("name",)),
+    "pod.move": ("pod told to move", ("name", "gpu")),
+    "container.bind": ("container bound", ()),
+    "slurm.bind": ("job bound", ()),
+    "grant.prepare": ("claim prepared", ("uid", "name")),
 }
 
 #: Those that may make a pod.
@@ -161,7 +161,7 @@ class Service:
             "module.switched": self._module_switched,
             "group.changed": self._group_changed,
             "gpu.set_temporarily": temporary.begin,
-            "grant.drop": claims.drop,
+            "grant.drop": self._grant_drop,
             "grant.prepare": claims.prepare,
             "pod.create": self._pod_create,
             "pod.attach": self._pod_attach,
@@ -194,8 +194,9 @@ class Service:
             raise InvalidValueError(f"request {op!r}: there is no such request; is qgpuctl of the daemon's version?")
         arguments = Arguments(message)
         answer = request(session, arguments, fds)
-        if what := _RECORDED.get(op):
-            told = {**message, **answer}
+        if op in _RECORDED:
+            what, checked = _RECORDED[op]
+            told = {key: message[key] for key in checked} | answer
             on = {
                 key: told[key]
                 for key in ("name", "uid", "grants", "gpu", "old", "new")
@@ -336,6 +337,14 @@ class Service:
         with self._events.changing(session, "group set", {"name": name}, old, new) as who:
             return {"old": old, "new": new, "by": who}
 
+    def _grant_drop(self, session: Session, arguments: Arguments, fds: list[int]) -> dict[str, Any]:
+        uid = claim_uid(arguments)
+        known = uid in self.pods.prepared.by_uid
+        answer = self._claims.drop(session, arguments, fds)
+        if known:
+            self._events.happened(session, "claim dropped", {"uid": uid})
+        return answer
+
     def _pod_list(self, pods: Sequence[PodInfo]) -> dict[str, Any]:
         ledgers, usages = {index: loop.ledger for index, loop in self._loops.items()}, self.counters.usages()
         origins = self._events.origins()
@@ -355,7 +364,8 @@ class Service:
         if wanted and self._groups(wanted).keeper() not in (None, session.peer.pid):
             raise RefusedError(f"pod name {wanted}: a group has it; choose another")
         may_wait = arguments.get("may_wait", bool) is not False
-        return self._pod_created(self.pods.launch(wanted, grants, session, may_wait=may_wait), grants)
+        name = self.pods.launch(wanted, grants, session, may_wait=may_wait)
+        return self._pod_created(name, grants) | {"grants": grants_to_json(grants)}
 
     def _pod_created(self, name: str, cards: Iterable[int]) -> dict[str, Any]:
         return {

@@ -7,7 +7,6 @@ until the configuration of that pGPU changes.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from dataclasses import asdict
@@ -18,11 +17,14 @@ import structlog
 
 from qgpu.config import GpuSettings
 from qgpu.errors import AlreadyRunningError, InvalidValueError, QgpuError, UnknownNameError, full, unusable
-from qgpu.linux import atomic_file
+from qgpu.linux import atomic_file, lock_file
 
 _log = structlog.get_logger("state")
 
 VERSION = 1
+
+#: Not a name in the runtime directory, which may be the same one.
+_LOCK = "state.lock"
 
 
 class State:
@@ -44,21 +46,25 @@ class State:
             _log.error("state file unusable, using the configuration", file=str(self._path), reason=str(error))
 
     def hold(self) -> None:
-        """Lock the directory, also on a full disk: two daemons would overwrite each other's settings.
+        """Lock the directory: two daemons would overwrite each other's settings.
 
-        Raises AlreadyRunningError.
+        Where the lock's file cannot be made because nothing can be written there, no setting can be kept either.
+        Raises AlreadyRunningError, PermissionDeniedError.
         """
         if self._path is None:
             return
-        self._lock = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        directory = self._path.parent
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock = lock_file.lock(directory / _LOCK)
         except BlockingIOError:
             raise AlreadyRunningError(
-                f"{self._path.parent}: another qgpud keeps its settings there; choose another --state-dir"
+                f"{directory}: another qgpud keeps its settings there; choose another --state-dir"
             ) from None
-        if not os.access(self._path.parent, os.W_OK):
-            _log.warning("state directory cannot be written: settings cannot change", directory=str(self._path.parent))
+        except OSError as error:
+            if os.access(directory, os.W_OK) and not full(error):
+                raise unusable(directory / _LOCK, "choose another --state-dir", error) from error
+        if self._lock is None or not os.access(directory, os.W_OK):
+            _log.warning("state directory cannot be written: settings cannot change", directory=str(directory))
 
     def close(self) -> None:
         """Let another daemon have the directory."""

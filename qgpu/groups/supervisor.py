@@ -7,14 +7,13 @@ know while that has members.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from qgpu.groups.group_files import GroupFiles
 from qgpu.groups.keeper import Keeper
 from qgpu.groups.mps_server import has_members
 from qgpu.ipc.control_socket import Client
+from qgpu.linux import lock_file
 from qgpu.linux.shutdown import Shutdown
 from qgpu.model.member_part import MemberPart
 from qgpu.model.prepared_grant import GROUP_PREFIX
@@ -38,7 +38,6 @@ _TIMEOUT_S = 10
 _LOOK_S = 0.2
 #: The pause after a keeper that could not begin.
 _AGAIN_S = 2.0
-_LOCK_MODE = 0o600
 
 
 class Supervisor:
@@ -119,20 +118,16 @@ class Supervisor:
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        """Be the only one in the runtime directory. Raises AlreadyRunningError, PermissionDeniedError.
-
-        Nobody else may open the file: otherwise any user could hold the lock.
-        """
-        path, fd = self._runtime_dir / "groups.lock", -1
-        with ExitStack() as closing:
-            try:
-                self._runtime_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
-                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _LOCK_MODE)
-                closing.callback(os.close, fd)
-                os.fchmod(fd, _LOCK_MODE)
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise AlreadyRunningError(f"{path}: claims' groups are served there already; stop that first") from None
-            except OSError as error:
-                raise PermissionDeniedError(f"{path}: {error.strerror}; run it as qgpud's user") from error
+        """Be the only one in the runtime directory. Raises AlreadyRunningError, PermissionDeniedError."""
+        path = self._runtime_dir / "groups.lock"
+        try:
+            self._runtime_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
+            fd = lock_file.lock(path)
+        except BlockingIOError:
+            raise AlreadyRunningError(f"{path}: claims' groups are served there already; stop that first") from None
+        except OSError as error:
+            raise PermissionDeniedError(f"{path}: {error.strerror}; run it as qgpud's user") from error
+        try:
             yield
+        finally:
+            os.close(fd)

@@ -12,6 +12,7 @@ import os
 import select
 import socket
 import struct
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,7 +22,10 @@ from typing import Any
 MAX_MESSAGE = 16 * 1024 * 1024
 _MAX_FDS = 16
 _LENGTH = struct.Struct("<I")
+#: Places in a listener's queue. Clients wait for one, and in it; more places make that longer if somebody fills them.
+_QUEUE = 64
 _PEER = struct.Struct("iII")
+_TIMEVAL = struct.Struct("@ll")
 _SO_PEERPIDFD = 77  # include/uapi/asm-generic/socket.h; Python has no name for it
 
 
@@ -160,15 +164,41 @@ class Connection:
 
 
 def connect(path: str, timeout_s: float | None = None) -> Connection:
-    """Connect to a listening socket. Raises OSError."""
+    """Connect to a listening socket; with a timeout of 0, without waiting for a place in its queue. Raises OSError."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    sock.settimeout(timeout_s)
     try:
-        sock.connect(path)
+        if timeout_s:
+            _connect(sock, path, time.monotonic() + timeout_s)
+            sock.settimeout(timeout_s)
+        else:
+            sock.settimeout(timeout_s)
+            sock.connect(path)
     except BaseException:
         sock.close()
         raise
     return Connection(sock)
+
+
+def _connect(sock: socket.socket, path: str, deadline: float) -> None:
+    """Connect a socket that blocks: a full queue fails one with Python's timeout at once (unix_stream_connect).
+
+    Raises OSError.
+    """
+    while (left_s := deadline - time.monotonic()) > 0:
+        whole_s, rest_s = divmod(left_s, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(int(whole_s), int(rest_s * 1e6) or 1))
+        try:
+            sock.connect(path)
+            sock.getpeername()
+        except BlockingIOError:
+            break
+        except OSError as error:
+            if error.errno != errno.ENOTCONN:
+                raise
+            continue  # a signal came, which Python takes for a connection
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(0, 0))
+        return
+    raise TimeoutError("timed out")
 
 
 def listen(path: str, mode: int) -> socket.socket:
@@ -180,7 +210,7 @@ def listen(path: str, mode: int) -> socket.socket:
             os.unlink(temporary)  # from a killed process that had our pid, for example in a container
         sock.bind(temporary)
         os.chmod(temporary, mode)
-        sock.listen(64)
+        sock.listen(_QUEUE)
         os.rename(temporary, path)
     except BaseException:
         sock.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,18 +16,17 @@ from qgpu.errors import (
 from qgpu.k8s.device_units import is_device_plugins
 from qgpu.k8s.names import DRIVER, KubeletDirectory
 from qgpu.k8s.qgpud import Qgpud
+from qgpu.linux import lock_file
 
 
 @contextmanager
 def node_lock(kubelet: KubeletDirectory) -> Iterator[None]:
     """Hold a lock in the kubelet's directory. Raises AlreadyRunningError, PermissionDeniedError."""
-    path, fd = kubelet.plugins / DRIVER / "lock", -1
+    path = kubelet.plugins / DRIVER / "lock"
     try:
         path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fd = lock_file.lock(path)
     except BlockingIOError as error:
-        os.close(fd)
         raise AlreadyRunningError(f"{path}: another qgpu-k8s serves this node; stop it first") from error
     except OSError as error:
         raise PermissionDeniedError(f"{path}: {error.strerror}; run qgpu-k8s as root") from error

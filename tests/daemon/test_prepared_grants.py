@@ -205,3 +205,20 @@ def test_without_a_cdi_file_nothing_is_prepared(rig):
     rig.prepare("b", rig.device(cores=100))
 
     assert set(rig.listed()) == {"b"}
+
+
+def test_preparation_and_end_of_a_claim_are_recorded(rig):
+    rig.prepare("a", rig.device())
+    for _ in range(2):
+        rig.ask("grant.drop", uid="a", name="forged", grants={"0": {"cores": 100}})
+    found = rig.ask("events")["events"]
+
+    assert [(each["what"], each["uid"]) for each in found] == [("claim prepared", "a"), ("claim dropped", "a")]
+    assert not {"grants", "old", "new"} & {key for each in found for key in each}
+    assert "forged" not in str(found)
+
+
+@pytest.mark.parametrize("uid", ["", "../x", "x" * 64, 7])
+def test_a_drop_of_what_is_no_uid_is_refused(rig, uid):
+    with pytest.raises(InvalidValueError, match="uid"):
+        rig.ask("grant.drop", uid=uid)

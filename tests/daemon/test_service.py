@@ -8,6 +8,7 @@ import resource
 import socket
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -239,3 +240,43 @@ def at() -> Iterator[str]:
         pytest.skip(str(error))
     yield path
     cgroup.remove("", path)
+
+
+FORGED: dict[str, Any] = {
+    "uid": "forged",
+    "grants": {"0": {"cores": 99, "forged": 1}},
+    "gpu": 7,
+    "old": {"cores": 1},
+    "new": {"cores": 99},
+}
+
+
+def recorded(service: Service, *requests: dict[str, Any]) -> list[dict[str, Any]]:
+    """Make requests as root, and return what is recorded of them but when and by whom."""
+    me = Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=os.pidfd_open(os.getpid()))
+    for request in requests:
+        with suppress(QgpuError):
+            service.handle(me, request, [])
+    found = service.handle(me, {"op": "events"}, [])["events"]
+    return [{key: event[key] for key in event.keys() - {"at", "by", "number"}} for event in found]
+
+
+def test_what_a_client_adds_to_a_request_is_not_recorded(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service.suspensions, "suspend", lambda *_: None)
+    created = {"op": "pod.create", "name": "one", "grants": {"0": {"cores": 30, "forged": "x"}}, "uid": "u", "old": 1}
+    bound = {"op": "container.bind", "cores": 20, "name": "one"}
+    events = recorded(service, created, FORGED | bound, FORGED | {"op": "pod.suspend", "name": "one"})
+    grants = events[0].pop("grants")
+
+    assert events == [
+        {"what": "pod created", "name": "one", "made": True},
+        {"what": "container bound", "name": "two", "made": True},
+        {"what": "pod told to suspend", "name": "one"},
+    ]
+    assert grants["0"]["cores"] == 30
+    assert "forged" not in grants["0"]
+
+
+@pytest.mark.parametrize("uid", ["unknown", "x" * 64, "x" * (1 << 20), "a/b", ""])
+def test_a_drop_of_no_claim_is_not_recorded(service: Service, uid: str) -> None:
+    assert recorded(service, FORGED | {"op": "grant.drop", "name": "one", "uid": uid}) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from structlog.testing import capture_logs
 
 from qgpu.config import GpuSettings
 from qgpu.daemon.state import State
-from qgpu.errors import AlreadyRunningError, ExitCode, QgpuError
+from qgpu.errors import AlreadyRunningError, ExitCode, PermissionDeniedError, QgpuError
 from qgpu.linux import atomic_file
 
 
@@ -28,6 +29,44 @@ def test_one_daemon_keeps_settings_there_at_a_time(tmp_path: Path) -> None:
     second = State(tmp_path)
     second.hold()
     second.close()
+
+
+def test_another_users_lock_keeps_no_daemon_from_starting(tmp_path: Path) -> None:
+    """Who may only read the directory can lock that, but no file in it."""
+    theirs = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(theirs, fcntl.LOCK_SH)
+    state = State(tmp_path)
+    state.hold()
+    files = list(tmp_path.iterdir())
+    state.close()
+    os.close(theirs)
+
+    assert files
+    assert all(file.stat().st_mode & 0o777 == 0o600 for file in files)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_keeps_no_daemon_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_: object, **__: object) -> int:
+        raise failing(number)
+
+    state = State(tmp_path)
+    with monkeypatch.context() as patched, capture_logs() as logs:
+        patched.setattr(os, "open", refuse)
+        state.hold()
+    state.close()
+
+    assert [line["event"] for line in logs] == ["state directory cannot be written: settings cannot change"]
+
+
+def test_a_lock_that_cannot_be_opened_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "state.lock").symlink_to("elsewhere")
+    with pytest.raises(PermissionDeniedError, match=r"state\.lock: .*; choose another --state-dir"):
+        State(tmp_path).hold()
+
+    assert not (tmp_path / "elsewhere").exists()
 
 
 @pytest.mark.parametrize("writable", [True, False])

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -125,3 +128,52 @@ def test_descriptors_of_an_endless_message_are_bounded(pair: Pair) -> None:
     pair[1].close()
 
     assert len(os.listdir("/proc/self/fd")) == before - 1
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[socket.socket]:
+    """A listening socket whose queue is full."""
+    with full_listener(tmp_path / "sock") as listener:
+        yield listener
+
+
+@contextmanager
+def full_listener(path: Path) -> Iterator[socket.socket]:
+    """Listen with a queue of one place, which another client has."""
+    with closing(socket.socket(socket.AF_UNIX)) as listener:
+        listener.bind(str(path))
+        listener.listen(0)
+        with closing(wire.connect(str(path), 0)):
+            yield listener
+
+
+def test_a_client_waits_for_a_place_in_the_queue(full: socket.socket) -> None:
+    with ThreadPoolExecutor() as pool:
+        client = pool.submit(wire.connect, full.getsockname(), 60)
+        wait([client], 0.2)  # it waits by now, or fails
+        full.accept()[0].close()
+
+    with closing(client.result()) as connection:
+        assert connection.sock.gettimeout() == 60
+        assert not any(connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, 16))
+
+
+def test_a_client_that_must_not_wait_is_refused_at_once(full: socket.socket) -> None:
+    with pytest.raises(BlockingIOError):
+        wire.connect(full.getsockname(), 0)
+
+
+def test_a_client_waits_for_its_place_no_longer_than_told(full: socket.socket) -> None:
+    with pytest.raises(TimeoutError):
+        wire.connect(full.getsockname(), 0.05)
+
+
+def test_a_signal_does_not_end_the_wait_for_a_place(full: socket.socket) -> None:
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+    try:
+        with pytest.raises(TimeoutError):
+            wire.connect(full.getsockname(), 0.3)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
