@@ -21,6 +21,8 @@ PATIENCE_S, AGAIN_S = 10, 0.05
 _GONE = 15
 #: How the names of prepared devices and of groups begin (qgpu.runtime.oci_container).
 _NAMED = "qgpu.io/claim=", "qgpu.io/group="
+#: How the annotations begin by which crun has the output of hooks written to a file of the host.
+_OUTPUT = "run.oci.hooks."
 #: How long a container waits for room in its GPU's memory, and how often it asks. A kubelet gives it two minutes.
 _ROOM_S, _LOOK_S = 100, 0.2
 
@@ -55,17 +57,18 @@ def main() -> int:
             ],
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return refuse(f"the runtime's description of the container cannot be read: {error!r}")
+        return refuse(f"the runtime's description of the container cannot be read: {error!r}", aloud=False)
+    aloud = not any(name.startswith(_OUTPUT) for name in request["annotations"])
     try:
         answer = answered(path, request)
         name, end_s = answer.get("name"), time.monotonic() + _ROOM_S
         while answer.get("waits"):  # memory of its GPU is being made free for it
             if time.monotonic() > end_s:
-                return refuse(f"pod {name}: no room yet, it waits for {answer['waits']}; start it again later")
+                return refuse(f"pod {name}: no room yet, it waits for {answer['waits']}; start it again later", aloud)
             time.sleep(_LOOK_S)
             answer = answered(path, {"op": "pod.waits", "name": name})
     except RefusedError as why:
-        return refuse(why)
+        return refuse(why, aloud)
     return 0
 
 
@@ -96,8 +99,15 @@ def ask(path: str, request: dict[str, object], deadline: float) -> dict[str, obj
     """Make one request, until a time on CLOCK_MONOTONIC. Raises OSError, ValueError."""
     body = json.dumps(request).encode()
     with socket.socket(socket.AF_UNIX) as sock:
+        whole_s, rest_s = divmod(max(deadline - time.monotonic(), 0), 1)
+        # It blocks: a full queue fails a socket with Python's timeout at once (unix_stream_connect).
+        patience = struct.pack("@ll", int(whole_s), int(rest_s * 1e6) or 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
+        try:
+            sock.connect(path)
+        except BlockingIOError:
+            raise TimeoutError("timed out") from None
         wait_until(sock, deadline)
-        sock.connect(path)
         sock.sendall(struct.pack("<I", len(body)) + body)
         (length,) = struct.unpack("<I", receive(sock, 4, deadline))
         answer = json.loads(receive(sock, length, deadline))
@@ -124,13 +134,15 @@ def receive(sock: socket.socket, size: int, deadline: float) -> bytes:
     return data
 
 
-def refuse(why: object) -> int:
-    """Report why the container does not start: on stderr, and in the system log because crun hides hooks' output.
+def refuse(why: object, aloud: bool) -> int:
+    """Report why the container does not start: in the system log, and ``aloud`` on stderr, which crun throws away.
 
-    It may quote what an image says: a terminal is not told more than it can print.
+    It may quote what an image says. So a terminal is not told more than it can print, and stderr is not used where an
+    image can have chosen the file behind it: crun opens it as root.
     """
     line = "".join(each if each.isprintable() else "?" for each in str(why))
-    print(f"qgpu: {line}", file=sys.stderr)
+    if aloud:
+        print(f"qgpu: {line}", file=sys.stderr)
     syslog.openlog("qgpu", 0, syslog.LOG_DAEMON)
     syslog.syslog(syslog.LOG_ERR, line)
     return 1

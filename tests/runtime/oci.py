@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import uuid
@@ -63,8 +64,7 @@ class Container:
         subprocess.run([runtime, "spec"], cwd=self.bundle, check=True)
         self.config: dict[str, Any] = json.loads((self.bundle / "config.json").read_text())
         self.config["process"] |= {"args": list(command), "terminal": False}
-        # crun throws away what hooks say unless told otherwise; runc shows it.
-        self.config["annotations"] = {"run.oci.hooks.stderr": str(self.bundle / "hook")}
+        self.config["annotations"] = {}
         entry = cdi.hook_entry(socket_path(runtime_dir))
         self.config["hooks"] = {entry.pop("hookName"): [entry]}
         self._given: list[str] = []
@@ -91,7 +91,7 @@ class Container:
     def do(self, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run the runtime on it and return how that ended."""
         if verb == "run":
-            (self.bundle / "config.json").write_text(json.dumps(self.config))
+            (self.bundle / "config.json").write_text(json.dumps(self.config | {"hooks": self._heard_hooks()}))
         # Files and not pipes: a container that stays in the background holds them open.
         with (self.bundle / "out").open("w+") as out:
             result = subprocess.run(
@@ -108,6 +108,16 @@ class Container:
             said = self.bundle / "hook"
             text = out.read() + (said.read_text() if verb == "run" and said.exists() else "")
             return subprocess.CompletedProcess(result.args, result.returncode, text)
+
+    def _heard_hooks(self) -> dict[str, Any]:
+        """Return its hooks with their stderr in a file: crun throws away what hooks say; runc shows it."""
+        if self.runtime != "crun":
+            return dict(self.config["hooks"])
+        heard = ["sh", "-c", f'exec "$@" 2>>{shlex.quote(str(self.bundle / "hook"))}']
+        return {
+            name: [entry | {"path": "/bin/sh", "args": [*heard, entry["path"], *entry["args"]]} for entry in entries]
+            for name, entries in self.config["hooks"].items()
+        }
 
     def start(self) -> subprocess.CompletedProcess[str]:
         """Start it in the background."""

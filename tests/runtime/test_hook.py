@@ -7,7 +7,9 @@ import io
 import json
 import subprocess
 import sys
-from contextlib import suppress
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import pytest
 from qgpu.errors import ExitCode
 from qgpu.ipc import wire
 from qgpu.runtime import cdi, hook
+from tests.ipc.test_wire import full_listener
 
 
 def test_hook_imports_only_the_standard_library() -> None:
@@ -119,6 +122,42 @@ def test_hook_names_the_interpreter_that_runs_the_daemon(tmp_path: Path) -> None
 
 def test_hook_tells_a_terminal_nothing_but_what_it_can_print(capsys: pytest.CaptureFixture[str]) -> None:
     """An image's annotations are quoted where they are refused."""
-    hook.refuse("annotation qgpu.io/\x1b]0;hello\x07\n: there is no such limit")
+    hook.refuse("annotation qgpu.io/\x1b]0;hello\x07\n: there is no such limit", aloud=True)
 
     assert capsys.readouterr().err == "qgpu: annotation qgpu.io/?]0;hello??: there is no such limit\n"
+
+
+@pytest.mark.parametrize("config", ['{"annotations": {"run.oci.hooks.stderr": "/etc/profile.d/x.sh"}}', "{", "\x00"])
+def test_hook_says_nothing_where_an_image_chose_the_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, config: str
+) -> None:
+    """An image can have crun, as root, write stderr to any file; nothing that the image says goes there."""
+    (tmp_path / "config.json").write_text(config)
+    monkeypatch.setattr(sys, "argv", ["hook.py", str(tmp_path / "qgpud.sock")])
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps({"id": "one", "pid": 1, "bundle": str(tmp_path)})))
+    monkeypatch.setattr(hook, "PATIENCE_S", 0)
+    logged: list[str] = []
+    monkeypatch.setattr(hook.syslog, "syslog", lambda _, line: logged.append(line))
+
+    assert hook.main() == 1
+    assert len(logged) == 1
+    assert capsys.readouterr() == ("", "")
+
+
+def test_hook_waits_for_a_place_in_the_daemons_queue(tmp_path: Path) -> None:
+    path, until = tmp_path / "qgpud.sock", time.monotonic() + 60
+    with full_listener(path) as listener, ThreadPoolExecutor() as pool:
+        asked = pool.submit(hook.ask, str(path), {"op": "status"}, until)
+        wait([asked], 0.2)  # it waits by now, or fails
+        listener.accept()[0].close()
+        with closing(wire.Connection(listener.accept()[0])) as connection:
+            connection.receive()
+            connection.send({"ok": True})
+
+    assert asked.result() == {"ok": True}
+
+
+def test_hook_waits_for_a_place_until_its_deadline_only(tmp_path: Path) -> None:
+    path = tmp_path / "qgpud.sock"
+    with full_listener(path), pytest.raises(TimeoutError):
+        hook.ask(str(path), {"op": "status"}, time.monotonic() + 0.05)
