@@ -6,6 +6,7 @@ The note lasts as long as the container, whatever becomes of the daemon.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
@@ -20,6 +21,8 @@ from qgpu.runtime.oci_container import Container
 
 #: The key of the note.
 _NOTE = "container"
+#: What a Kubernetes pod's UID looks like. An image may say anything there, and a note that is too long is not kept.
+_UID = re.compile(r"[A-Za-z0-9._-]{1,63}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +65,13 @@ def recorded_at(path: str) -> BoundContainer | None:
 
 def bound_now(container: Container, devices: Iterable[str]) -> BoundContainer:
     """Return what is to be noted of a container. Raises RefusedError."""
+    uid = container.pod_uid()
     return BoundContainer(
-        container.id, tuple(devices), container.kubernetes_names(), container.pod_uid(), container.pid
+        container.id,
+        tuple(devices),
+        container.kubernetes_names(),
+        uid if _UID.fullmatch(uid) else "",
+        container.pid,
     )
 
 

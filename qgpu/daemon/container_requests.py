@@ -56,16 +56,19 @@ class ContainerRequests:
         """
         container = described(arguments.raw, self._policy)
         container.check_new(self._nodes())
+        container.check_annotations()
         if self._listener is not None:
             seccomp_profile.check(container, self._listener)
         devices, group = container.prepared_devices(), container.group()
         at = container.cgroup()
+        container.check_alone(at)
         self._claims.await_consumer(container, devices)
         if group in self._pods.prepared.by_group:
             raise RefusedError(f"container {container.id}: group {group} is a claim's; name the claim in its pod")
         claimed = self._claims.group_of(container, devices)
         bound = bound_containers.bound_now(container, devices)
         with self._pods.lock:
+            self._pods.check_free(at)
             if group or claimed:
                 self._claims.groups.check_open(claimed)
                 name = self._join(container, bound, group or claimed, at)
@@ -99,9 +102,9 @@ class ContainerRequests:
     def _bind(self, container: Container, bound: BoundContainer, at: str) -> str:
         container.check_devices()
         wanted = container.wanted()
-        cards = container.gpus(self._nodes())
+        grants = {index: wanted.on(self._pods.cards[index].memory) for index in container.gpus(self._nodes())}
         cgroup.set_xattr(at, _BEYOND, container.beyond_limits())
-        name = self._pods.admit(container.pod, dict.fromkeys(cards, wanted.grant), at)
+        name = self._pods.admit(container.pod, grants, at)
         bound_containers.record(at, bound)
         return name
 

@@ -31,6 +31,7 @@ from qgpu.model.container_labels import ContainerLabels
 from qgpu.model.plane_api import Host, Pgpu, PodInfo
 from qgpu.model.plane_names import Plane
 from qgpu.model.prepared_grant import PreparedGrant
+from qgpu.slurm import job
 
 _log = structlog.get_logger("pods")
 
@@ -114,12 +115,14 @@ class Pods:
         launcher: Session | None = None,
         *,
         may_wait: bool = True,
+        of_job: bool = False,
     ) -> str:
         """Make a pod if it fits, and return its name. Raises a QgpuError.
 
         ``at`` is its cgroup; if empty, one is made in the launcher's. A pod in the same cgroup is replaced: it is a
         container's last run, because a container that starts has a cgroup of its own. Without ``may_wait`` its memory
-        must fit beside that of all others at once, because its launcher does not ask whether there is room.
+        must fit beside that of all others at once, because its launcher does not ask whether there is room. Only a pod
+        ``of_job`` is called as those of Slurm's jobs are.
         """
         with self.lock:
             pods = self.reap()  # the name of a pod that has just ended is free
@@ -128,6 +131,8 @@ class Pods:
             name = wanted or _unused_name({pod.name for pod in others})
             if name in self.prepared.by_group:
                 raise RefusedError(f"pod name {name}: a claim's group has it; choose another")
+            if job.is_pod_name(name) and not of_job:
+                raise RefusedError(f"pod name {name}: jobs of Slurm have such names; choose another")
             settings = self._settings() if may_wait else _granted_once(self._settings())
             admission.check_new(name, grants, replace(self._occupancy(others), settings=settings))
             for pod in before:
@@ -167,6 +172,22 @@ class Pods:
             self.begun.add(name)
             self._launchers[name] = launcher
             launcher.at_end.append(partial(self._let_go, name, launcher))
+
+    def check_free(self, at: str) -> None:
+        """Raise RefusedError unless a container may be a pod in its cgroup, where no other process is.
+
+        The last run of a container may be a pod there, too. It is replaced.
+        """
+        if any(cgroup.within(at, own) for own in (cgroup.GUARDIANS, cgroup.LOCK)):
+            raise RefusedError(f"cgroup {at}: it is qgpu's own; start the container in another")
+        for pod in self.host.pods():
+            if pod.cgroup == at and pod.name in self._launchers:
+                raise RefusedError(f"cgroup {at}: it is that of pod {pod.name}; start the container in another")
+            for each in pod.cgroups:
+                if at != each and (cgroup.within(at, each) or cgroup.within(each, at)) and cgroup.exists(each):
+                    raise RefusedError(
+                        f"cgroup {at}: it overlaps {each} of pod {pod.name}; start the container in another"
+                    )
 
     def join(self, name: str, at: str) -> None:
         """Let a container's cgroup count to a pod, and to no other. Raises a QgpuError."""

@@ -27,8 +27,8 @@ from qgpu.slurm.job import Step
 
 _log = structlog.get_logger("slurm")
 
-#: Makes a pod: (name, grants, its cgroup, or the launcher in whose cgroup one is made). Raises a QgpuError.
-Admit = Callable[[str, dict[int, Grant], str, Session | None], str]
+#: Makes a pod: (name, grants, its cgroup, or the launcher in whose cgroup one is made, of_job). Raises a QgpuError.
+Admit = Callable[..., str]
 #: Changes a pod's grants: (name, grants). Raises a QgpuError.
 Amend = Callable[[str, dict[int, Grant]], None]
 
@@ -69,10 +69,12 @@ class SlurmJobs:
             pods = self._pods()
             self._given = {pod.name: self._given[pod.name] for pod in pods if pod.name in self._given}
             pod = next((pod for pod in pods if pod.name == step.pod), None)
+            at = self._cgroup(session, step)
             if pod is None:
-                at = self._cgroup(session, step)
-                self._admit(step.pod, grants, at, None if at else session)
+                self._admit(step.pod, grants, at, None if at else session, of_job=True)
                 self._given[step.pod] = grants
+            elif pod.cgroup not in ("", at) and not cgroup.is_made_for(pod.name, pod.cgroup):
+                raise RefusedError(f"pod {pod.name}: it is not that of job {step.job}; end its processes first")
             else:
                 self._widen(pod, grants)
             listeners = list(fds)

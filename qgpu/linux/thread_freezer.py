@@ -17,10 +17,10 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
-from qgpu.linux import kcmp, proc
+from qgpu.linux import cgroup, kcmp, proc
 
 _SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17
 _EVENT_STOP = 128
@@ -80,6 +80,15 @@ def _leaves_kernel(tid: int, runs: Callable[[], bool], deadline: float) -> bool:
         wait_s = min(_GROWTH * wait_s, _LOOK_SELDOM_S)
     _libc.ptrace(_DETACH, tid, None, signal)
     return True
+
+
+def threads_of(cgroups: Iterable[str], pids: Iterable[int]) -> set[int]:
+    """List the threads in cgroups and of known processes, which may have left those. Raises OSError as cgroup.pids."""
+    found = set(cgroup.threads(*cgroups))
+    for pid in pids:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found |= proc.threads(pid)
+    return found
 
 
 @contextmanager

@@ -30,6 +30,19 @@ PREPARED_KIND = "qgpu.io/claim"
 #: How the CDI name of a share group begins.
 GROUP_KIND = "qgpu.io/group"
 
+#: How crun's annotations begin (crun(1)), and those that change neither a container's cgroup nor its filter nor what
+#: runs: where hooks' output goes, what podman sets (--group-add keep-groups, label=nested), a stricter filter.
+_CRUN = "run.oci."
+_HARMLESS = {
+    "run.oci.hooks.stdout",
+    "run.oci.hooks.stderr",
+    "run.oci.keep_original_groups",
+    "run.oci.mount_context_type",
+    "run.oci.seccomp_fail_unknown_syscall",
+}
+#: One that is harmless if it is empty: no cgroup is made below the container's scope. CRI-O is often configured so.
+_SUBGROUP = "run.oci.systemd.subgroup"
+
 #: NVIDIA's device nodes that belong to no card.
 _OF_EVERY_PROGRAM = {(abi.NV_MAJOR, abi.NV_CONTROL_MINOR), (abi.NV_MAJOR, abi.NV_MODESET_MINOR)}
 
@@ -180,6 +193,36 @@ class Container:
             raise RefusedError(
                 f"container {self.id}: it is restored from a checkpoint, which brings back neither its seccomp "
                 "listener nor surely its cgroup, so its limits would not hold; start it anew"
+            )
+
+    def check_annotations(self) -> None:
+        """Raise RefusedError for an annotation of crun's that is not known to be harmless.
+
+        podman passes on those of an image. ``run.oci.delegate-cgroup`` and ``run.oci.systemd.subgroup`` move it to a
+        cgroup of its choice, which may be another pod's; others bring another seccomp filter or listener.
+        """
+        for name, value in self.annotations.items():
+            harmless = name in _HARMLESS or (name == _SUBGROUP and not value)
+            if name.startswith(_CRUN) and not harmless:
+                raise RefusedError(
+                    f"container {self.id}: annotation {name} may give it another cgroup or seccomp filter; start it "
+                    "without"
+                )
+
+    def check_alone(self, at: str) -> None:
+        """Raise RefusedError if another process is in its cgroup or below: nothing else can be in a new one yet.
+
+        So it is no cgroup of another pod's, of a login session's or of qgpu's own programs. A restored container has
+        all of its processes there.
+        """
+        try:
+            others = set(cgroup.pids(at)) - {self.pid}
+        except OSError as error:
+            raise RefusedError(f"container {self.id}: cgroup {at}: {error.strerror}; start it in another") from error
+        if others and not self.restored:
+            raise RefusedError(
+                f"container {self.id}: its cgroup {at} is not its own, process {min(others)} is there too; start it in "
+                "another"
             )
 
     def check_devices(self, grants: Iterable[Grant] | None = None) -> None:

@@ -3,13 +3,14 @@
 For each limit an annotation overrides a label, and a label overrides the environment: an image may bring defaults, but
 the person who starts it decides. The administrator bounds what may be asked for; a request beyond is refused, not
 reduced. Contradicting names in one place are refused, and so are unknown names with our prefix, so that no container
-runs with another limit than its owner wrote. Admission decides whether the limits fit.
+runs with another limit than its owner wrote. Who asks for no memory limit gets the most that may be asked for.
+Admission decides whether the limits fit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -29,6 +30,13 @@ class RequestedLimits:
 
     grant: Grant = field(default_factory=Grant)
     name: str | None = None
+    #: Whether its memory limit is only the administrator's bound, because it asks for none.
+    bounded: bool = False
+
+    def on(self, memory: int) -> Grant:
+        """Return the grant on a pGPU with so many bytes; a bound that is no less than those is no limit there."""
+        idle = self.bounded and self.grant.memory is not None and self.grant.memory >= memory
+        return replace(self.grant, memory=None) if idle else self.grant
 
 
 def _number(text: str) -> int:
@@ -128,7 +136,15 @@ def wanted(
                 hint = "say it by annotation" if may is more else "ask for less"
                 key = "[containers.environment]" if may is more else "[containers]"
                 raise RefusedError(f"{where}: {bound}; {hint}, or have {key} of qgpud's configuration changed")
-    return RequestedLimits(grant, found.get("name"))
+    most = _most_memory(policy.from_anywhere, asked["memory"][1] if "memory" in asked else None)
+    if bounded := grant.memory is None and most is not None:
+        grant = replace(grant, memory=most)
+    return RequestedLimits(grant, found.get("name"), bounded)
+
+
+def _most_memory(*bounds: RequestBounds | None) -> int | None:
+    """Return the lowest bound on memory; None for none."""
+    return min((may.memory for may in bounds if may is not None and may.memory is not None), default=None)
 
 
 def _bound(may: RequestBounds, limit: str, value: Any) -> str:

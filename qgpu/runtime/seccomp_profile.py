@@ -40,8 +40,6 @@ _REQUEST = 1  # ioctl's second argument
 _ADDRESS, _PROTECTION, _FLAGS, _OFFSET = 0, 2, 3, 5  # of mmap's
 #: A profile's name of the machine's own architecture.
 _ARCHITECTURES = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
-#: Prefix of the annotations that make crun use another filter or listener (crun(1)), and a harmless one among them.
-_ELSEWHERE, _HARMLESS = "run.oci.seccomp", "run.oci.seccomp_fail_unknown_syscall"
 #: The flags that identify a shared mapping of a file at an address of the caller's choice.
 _FIXED = MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED | MAP_FIXED_NOREPLACE
 #: The bits of a request in the order in which prefixes are built: the number's bits first.
@@ -82,12 +80,6 @@ def check(container: Container, socket: Path) -> None:
         raise RefusedError(
             f"container {container.id}: on plane seccomp its seccomp listener must be {socket} and is not; {remedy}"
         )
-    for name in container.annotations:
-        if name.startswith(_ELSEWHERE) and name != _HARMLESS:
-            raise RefusedError(
-                f"container {container.id}: annotation {name} puts another filter or listener in place of qgpu's; "
-                "start it without"
-            )
     if strange := set(map(str, section.get("architectures") or ())) - {_native()}:
         raise RefusedError(
             f"container {container.id}: its seccomp profile allows {min(strange)}, whose calls bypass memory limits; "

@@ -23,6 +23,8 @@ SHARDS_OF_A_CARD = 100
 _MOST_TEXT, _DIGITS = 1024, 9
 #: The end of a job's cgroup, and what follows where slurmstepd itself lives: root's, as is all above (cgroup_v2.c).
 _JOB, _SLURMSTEPD = re.compile(r"/job_[0-9]+\Z"), re.compile(r"/step_[^/]+/slurm")
+#: The names of jobs' pods.
+_POD = re.compile(r"slurm-[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,11 @@ def cgroup_of(job: int, path: str) -> str:
     """
     found = re.match(rf"(.*?/job_{job})/step_", path, re.DOTALL)
     return found[1] if found else ""
+
+
+def is_pod_name(name: str) -> bool:
+    """Tell whether a name is that of a job's pod, which no other pod may have."""
+    return _POD.fullmatch(name) is not None
 
 
 def is_slurmstepd(path: str, pod: str) -> bool:

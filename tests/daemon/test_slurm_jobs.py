@@ -21,6 +21,7 @@ from qgpu.ipc import wire
 from qgpu.ipc.control_socket import Client, Server, Session
 from qgpu.ipc.systemd import FdStore
 from qgpu.linux import cgroup
+from qgpu.model import Grant
 from qgpu.model.plane_names import Plane
 from qgpu.planes.sim.host import Clock, SimHost
 
@@ -151,6 +152,20 @@ def test_what_an_administrator_set_stays(node: Node) -> None:
     (pod,) = node.host.pods()
 
     assert pod.grants[0].cores == 10
+
+
+def test_another_pod_of_a_jobs_name_gets_nothing_of_the_job(node: Node) -> None:
+    other = node.job.parent / "container"
+    other.mkdir()
+    with subprocess.Popen(["sleep", "600"]) as process:
+        (other / "cgroup.procs").write_text(str(process.pid))
+        node.host.admit("slurm-7", {0: Grant(cores=1)}, "/" + str(other.relative_to(cgroup.mount())))
+        answer = node.bind(0, gpus="1", shards="50")
+        (pod,) = node.host.pods()
+        process.kill()
+
+    assert answer["error"] == "pod slurm-7: it is not that of job 7; end its processes first"
+    assert pod.grants == {0: Grant(cores=1)}
 
 
 def test_the_pod_ends_with_the_job(node: Node) -> None:

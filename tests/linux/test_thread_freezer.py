@@ -7,11 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import pytest
 
-from qgpu.linux import proc, thread_freezer
+from qgpu.linux import cgroup, proc, thread_freezer
 
 #: Four threads that count, a handler that does, and a process that shares the descriptors if asked for.
 _PROGRAM = """
@@ -106,6 +107,23 @@ def test_process_that_shares_descriptors_cannot_be_frozen(program, how):
     ):
         pass
     assert counting(fd)
+
+
+@pytest.mark.root
+def test_process_that_left_the_cgroup_is_listed_if_known(program):
+    at = f"/freezer-{uuid.uuid4().hex}"
+    (cgroup.mount() / at[1:]).mkdir()
+    (inside, _), (left, _) = program(), program()
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    try:
+        cgroup.enter("", inside, at)
+        assert thread_freezer.threads_of((at,), ()) == proc.threads(inside)
+        found = thread_freezer.threads_of((at,), (inside, left, gone.pid))
+        assert found == proc.threads(inside) | proc.threads(left)
+    finally:
+        cgroup.enter("", inside, "/")
+        (cgroup.mount() / at[1:]).rmdir()
 
 
 def threads_of(pid):

@@ -173,6 +173,17 @@ def test_what_an_image_may_not_ask_for_starts_no_container(daemon, container, sa
     assert f"environment {name}" in started.stdout
 
 
+@pytest.mark.parametrize("where", ["inner", "../victim"])
+def test_container_whose_image_chooses_a_cgroup_does_not_start(daemon, container, where):
+    """podman passes on an image's annotations, and crun moves the container where this one says."""
+    web = container({"run.oci.delegate-cgroup": where})
+    started = web.start()
+
+    assert started.returncode != 0
+    assert "annotation run.oci.delegate-cgroup may give it another cgroup" in started.stdout
+    assert pods(daemon) == {}
+
+
 #: Connects as often as it can, and stays.
 CROWD = """
 import os, socket, sys

@@ -81,6 +81,39 @@ def test_a_restored_container_is_refused_except_on_the_simulator():
     new.check_new(NODES)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("run.oci.delegate-cgroup", "inner"),
+        ("run.oci.delegate-cgroup", "../victim"),
+        ("run.oci.systemd.subgroup", "../victim"),
+        ("run.oci.handler", "krun"),
+        ("run.oci.pidfd_receiver", "/run/x.sock"),
+        ("run.oci.seccomp.receiver", "/tmp/x"),
+        ("run.oci.seccomp.plugins", "/tmp/x"),
+        ("run.oci.seccomp_bpf_data", "BgAAAAAA/38="),
+        ("run.oci.of_a_later_crun", ""),
+    ],
+)
+def test_annotation_that_may_move_a_container_is_refused(name, value):
+    with pytest.raises(RefusedError, match=f"annotation {name} "):
+        Container("web", 7, {name: value}).check_annotations()
+
+
+@pytest.mark.parametrize(
+    "annotations",
+    [
+        {"run.oci.hooks.stderr": "/run/said", "run.oci.hooks.stdout": "/run/said"},
+        {"run.oci.keep_original_groups": "1", "run.oci.mount_context_type": "rootcontext"},
+        {"run.oci.seccomp_fail_unknown_syscall": "1"},
+        {"run.oci.systemd.subgroup": ""},
+        {"org.opencontainers.image.title": "run.oci.handler", "qgpu.io/cores": "40"},
+    ],
+)
+def test_annotations_that_change_no_cgroup_or_filter_are_fine(annotations):
+    Container("web", 7, annotations).check_annotations()
+
+
 def test_a_card_that_qgpu_does_not_share_is_refused():
     with pytest.raises(RefusedError, match="/dev/nvidia5 is not shared"):
         Container("web", 7, devices=[(195, 5)]).gpus(NODES)

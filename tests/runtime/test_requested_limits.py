@@ -194,3 +194,39 @@ def test_what_nobody_may_ask_for_a_variable_may_not_either():
     policy = ContainerPolicy(RequestBounds(cores=20), RequestBounds())
     with pytest.raises(RefusedError, match="20 %"):
         wanted({}, {}, {"QGPU_CORES": "30"}, policy)
+
+
+@pytest.mark.parametrize(
+    ("image", "by_environment", "limit"),
+    [
+        ({}, None, 8),
+        ({}, 4, 8),  # it asks for nothing, not for no limit
+        ({"CUDA_DEVICE_MEMORY_LIMIT": "0"}, None, 8),
+        ({"CUDA_DEVICE_MEMORY_LIMIT": "0"}, 4, 4),
+        ({"CUDA_DEVICE_MEMORY_LIMIT": "0"}, 16, 8),
+        ({"CUDA_DEVICE_MEMORY_LIMIT_3": "0", "QGPU_CORES": "30"}, 4, 4),
+    ],
+)
+def test_who_asks_for_no_limit_gets_the_most_there_is(image, by_environment, limit):
+    most = None if by_environment is None else by_environment * GIB
+    found = wanted({}, {}, image, ContainerPolicy(RequestBounds(memory=8 * GIB), RequestBounds(memory=most)))
+
+    assert found.grant.memory == limit * GIB
+    assert found.on(80 * GIB) == found.grant
+    assert found.on(limit * GIB).memory is None
+    assert found.on(GIB).memory is None
+
+
+def test_a_bound_for_variables_alone_binds_who_uses_them():
+    policy = ContainerPolicy(by_environment=RequestBounds(memory=4 * GIB))
+
+    assert wanted({}, {}, {"CUDA_DEVICE_MEMORY_LIMIT": "0"}, policy).grant == Grant(memory=4 * GIB)
+    assert wanted({}, {}, {}, policy).grant == Grant()
+    annotated = wanted({"qgpu.io/memory": "6GiB"}, {}, {"CUDA_DEVICE_MEMORY_LIMIT": "0"}, policy)
+    assert annotated.grant == annotated.on(GIB) == Grant(memory=6 * GIB)
+
+
+def test_variables_that_are_not_heard_ask_for_no_less_memory():
+    deaf = ContainerPolicy(RequestBounds(memory=8 * GIB), by_environment=None)
+
+    assert wanted({}, {}, {"QGPU_MEMORY": "2GiB"}, deaf).grant == Grant(memory=8 * GIB)

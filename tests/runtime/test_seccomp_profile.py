@@ -167,23 +167,6 @@ def test_a_section_that_lets_calls_past_is_refused(base, harm):
         seccomp_profile.check(container(section), SOCKET)
 
 
-@pytest.mark.parametrize("name", ["receiver", "plugins"])
-def test_an_annotation_that_takes_the_listener_away_is_refused(name):
-    section = seccomp_profile.profile(STRICT, SOCKET)
-    with pytest.raises(RefusedError, match=f"annotation run.oci.seccomp.{name}"):
-        seccomp_profile.check(Container("web", 7, {f"run.oci.seccomp.{name}": "/tmp/x"}, seccomp=section), SOCKET)
-
-
-def test_an_annotation_that_brings_another_filter_is_refused():
-    section = seccomp_profile.profile(STRICT, SOCKET)
-    with pytest.raises(RefusedError, match="seccomp_bpf_data"):
-        seccomp_profile.check(
-            Container("web", 7, {"run.oci.seccomp_bpf_data": "BgAAAAAA/38="}, seccomp=section), SOCKET
-        )
-
-    seccomp_profile.check(Container("web", 7, {"run.oci.seccomp_fail_unknown_syscall": "1"}, seccomp=section), SOCKET)
-
-
 def test_a_container_with_no_section_is_refused():
     with pytest.raises(RefusedError):
         seccomp_profile.check(container({}), SOCKET)
