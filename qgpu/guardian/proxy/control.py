@@ -116,11 +116,15 @@ class ControlHandler(Handler):
             self._alloc_handler.undo_interrupted(request.pod_call, key)
 
     def _imports_over(self, request: _ControlRequest) -> bool:
-        """Tell whether an import names a handle that is in use.
+        """Tell whether an import names a handle that is in use in this client of the file's.
 
         RM skips places without an export, and if a later one fails it frees what stands in all places before.
         """
-        return any(key in self._shared.table.objects or self._gpu_ops.exists(key) for key in _named_by_import(request))
+        mine = self._shared.table.objects if self._shared.owns(self._pod, request.asked.client) else {}
+        file = request.pod_call.file
+        return any(
+            key in mine or self._gpu_ops.object_info(file, *key) is not None for key in _named_by_import(request)
+        )
 
     def _perform(self, request: _ControlRequest, taken: int | None) -> int:
         """Call RM, under the owner's lock if the control makes a handle on its memory; return an errno."""
