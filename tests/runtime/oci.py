@@ -56,7 +56,7 @@ class Container:
     """A container of an OCI runtime, not started yet."""
 
     def __init__(self, runtime: str, directory: Path, runtime_dir: Path, *command: str) -> None:
-        self.id = f"qgpu-test-{uuid.uuid4().hex[:12]}"
+        self.id = f"{uuid.uuid4().hex[:12]}-qgpu-test"  # its first characters become the pod's name
         self.runtime = runtime
         self.bundle = directory / self.id
         self.root = directory / "state"
