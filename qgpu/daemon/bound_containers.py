@@ -21,7 +21,7 @@ from qgpu.runtime.oci_container import Container
 
 #: The key of the note.
 _NOTE = "container"
-#: What a Kubernetes pod's UID looks like. An image may say anything there, and a note that is too long is not kept.
+#: A Kubernetes pod's UID. An image can write anything in its place, and the kernel refuses a note that is too long.
 _UID = re.compile(r"[A-Za-z0-9._-]{1,63}")
 
 

@@ -1,7 +1,7 @@
 """A lock that only processes of its owner can take: on a file that nobody else may open.
 
-Who can open a file or a directory for reading can lock it (flock(2)), or wait for the lock and get it at its holder's
-restart.
+Anyone who can open a file or a directory can also lock it (flock(2)). A user who waits for the lock gets it when its
+holder restarts.
 """
 
 from __future__ import annotations

@@ -56,19 +56,21 @@ def main() -> int:
                 if word.startswith(_NAMED)
             ],
         }
+        to_stderr = not any(name.startswith(_OUTPUT) for name in request["annotations"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return refuse(f"the runtime's description of the container cannot be read: {error!r}", aloud=False)
-    aloud = not any(name.startswith(_OUTPUT) for name in request["annotations"])
+        return refuse(f"the runtime's description of the container cannot be read: {error!r}", to_stderr=False)
     try:
         answer = answered(path, request)
         name, end_s = answer.get("name"), time.monotonic() + _ROOM_S
         while answer.get("waits"):  # memory of its GPU is being made free for it
             if time.monotonic() > end_s:
-                return refuse(f"pod {name}: no room yet, it waits for {answer['waits']}; start it again later", aloud)
+                return refuse(
+                    f"pod {name}: no room yet, it waits for {answer['waits']}; start it again later", to_stderr
+                )
             time.sleep(_LOOK_S)
             answer = answered(path, {"op": "pod.waits", "name": name})
     except RefusedError as why:
-        return refuse(why, aloud)
+        return refuse(why, to_stderr)
     return 0
 
 
@@ -134,14 +136,14 @@ def receive(sock: socket.socket, size: int, deadline: float) -> bytes:
     return data
 
 
-def refuse(why: object, aloud: bool) -> int:
-    """Report why the container does not start: in the system log, and ``aloud`` on stderr, which crun throws away.
+def refuse(why: object, to_stderr: bool) -> int:
+    """Report why the container does not start: in the system log, and on stderr, which crun throws away.
 
     It may quote what an image says. So a terminal is not told more than it can print, and stderr is not used where an
     image can have chosen the file behind it: crun opens it as root.
     """
     line = "".join(each if each.isprintable() else "?" for each in str(why))
-    if aloud:
+    if to_stderr:
         print(f"qgpu: {line}", file=sys.stderr)
     syslog.openlog("qgpu", 0, syslog.LOG_DAEMON)
     syslog.syslog(syslog.LOG_ERR, line)

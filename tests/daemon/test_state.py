@@ -32,7 +32,7 @@ def test_one_daemon_keeps_settings_there_at_a_time(tmp_path: Path) -> None:
 
 
 def test_another_users_lock_keeps_no_daemon_from_starting(tmp_path: Path) -> None:
-    """Who may only read the directory can lock that, but no file in it."""
+    """A user who may only read the directory can lock the directory, but cannot open a file in it."""
     theirs = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     fcntl.flock(theirs, fcntl.LOCK_SH)
     state = State(tmp_path)

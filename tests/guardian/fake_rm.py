@@ -58,7 +58,7 @@ class FakeRm:
         self.knows_contexts = True
         #: Clients that they do not have in any case.
         self.elsewhere: set = set()
-        #: What happens on the card while memory is freed, and once memory was made, by its key.
+        #: The first is called while memory is freed, the second with the key of memory that was just made.
         self.meanwhile = lambda: None
         self.made = lambda key: None
         #: Objects that were shared for a duplicate, with the client that got it.

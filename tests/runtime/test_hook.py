@@ -122,7 +122,7 @@ def test_hook_names_the_interpreter_that_runs_the_daemon(tmp_path: Path) -> None
 
 def test_hook_tells_a_terminal_nothing_but_what_it_can_print(capsys: pytest.CaptureFixture[str]) -> None:
     """An image's annotations are quoted where they are refused."""
-    hook.refuse("annotation qgpu.io/\x1b]0;hello\x07\n: there is no such limit", aloud=True)
+    hook.refuse("annotation qgpu.io/\x1b]0;hello\x07\n: there is no such limit", to_stderr=True)
 
     assert capsys.readouterr().err == "qgpu: annotation qgpu.io/?]0;hello??: there is no such limit\n"
 

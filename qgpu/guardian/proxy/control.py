@@ -37,13 +37,16 @@ _RARE = {
 }
 _RARE_PARTS, _MOST_REST_NS, _AHEAD_NS = 21, 10**9, 2 * 10**7
 _HANDLE_OF_EXPORT_AT, _HANDLES_OF_EXPORTS_AT, _MOST_EXPORTS = 12, 76, 512
+#: Where the places of an import of several objects begin, and how many there are.
+_PLACES_AT, _PLACES = 8, 128
 #: Imports, with the offset of their handles and the most handles.
 _IMPORTED = {
     abi.NV0000_OS_UNIX_IMPORT_OBJECT_FROM_FD: (16, 1),
-    abi.NV0000_OS_UNIX_IMPORT_OBJECTS_FROM_FD: (8, 128),
+    abi.NV0000_OS_UNIX_IMPORT_OBJECTS_FROM_FD: (_PLACES_AT, _PLACES),
 }
-#: In the parameters of an import of several objects: the type that RM gives each, 0 for none, and how many there are.
-_TYPES_AT, _COUNT_AT, _IMPORT_BYTES = 520, 648, 652
+#: What follows the places in an import of several objects: a byte for the type of each, 0 for none, and their number.
+_TYPES_AT = _PLACES_AT + 4 * _PLACES
+_COUNT_AT = _TYPES_AT + _PLACES
 
 
 @dataclass(slots=True)  # not frozen: see Notification
@@ -367,7 +370,7 @@ def _import_places(command: int, params: bytearray) -> list[int]:
     """List the handles in an import's parameters that RM looks at. It refuses parameters of another size."""
     at, most = _IMPORTED[command]
     if command == abi.NV0000_OS_UNIX_IMPORT_OBJECTS_FROM_FD:
-        most = min(most, *struct.unpack_from("<H", params.ljust(_IMPORT_BYTES, b"\0"), _COUNT_AT))
+        most = min(most, *struct.unpack_from("<H", params.ljust(_COUNT_AT + 2, b"\0"), _COUNT_AT))
     return _u32s(params, at, most)
 
 
