@@ -178,6 +178,7 @@ CASES: tuple[Case, ...] = (
     _profile("others' memory mapped by further clients", "maps"),
     _fault("illegal address", "illegal-address", kernel_faults=True),
     _fault("misaligned address", "misaligned", kernel_faults=True),
+    _fault("misaligned address, nothing mapped", "misaligned-unmapped", kernel_faults=True),
     _fault("assert (trap)", "assert", kernel_faults=True),
     _fault("infinite kernel, killed", "infinite-kernel", ends=False),
     _fault("infinite kernel, exit", "infinite-kernel-exit", ends=False),

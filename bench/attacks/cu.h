@@ -79,7 +79,7 @@ static inline void cu_open(void)
 	}
 }
 
-/* Kernels: one that spins for so many rounds on every thread, and those that do what must not be done. */
+/* Kernels: one spins for so many rounds on every thread, one stores to an address, one never ends, one traps. */
 static const char cu_ptx[] =
 	".version 7.0\n.target sm_70\n.address_size 64\n"
 	".visible .entry spin(.param .u64 rounds) {\n"
@@ -87,8 +87,7 @@ static const char cu_ptx[] =
 	"ld.param.u64 %r, [rounds];\n"
 	"LOOP: sub.u64 %r, %r, 1; setp.ne.u64 %p, %r, 0; @%p bra LOOP; ret; }\n"
 	".visible .entry forever() { LOOP: membar.gl; bra LOOP; }\n"
-	".visible .entry wild() { .reg .b64 %a; mov.u64 %a, 0x700000000000; st.global.u64 [%a], %a; ret; }\n"
-	".visible .entry oddly() { .reg .b64 %a; mov.u64 %a, 0x700000000001; st.global.u64 [%a], %a; ret; }\n"
+	".visible .entry store(.param .u64 at) { .reg .b64 %a; ld.param.u64 %a, [at]; st.global.u64 [%a], %a; ret; }\n"
 	".visible .entry assertion() { trap; ret; }\n";
 
 static inline void *cu_kernel(const char *name)

@@ -37,20 +37,24 @@ int main(int argc, char **argv)
 {
 	const char *mode = start(argc, argv);
 	const char *kernel = NULL;
+	CUdeviceptr at = 0x700000000000; /* nothing is mapped there */
+	void *parameters[] = { &at };
 	pthread_t threads[3];
 
 	cu_open();
-	if (!strcmp(mode, "illegal-address"))
-		kernel = "wild";
-	else if (!strcmp(mode, "misaligned"))
-		kernel = "oddly";
+	if (!strcmp(mode, "misaligned"))
+		CU(cuMemAlloc_v2, &at, (size_t)MIB);
+	if (!strncmp(mode, "misaligned", 10))
+		at++;
+	if (!strcmp(mode, "illegal-address") || !strncmp(mode, "misaligned", 10))
+		kernel = "store";
 	else if (!strcmp(mode, "assert"))
 		kernel = "assertion";
 	else if (!strcmp(mode, "infinite-kernel") || !strcmp(mode, "infinite-kernel-exit"))
 		kernel = "forever";
 	if (kernel) {
 		void *function = cu_kernel(kernel);
-		int code = cu_launch(function, NULL);
+		int code = cu_launch(function, parameters);
 
 		if (!strncmp(mode, "infinite", 8)) {
 			report("launched: %d", code);

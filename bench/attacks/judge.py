@@ -14,7 +14,7 @@ although no step is held up. So the same windows are measured while nothing is t
 card's clock), and an attack after which steps are missing is made again, up to three times in all: what it costs its
 neighbour after its end, it costs each time. The least of those counts, and all are told; of everything else (bytes,
 steps missing from the guarantee, share) the worst counts. The last line of a run tells whether rows are tried again
-more often than windows without an attack lose steps.
+more often than windows without an attack lose steps. An attack whose kernel faults is always made three times.
 
 An attacker that is refused everything proves nothing: an attack on memory counts only where the program says that it
 was granted some within its limit and refused more beyond it. An attack with what profilers may call counts only where
@@ -54,7 +54,7 @@ _EXACT = 0.98
 _PERIOD_MS = 100
 _SETTLE_S, _AFTER_S = 0.3, 0.5
 _LOOKS = 8
-#: How often an attack is made after which steps are missing.
+#: How often an attack is made after which steps are missing, and one whose kernel faults.
 _TRIES = 3
 
 
@@ -237,15 +237,21 @@ def against_the_grant(said: str, *, may_profile: bool) -> str:
 
 
 def plain_pause_ms(world: World, watch: Watch, case: Case) -> float:
-    """Run one attacker outside of any pod, beside a neighbour that is in none; return the neighbour's longest pause."""
-    report, log = _report(world), world.bench.directory / "attacker.log"
-    started = now()
-    process = start_pod(world.bench, _NAME, None, _command(world, case), log)
-    _attacked(world, case, process, started, report)
-    ended = now()
-    process.kill()
-    process.wait()
-    return round(watch.longest_pause_s(started, ended) * 1e3, 1)
+    """Run one attacker outside of any pod, beside a neighbour that is in none; return the neighbour's longest pause.
+
+    As often as in a pod: pauses differ by much.
+    """
+    longest_s = 0.0
+    for _ in range(_TRIES):
+        report, log = _report(world), world.bench.directory / "attacker.log"
+        started = now()
+        process = start_pod(world.bench, _NAME, None, _command(world, case), log)
+        _attacked(world, case, process, started, report)
+        ended = now()
+        process.kill()
+        process.wait()
+        longest_s = max(longest_s, watch.longest_pause_s(started, ended))
+    return round(longest_s * 1e3, 1)
 
 
 def judge(
@@ -256,7 +262,7 @@ def judge(
     ``plain_ms`` is the neighbour's longest pause without qgpu, where it was measured.
     """
     rows, durings, afters = [], [], []
-    while len(rows) < _TRIES and (not rows or round(afters[-1])):
+    while len(rows) < _TRIES and (not rows or round(afters[-1]) or case.kernel_faults):
         row, during, after = _once(world, watch, case, alone_rate, quota)
         if row.bytes_over_quota is None:  # it fails; what it had in an earlier try is told all the same
             over = max((each.bytes_over_quota or 0 for each in rows), default=None)

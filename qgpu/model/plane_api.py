@@ -158,7 +158,10 @@ class Host(Protocol):
         """Let exactly these containers' cgroups count to a pod besides its own. NotSupportedError where none can."""
 
     def retire(self, name: str) -> None:
-        """Remove a pod. Processes that are left run on ungated. RefusedError if they would escape a limit that way."""
+        """Remove a pod, if it is there. Processes that are left run on ungated.
+
+        Raises RefusedError if they would escape a limit that way.
+        """
 
     def orphaned_memory(self) -> Mapping[int, int]:
         """Return the card memory, in bytes by pGPU, that is still held on behalf of pods that no longer exist."""

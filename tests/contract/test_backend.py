@@ -331,8 +331,13 @@ def test_a_containers_cgroup_counts_to_its_groups_pod(rig: Rig) -> None:
 def test_grants_of_a_pod_there_is_not_are_refused(rig: Rig) -> None:
     with pytest.raises(QgpuError):
         rig.host.amend("ghost", {rig.pgpu: Grant()})
-    with pytest.raises(QgpuError):
-        rig.host.retire("ghost")
+
+
+def test_a_pod_retired_before_is_retired_again(rig: Rig) -> None:
+    admit(rig, one=30)
+    rig.host.retire("one")
+    rig.host.retire("one")
+    assert not rig.host.pods()
 
 
 def test_samples_say_from_when_to_when_if_asked(rig: Rig) -> None:

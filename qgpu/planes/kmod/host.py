@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from qgpu.checkpoint.process_checkpointer import ProcessCheckpointer
-from qgpu.errors import NotSupportedError, QgpuError, RefusedError, no_pod
+from qgpu.errors import NotSupportedError, QgpuError, RefusedError, UnknownNameError, no_pod
 from qgpu.linux import cgroup
 from qgpu.model import Grant
 from qgpu.model.plane_api import ExcludedCard, Pgpu, PodInfo
@@ -142,8 +142,9 @@ class KmodHost:
         return {}
 
     def retire(self, name: str) -> None:
-        """Forget a pod and remove its cgroup."""
-        self._device.call("POD_REMOVE", pod=self._pod(name).pod)
+        """Forget a pod, if it is there, and remove its cgroup."""
+        with suppress(UnknownNameError):
+            self._device.call("POD_REMOVE", pod=self._pod(name).pod)
         cgroup.remove(name)
 
     def checkpointer(self) -> ProcessCheckpointer:

@@ -218,7 +218,6 @@ def test_unknown_names_are_said() -> None:
     for call in (
         lambda: host.backend(1),
         lambda: host.amend("ghost", {}),
-        lambda: host.retire("ghost"),
         lambda: host.admit("b", {3: Grant()}),
         lambda: host.start_load("ghost", 0, FLOOD),
         lambda: host.progress(99),
