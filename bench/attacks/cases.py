@@ -154,6 +154,8 @@ CASES: tuple[Case, ...] = (
     _control("own gate opened", "open-gate", "fixed-share"),
     _control("own channels started", "start-self", "fixed-share"),
     _control("own gate opened for a free of nothing", "free-nothing", "fixed-share"),
+    Case("control", "three new contexts, over and over", "control", "churn-briefly", _GPU, "fixed-share", 4, cores=10),
+    Case("control", "three new contexts, over and over, lent", "control", "churn-briefly", _GPU, lasts_s=4, cores=10),
     Case("control", "contexts that end in a kernel", "control", "churn", _GPU, "fixed-share", 4, cores=50),
     Case("control", "long kernels, preemption not asked for", "control", "no-wish", _GPU, "fixed-share", 1.8),
     Case("control", "long kernels, preemption given up", "control", "wait-for-idle", _GPU, "fixed-share", 1.8),

@@ -198,13 +198,16 @@ int main(int argc, char **argv)
 
 	channel_class = !strcmp(mode, "old-channels") ? 0x906f : 0;
 	preemption = !strcmp(mode, "no-wish") ? DROP : !strcmp(mode, "wait-for-idle") ? WAIT_FOR_IDLE : LEAVE;
-	churn = !strcmp(mode, "churn");
+	churn_briefly = !strcmp(mode, "churn-briefly");
+	churn = churn_briefly || !strcmp(mode, "churn");
 	group_engine = !strcmp(mode, "copy-group") ? 9 : 0; /* COPY0, on the compute engine's runlist */
 	flood(argc, argv);
 	if ((channel_class || group_engine || preemption) && refused_by_cuda) { /* which is what ought to come of it */
 		report("CUDA is refused: %d", refused_by_cuda);
 		hold();
 	}
+	for (int i = 0; i < 2 && churn_briefly; i++)
+		pthread_create(&thread, NULL, cuda_flood, NULL);
 	while (churn && contexts < 3) /* who cannot make another one proves nothing */
 		usleep(20000);
 	flood_is_seen();

@@ -102,7 +102,7 @@ int ioctl(int fd, unsigned long request, ...)
 }
 
 static int refused_by_cuda;
-static bool churn;
+static bool churn, churn_briefly;
 static volatile uint32_t contexts;
 
 static void *cuda_flood(void *nothing)
@@ -121,8 +121,10 @@ static void *cuda_flood(void *nothing)
 		return nothing;
 	function = cu_kernel("spin");
 	while (churn) { /* each context ends while a kernel of a second runs, because the gate of what is freed opens */
-		rounds = 100000 * 1000;
+		rounds = 100000 * (churn_briefly ? 150 : 1000);
 		cu_launch(function, parameters);
+		if (churn_briefly) /* or after its only kernel, because gates of what is new are open */
+			CU(cuCtxSynchronize);
 		context = NULL;
 		CU(cuCtxGetCurrent, &context);
 		CU(cuCtxDestroy_v2, context);
