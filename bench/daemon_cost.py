@@ -122,7 +122,7 @@ def _whole_daemon(script: Script) -> Figure:
 
 
 def _cpu_percent(script: Script, bench: Bench) -> float:
-    """Return the CPU time of all qgpu processes over some seconds, in per cent of that time, once all pods have started.
+    """Return the CPU time of all qgpu processes over some seconds once all pods have started, in per cent of that time.
 
     For some seconds after a start the loop ticks more often.
     """

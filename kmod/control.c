@@ -65,6 +65,17 @@ static long set_preemption(struct qgpu_call *call)
 	return qgpu_call_forward(call);
 }
 
+/* RM notes each policy that names a client in that client, whosever it is, and reads all notes when it ends. */
+static long set_share_policy(struct qgpu_call *call)
+{
+	struct rs_share_policy *policy = (struct rs_share_policy *)call->room;
+
+	qgpu_call_look(call, call->in.control.params, policy, sizeof(*policy));
+	if ((u16)policy->how == RS_SHARE_TYPE_CLIENT)
+		return refuse(call, NV_ERR_INSUFFICIENT_PERMISSIONS);
+	return qgpu_call_forward(call);
+}
+
 /* Forward a call for whose length gates or other pods' calls wait. */
 static long forward_paid(struct qgpu_call *call)
 {
@@ -235,6 +246,8 @@ static long handle(struct qgpu_call *call, const struct qgpu_control_rule *rule)
 		return set_timeslice(call);
 	case QGPU_CONTROL_PREEMPTION_MODE:
 		return set_preemption(call);
+	case QGPU_CONTROL_SHARE_POLICY:
+		return set_share_policy(call);
 	case QGPU_CONTROL_PREEMPT:
 		return preempt(call);
 	case QGPU_CONTROL_PAID:

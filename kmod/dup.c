@@ -240,7 +240,7 @@ long qgpu_dup(struct qgpu_call *call)
  */
 static bool may_share(const struct qgpu_call *call, const struct qgpu_client *client)
 {
-	return client && qgpu_toctou_sealed() && (u16)call->in.share.how != RS_SHARE_TYPE_CLIENT;
+	return client && qgpu_toctou_sealed() && (u16)call->in.share.policy.how != RS_SHARE_TYPE_CLIENT;
 }
 
 long qgpu_share(struct qgpu_call *call)

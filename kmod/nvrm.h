@@ -124,8 +124,14 @@ struct nvos55 {			/* RM_DUP_OBJECT */
 };
 
 #define RS_SHARE_TYPE_CLIENT	3	/* in the lower half of the word "how" */
-struct nvos57 {			/* RM_SHARE; the words between are the policy */
-	u32 client, object, target, access, how, status;
+struct rs_share_policy {
+	u32 target, access, how;
+};
+
+struct nvos57 {			/* RM_SHARE */
+	u32 client, object;
+	struct rs_share_policy policy;
+	u32 status;
 };
 
 struct nv_os_event {		/* to allocate, and to free */

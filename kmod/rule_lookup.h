@@ -11,6 +11,7 @@ enum qgpu_control_action {
 	/* these have a handler in control.c or export.c */
 	QGPU_CONTROL_TIMESLICE,
 	QGPU_CONTROL_PREEMPTION_MODE,
+	QGPU_CONTROL_SHARE_POLICY,
 	QGPU_CONTROL_PREEMPT,
 	QGPU_CONTROL_PAID,
 	QGPU_CONTROL_START_CHANNELS,

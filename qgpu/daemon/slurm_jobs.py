@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 
@@ -27,10 +27,17 @@ from qgpu.slurm.job import Step
 
 _log = structlog.get_logger("slurm")
 
-#: Makes a pod: (name, grants, its cgroup, or the launcher in whose cgroup one is made, of_job). Raises a QgpuError.
-Admit = Callable[..., str]
 #: Changes a pod's grants: (name, grants). Raises a QgpuError.
 Amend = Callable[[str, dict[int, Grant]], None]
+
+
+class Admit(Protocol):
+    """Makes a pod."""
+
+    def __call__(
+        self, wanted: str, grants: dict[int, Grant], at: str, launcher: Session | None, *, of_job: bool
+    ) -> str:
+        """Make a pod in the cgroup ``at``, or in one made in the launcher's; return its name. Raises a QgpuError."""
 
 
 class SlurmJobs:

@@ -33,6 +33,11 @@ from qgpu.nvidia import abi
 _PR_SET_NAME, _PR_SET_TIMERSLACK = 15, 29
 #: How long a message to the daemon may take.
 _PATIENCE_S = 0.1
+#: Pods cause log lines, and the log may lie in memory.
+_MOST_LOG_BYTES = 64 << 20
+#: A search for garbage among all objects stops every thread, for a tenth of a second where a pod has many. There is
+#: none until so many smaller searches have passed; ``daemon_requests.py`` asks for one when the last pod is gone.
+_SEARCHES = 10**9
 
 
 def leave_service() -> None:
@@ -67,7 +72,7 @@ def main() -> int:
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", LogFile(sys.stderr))),
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", LogFile(sys.stderr, _MOST_LOG_BYTES))),
     )
     abi.parse_types()
     connection = socket.socket(fileno=daemon_fd)
@@ -91,6 +96,7 @@ def main() -> int:
     standby.say({"ready": True})
     connection.close()
     gc.freeze()
+    gc.set_threshold(*gc.get_threshold()[:2], _SEARCHES)
     guardian.run()
     return 0
 

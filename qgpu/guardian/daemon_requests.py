@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -144,6 +145,8 @@ class DaemonRequests:
         self._shared.retired(message["name"])
         cgroup.remove(message["name"])
         self._retired(message["name"])
+        if not self._shared.table.pods:
+            gc.collect()
         return {}, []
 
     def _op_sample(self, _: DaemonSession, message: dict[str, Any], __: list[int]) -> Answer:

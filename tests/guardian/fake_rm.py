@@ -63,6 +63,8 @@ class FakeRm:
         self.made = lambda key: None
         #: Objects that were shared for a duplicate, with the client that got it.
         self.shared: list = []
+        #: What the old heap makes.
+        self.heap_class = abi.NV01_MEMORY_LOCAL_USER
         #: How often devices were looked through for what no pod may have.
         self.looks = 0
         #: OS events that the guardian freed by itself, by client and number.
@@ -190,8 +192,8 @@ class FakeRm:
                     if not struct.unpack_from("<I", data, 52)[0] & HANDLE_PROVIDED:
                         handle = 1 + max(0xCAF00000, *(key[1] for key in self.objects))
                         struct.pack_into("<I", data, 44, handle)
-                    self._make(client, handle, abi.NV01_MEMORY_LOCAL_USER, parent, size)
-                    struct.pack_into("<Q", data, 88, self.sizes[client, handle])
+                    self._make(client, handle, self.heap_class, parent, size)
+                    struct.pack_into("<Q", data, 88, self.sizes.get((client, handle), size))
                 struct.pack_into("<QQ", data, 24, 1 << 44, 1 << 43)
                 self._status(data, 20, abi.NV_OK)
             case abi.NV_ESC_REGISTER_FD | abi.NV_ESC_RM_ALLOC_MEMORY | abi.NV_ESC_RM_SHARE:

@@ -245,7 +245,7 @@ def test_memory_that_outlives_its_pod_is_told_of(pods, guardian, daemon):
     a, _ = pods
     a.allocate(7, 10, PAGE)
     reading, writing = os.pipe()
-    guardian.shared.quota.export("a", 7, [10], reading)
+    guardian.shared.quota.export(7, [10], reading)
     a.end()
     guardian.rm._free(7, 7)
     until(lambda: not shown(daemon, "a")["alive"])

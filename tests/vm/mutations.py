@@ -657,7 +657,7 @@ MUTATIONS = (
     ),
     _m(
         "dup.c",
-        " && (u16)call->in.share.how != RS_SHARE_TYPE_CLIENT;",
+        " && (u16)call->in.share.policy.how != RS_SHARE_TYPE_CLIENT;",
         ";",
         "RM notes sharing in clients of neighbours, without bound",
         "hostile",

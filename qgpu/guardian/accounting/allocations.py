@@ -108,6 +108,20 @@ class Allocations:
         self._name(memory, key)
         return True
 
+    def grow(self, number: int, size: int) -> None:
+        """Charge an allocation at a larger size: that of memory in the making is known only once RM has made it."""
+        memory = self.memories[number]
+        if size <= memory.size:
+            return
+        is_kept = memory.pinned or bool(memory.carriers)
+        self._count(memory, -1)
+        if is_kept:
+            self._remove_kept(memory)
+        memory.size = size
+        if is_kept:
+            self._add_kept(memory)
+        self._count(memory, 1)
+
     def keep(self, number: int, pod: str, instance: int, size: int) -> None:
         """Charge an allocation that has no handle now, unless it is charged already."""
         if number in self.memories:

@@ -248,20 +248,21 @@ class MemoryQuota:
             ours = RmObject(rm.client, handle, rm.parent, rm.rm_class, rm.detail)
             self._note(object_fact(ours) | {"memory": number})
 
-    def export(self, pod: str, client: int, handles: Iterable[int], carrier: int) -> int | None:
+    def export(self, client: int, handles: Iterable[int], carrier: int) -> int | None:
         """Charge memory while a file that carries it is open anywhere; return the file's mark.
 
-        Return None if there is no such memory. Raises OSError if we would not see the file close.
+        It counts to the exports of the memory's owner. Return None if there is no such memory. Raises OSError if we
+        would not see the file close.
         """
         with self._lock:
             keys = [(client, handle) for handle in handles]
             numbers = [number for key in keys if (number := self.number_of(key)) is not None]
             if not numbers:
                 return None
-            own, every = self._table.allocations.carries(pod)
-            own += len(numbers)
-            if own > _MOST_CARRIED or not fd_budget.within_fair_share(own, _ALL_CARRIED - every):
-                raise OSError(errno.ENOSPC, "too many open exports of the pod")
+            for owner, more in Counter(self._table.allocations.memories[each].pod for each in numbers).items():
+                own, every = self._table.allocations.carries(owner)
+                if own + more > _MOST_CARRIED or not fd_budget.within_fair_share(own + more, _ALL_CARRIED - every):
+                    raise OSError(errno.ENOSPC, "too many open exports of the pod")
             mark = self._table.allocations.next_carrier()
         if not self._carriers.add(carrier, mark):
             raise OSError(errno.ENOSPC, "too many exports through one file")

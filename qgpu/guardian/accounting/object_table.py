@@ -377,6 +377,7 @@ class ObjectTable:
     def _charge(self, rm: RmObject, size: int, number: int | None) -> None:
         """Charge memory, unless this is a further handle on a charged allocation."""
         if number is not None and self.allocations.duplicate(rm.key, number):
+            self.allocations.grow(number, size)
             if rm.client in self._transferred:
                 self.allocations.transfer([rm.key], self.pod_of(rm))  # its fact may precede the client's new owner
             return

@@ -20,6 +20,7 @@ from qgpu.linux import proc
 from qgpu.nvidia import abi
 
 _U32 = struct.Struct("<I")
+_U16, _SHARE_TYPE_AT = struct.Struct("<H"), abi.offsetof("RS_SHARE_POLICY", "type")
 #: Where NVOS54 points to the parameters.
 _PARAMS_AT = abi.offsetof("NVOS54_PARAMETERS", "params")
 _PREEMPT = "NVA06C_CTRL_PREEMPT_PARAMS"
@@ -181,6 +182,8 @@ class ControlHandler(Handler):
                 return abi.NV_ERR_INSUFFICIENT_PERMISSIONS, row.name
             case abi.NVA06C_PREEMPT if params is None or not self._ends_own_turn(asked, params):
                 return abi.NV_ERR_INSUFFICIENT_PERMISSIONS, row.name
+            case abi.NV0000_CLIENT_SET_INHERITED_SHARE_POLICY if params is not None and _shares_with_client(params):
+                return abi.NV_ERR_INSUFFICIENT_PERMISSIONS, row.name
         if row.why is controls.PROFILING and profiling.refuses(command, params.data if params is not None else b""):
             return abi.NV_ERR_INSUFFICIENT_PERMISSIONS, f"{controls.name(command)} with other arguments"
         if params is not None and client_ownership.names_any(
@@ -228,7 +231,7 @@ class ControlHandler(Handler):
                 handles = _handles(params.data, _HANDLES_OF_EXPORTS_AT, _MOST_EXPORTS)
             case _:
                 return None
-        return self._shared.quota.export(self._pod, asked.client, handles, file)
+        return self._shared.quota.export(asked.client, handles, file)
 
     def _perform_control(self, request: _ControlRequest, taken: int | None) -> int:
         pod_call, block, asked, params = request.pod_call, request.block, request.asked, request.params
@@ -380,6 +383,12 @@ def _handles(params: bytearray, at: int, most: int) -> list[int]:
 
 def _u32s(params: bytearray, at: int, most: int) -> list[int]:
     return list(struct.unpack_from(f"<{max(0, min(most, (len(params) - at) // 4))}I", params, at))
+
+
+def _shares_with_client(params: IoctlBuffer) -> bool:
+    """Tell whether a policy shares with one client: RM notes each such call in that client (``rm_share.py``)."""
+    (share_type,) = _U16.unpack_from(params.data.ljust(_SHARE_TYPE_AT + 2, b"\0"), _SHARE_TYPE_AT)
+    return bool(share_type == abi.RS_SHARE_TYPE_CLIENT)
 
 
 def _gives_up_preemption(params: IoctlBuffer) -> bool:

@@ -11,6 +11,9 @@ from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.nvidia import abi
 
+#: What a pod may have of this interface. RM makes memory of other classes too (NV_MEMORY_EXTENDED_USER, from 550 on).
+_MADE = frozenset({abi.NV01_MEMORY_LOCAL_USER, abi.NV01_MEMORY_SYSTEM, abi.NV50_MEMORY_VIRTUAL})
+
 
 class VidHeapHandler(Handler):
     """Handles calls to the heap."""
@@ -59,6 +62,10 @@ class VidHeapHandler(Handler):
         block.restore(rm_calls.HEAP_FLAGS_AT, 4)
         if claimed and not error and status_of(block, asked.status_at) == abi.NV_OK:
             about = self._gpu_ops.object_info(pod_call.file, *rm.key)
+            if about is not None and about[0] not in _MADE:
+                self._shared.cancel_claim(rm.key)
+                self._gpu_ops.free(pod_call.file, *rm.key)
+                return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, f"class {about[0]:#x}")
             if about is None or about[0] != abi.NV01_MEMORY_LOCAL_USER:
                 self._shared.cancel_claim(rm.key)
             elif not self._shared.confirm(rm.key, rm_calls.heap_size(block.data)):

@@ -32,6 +32,7 @@ _OPENING = """\
 ACTIONS = {
     InModule.TIMESLICE,
     InModule.PREEMPTION_MODE,
+    InModule.SHARE_POLICY,
     InModule.PREEMPT,
     InModule.PAID,
     InModule.START_CHANNELS,

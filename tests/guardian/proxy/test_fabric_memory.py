@@ -114,7 +114,7 @@ def test_memory_mapped_in_secret_stays_charged(limited, order):
 def test_memory_exported_from_the_fabric_stays_charged(limited):
     """An importer keeps it as long as it likes, and RM does not say which memory it is."""
     ends = os.pipe()
-    limited.shared.quota.export("web", 7, [FABRIC], ends[0])
+    limited.shared.quota.export(7, [FABRIC], ends[0])
     for end in ends:
         os.close(end)
     limited.shared.quota.carriers_closed(limited.shared.quota.closed_carriers())

@@ -9,6 +9,7 @@ import threading
 
 import pytest
 
+from qgpu.guardian.accounting import memory_quota
 from qgpu.guardian.accounting.allocations import Allocations
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.failover.journal import Journal
@@ -53,7 +54,7 @@ def carrier():
 def exported(on_card, carrier):
     """A pod with memory under handle 10, of which there is a descriptor."""
     allocate(on_card, 10, MOST)
-    on_card.shared.quota.export("web", 7, [10], carrier[0])
+    on_card.shared.quota.export(7, [10], carrier[0])
     return on_card
 
 
@@ -227,16 +228,16 @@ def test_a_successor_sees_carriers_of_its_predecessor_close(exported, carrier):
 def test_a_file_carries_so_many_exports_and_no_more(exported, carrier):
     for handle in range(11, 18):
         allocate(exported, handle, PAGE)
-        exported.shared.quota.export("web", 7, [handle], carrier[0])
+        exported.shared.quota.export(7, [handle], carrier[0])
     allocate(exported, 20, PAGE)
 
     with pytest.raises(OSError, match="too many exports"):
-        exported.shared.quota.export("web", 7, [20], carrier[0])
+        exported.shared.quota.export(7, [20], carrier[0])
 
 
 def test_a_second_export_to_one_file_outlives_its_pod_too(exported, carrier):
     allocate(exported, 11, PAGE)
-    exported.shared.quota.export("web", 7, [11], carrier[0])
+    exported.shared.quota.export(7, [11], carrier[0])
     free_10(exported)
     exported.call(abi.NV_ESC_RM_FREE, free(11))
     kept_by_a_sleeper(exported)
@@ -246,9 +247,38 @@ def test_a_second_export_to_one_file_outlives_its_pod_too(exported, carrier):
     assert (open_still, look(exported)) == (MOST + PAGE, 0)
 
 
+def test_exports_count_to_whose_memory_it_is(exported, monkeypatch):
+    """A pod that has another's file exports that one's memory; all pods' exports have a bound."""
+    monkeypatch.setattr(memory_quota, "_MOST_CARRIED", 3)
+    files = [end for _ in range(2) for end in os.pipe()]
+    for file in files[:2]:
+        exported.shared.quota.export(7, [10], file)
+
+    with pytest.raises(OSError, match="too many open exports"):
+        exported.shared.quota.export(7, [10], files[2])
+    for file in files:
+        os.close(file)
+
+
+def test_memory_exported_while_it_is_made_counts_whole(on_card, carrier):
+    """Its true size is known only once RM has made it, and a file may carry it by then."""
+    on_card.rm.made = lambda key: on_card.shared.quota.export(key[0], [key[1]], carrier[0])
+    allocate(on_card, 10, 1)
+    on_card.shared.quota.pin_handles(7, [10])
+
+    assert (held(on_card), memory(on_card)) == (PAGE, PAGE)
+    on_card.shared.table.allocations.pod_ended("web")
+    free_10(on_card)
+    assert memory(on_card) == PAGE
+    carrier[1]()
+    look(on_card)
+    on_card.shared.table.allocations.pod_ended("web")
+    assert memory(on_card) == 0
+
+
 def test_a_refused_export_leaves_nothing_charged(on_card, carrier):
     allocate(on_card, 10, MOST)
-    mark = on_card.shared.quota.export("web", 7, [10], carrier[0])
+    mark = on_card.shared.quota.export(7, [10], carrier[0])
     on_card.shared.quota.cancel_export(mark)
     free_10(on_card)
 
@@ -257,9 +287,9 @@ def test_a_refused_export_leaves_nothing_charged(on_card, carrier):
 
 def test_a_refused_export_leaves_other_marks_on_the_file(exported, carrier):
     allocate(exported, 11, PAGE)
-    refused = exported.shared.quota.export("web", 7, [11], carrier[0])
+    refused = exported.shared.quota.export(7, [11], carrier[0])
     allocate(exported, 12, PAGE)
-    exported.shared.quota.export("web", 7, [12], carrier[0])
+    exported.shared.quota.export(7, [12], carrier[0])
     exported.shared.quota.cancel_export(refused)
     for handle in (10, 11, 12):
         exported.call(abi.NV_ESC_RM_FREE, free(handle))

@@ -137,6 +137,15 @@ def test_the_old_heap_makes_memory_under_the_handle_asked_for(on_card, flags):
     assert (held(on_card), on_card.rm.sizes) == (MOST, {(7, 30): MOST})
 
 
+def test_the_old_heap_makes_no_class_that_has_no_row(on_card):
+    """RM chooses the class by attributes: memory that a Grace CPU extends the card's by is one of its own."""
+    on_card.rm.heap_class = 0x42
+    answer = on_card.call(abi.NV_ESC_RM_VID_HEAP_CONTROL, heap(30, MOST))[2]
+
+    assert (heap_status(answer), held(on_card)) == (abi.NV_ERR_NOT_SUPPORTED, 0)
+    assert (7, 30) not in on_card.rm.objects
+
+
 @pytest.mark.parametrize("function", [6, 14])
 def test_the_old_heap_makes_memory_in_one_way_only(on_card, function):
     """RM computes the size of tiled memory (6) from other fields than that of a plain allocation."""

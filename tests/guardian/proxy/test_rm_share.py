@@ -8,7 +8,7 @@ import pytest
 
 from qgpu.guardian.proxy import rm_share
 from qgpu.nvidia import abi
-from tests.guardian.asked import alloc, dup
+from tests.guardian.asked import alloc, control, dup, status
 
 NEIGHBOURS = 8
 
@@ -60,6 +60,18 @@ def test_a_pod_shares_with_its_own_clients_or_with_all(on_card):
         assert found == (abi.NV_ERR_INSUFFICIENT_PERMISSIONS, 0)
 
     assert shared(on_card, 7, 2, abi.RS_SHARE_TYPE_CLIENT, 7) == (abi.NV_OK, 1)
+
+
+@pytest.mark.parametrize(("share_type", "passes"), [(1, True), (4, True), (abi.RS_SHARE_TYPE_CLIENT, False)])
+def test_a_policy_for_all_objects_names_no_client(on_card, share_type, passes):
+    """RM notes it in that client, whosever it is. CUDA sets one for all that one process makes (4)."""
+    note_neighbour(on_card)
+    policy = struct.pack("<IIHBx", NEIGHBOURS, 1, share_type, 0)
+    asked = control(abi.NV0000_CLIENT_SET_INHERITED_SHARE_POLICY, 7, len(policy))
+    answer = status(on_card.call(abi.NV_ESC_RM_CONTROL, asked, policy)[2])
+
+    assert (answer == abi.NV_OK) == passes
+    assert on_card.shared.refusals.counts.total() == (not passes)
 
 
 def test_notes_of_sharing_are_bounded_and_end_with_their_client(on_card, monkeypatch):

@@ -112,6 +112,13 @@ def test_pod_that_opens_its_gate_waits_twenty_times_as_long(web, linger):
     assert web.processes[0].run(give_away, 1) <= 4
 
 
+@pytest.mark.parametrize(("share_type", "answer"), [(1, 0), (4, 0), (3, nv.NO_PERMISSION)])
+def test_a_policy_for_all_objects_names_no_client(web, share_type, answer):
+    policy = struct.pack("<IIHBx", 1, 1, share_type, 0)
+
+    assert web.processes[0].run(control, 0xD04, "device", policy) == answer
+
+
 def test_other_controls_pass(web):
     assert web.processes[0].run(control, 0x20801701, "subdevice") == 0
     assert web.processes[0].run(control, 0x20801357, "subdevice") == 0x56
