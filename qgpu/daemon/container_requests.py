@@ -57,6 +57,7 @@ class ContainerRequests:
         container = described(arguments.raw, self._policy)
         container.check_new(self._nodes())
         container.check_annotations()
+        container.check_mounts()
         if self._listener is not None:
             seccomp_profile.check(container, self._listener)
         devices, group = container.prepared_devices(), container.group()

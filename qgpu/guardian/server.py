@@ -106,7 +106,9 @@ class Guardian:
         self._dispatchers: dict[str, Dispatcher] = {}
         self._looked_ns = self._list_exports_ns = 0
         #: Threads that look for pods' closed files, and empty UVM files: that takes as long as freeing their memory.
+        #: They also look for what ended processes left mapped; these pods wait for that.
         self._file_work = PodThreads("qgpu-files")
+        self._to_search: set[str] = set()
         #: The processes by pidfd, in an epoll: it takes no longer to wait for thousands of them.
         self._exits, self._watched = select.epoll(), dict[int, int]()
         #: Processes that have ended, to be forgotten: a pod can end thousands at once.
@@ -328,8 +330,20 @@ class Guardian:
             if files := self.shared.uvm_files.take(pid):
                 self._release(self.table.processes.get(pid, ""), files, partial(self._ended.append, pid))
             else:
+                pod = self.table.processes.get(pid, "")
                 changed |= self.shared.exited(pid)
+                self._search_mappings(pod)
         return changed
+
+    def _search_mappings(self, pod: str) -> None:
+        """Let the pod's thread find out what is left of ended processes' mappings; once for all that end until then."""
+        if pod not in self._to_search and self.shared.quota.search.may_begin(pod):
+            self._to_search.add(pod)
+            self._file_work.do(pod, partial(self._search, pod))
+
+    def _search(self, pod: str) -> None:
+        self._to_search.discard(pod)
+        self.shared.quota.search.clear(pod)
 
     def _release(self, pod: str, files: list[UvmFile], then: Callable[[], None]) -> None:
         """Empty UVM files in the pod's thread."""
@@ -345,6 +359,8 @@ class Guardian:
         self._file_work.retry()
         for pod in self.shared.uvm_files.pods():
             self._look(pod, partial(self._release_closed, pod))
+        for pod in self.shared.quota.search.pods():
+            self._search_mappings(pod)
         if self.table.allocations.carries("")[1] and self._looked_ns >= self._list_exports_ns:
             self._look("", self._look_at_carriers)
 
@@ -423,6 +439,8 @@ class Guardian:
     def _retired(self, pod: str) -> None:
         self._dispatchers.pop(pod, None)
         self._file_work.forget(pod)
+        self._to_search.discard(pod)
+        self.shared.quota.search.forget(pod)
         self.gpu_ops.closer.forget(pod)
         self.gpu_ops.taker.forget(pod)
         self._amended(pod)

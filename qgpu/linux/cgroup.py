@@ -12,6 +12,7 @@ import errno
 import itertools
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,6 +30,17 @@ LOCK = "/qgpu-lock"
 _GONE = (errno.ENOENT, errno.ENODEV)
 #: The most cgroups below one that are read. A container that may write to its own can make any number.
 _MOST_BELOW = 512
+#: How the names of our notes at cgroups begin.
+_NOTES = "trusted.qgpu."
+#: A change of a cgroup's times after this long cannot restore them: chmod(2) sets them to the kernel's last clock tick.
+_SETTLED_NS = 50_000_000
+#: The links of a cgroup's directory that has none below it: one for each of those comes on top.
+_UNDIVIDED_LINKS = 2
+#: What /proc/self/cgroup has alone where no version 1 hierarchy is mounted.
+_ONE_HIERARCHY = b"0::"
+#: Where runtimes look for cgroups.
+_USUAL_PLACE = Path("/sys/fs/cgroup")
+_READ_BYTES = 1 << 16
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -44,21 +56,58 @@ def check_name(name: str) -> str:
 @cache
 def mount() -> Path:
     """Find the mount point of the version 2 tree, once. Raises NotSupportedError."""
-    return parse_mountinfo(os.fsdecode(Path("/proc/self/mountinfo").read_bytes()))
+    return parse_mountinfo(_mountinfo())
 
 
 def parse_mountinfo(mountinfo: str) -> Path:
     """Find the version 2 tree in the text of /proc/PID/mountinfo. Raises NotSupportedError."""
+    for at, _ in _trees(mountinfo):
+        return at
+    raise NotSupportedError("cgroup v2: not mounted here; pods cannot be told apart; mount cgroup2 and try again")
+
+
+def _trees(mountinfo: str) -> Iterator[tuple[Path, str]]:
+    """Yield where the version 2 tree is mounted, with its options, from the text of /proc/PID/mountinfo."""
     for line in mountinfo.split("\n"):
         before, _, after = line.partition(" - ")
         if after.startswith("cgroup2 "):
-            return Path(before.split()[4])
-    raise NotSupportedError("cgroup v2: not mounted here; pods cannot be told apart; mount cgroup2 and try again")
+            yield Path(before.split()[4]), after.split()[-1]
+
+
+def shows_tree(directory: str) -> bool:
+    """Tell whether a directory, an absolute path without links, has the version 2 tree in it or lies in that."""
+    path = Path(directory)
+    return any(path.is_relative_to(at) or at.is_relative_to(path) for at, _ in _trees(_mountinfo()))
+
+
+def bounds_namespaces() -> bool:
+    """Tell whether the kernel moves no process out of its cgroup namespace: the tree is mounted with nsdelegate."""
+    return any("nsdelegate" in options.split(",") for _, options in _trees(_mountinfo()))
+
+
+def is_hybrid() -> bool:
+    """Tell whether version 1 hierarchies are where runtimes look for cgroups: then containers get those."""
+    return all(at != _USUAL_PLACE for at, _ in _trees(_mountinfo()))
+
+
+def _mountinfo() -> str:
+    return os.fsdecode(_content("/proc/self/mountinfo"))
 
 
 def of(pid: int) -> str:
     """Return the version 2 cgroup of a process, such as "/qgpu/web". Raises OSError when it has ended."""
-    return parse_membership(os.fsdecode(Path(f"/proc/{pid}/cgroup").read_bytes()))
+    return parse_membership(os.fsdecode(_content(f"/proc/{pid}/cgroup")))
+
+
+def _content(file: str) -> bytes:
+    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)  # every process of a host may be asked: pathlib takes thrice as long
+    try:
+        text = part = os.read(fd, _READ_BYTES)
+        while part:
+            text += (part := os.read(fd, _READ_BYTES))
+        return text
+    finally:
+        os.close(fd)
 
 
 def is_frozen(pid: int) -> bool:
@@ -118,6 +167,8 @@ def create(name: str, parent: str = "/") -> str:
                 "raise cgroup.max.descendants and cgroup.max.depth there, or start it in another"
             ) from error
         raise PermissionDeniedError(f"{directory}: {error.strerror}; cannot make the pod's cgroup") from error
+    with suppress(RefusedError):  # undivided_threads() then takes longer
+        set_xattr(path, "pod", name)
     return path
 
 
@@ -229,16 +280,61 @@ def pids(*paths: str) -> tuple[int, ...]:
     return tuple(itertools.chain.from_iterable(map(_pids, paths)))
 
 
-def threads(*paths: str) -> tuple[int, ...]:
-    """List the threads of cgroups and those below them. Raises OSError as ``pids``."""
-    return tuple(itertools.chain.from_iterable(_pids(path, "cgroup.threads") for path in paths))
+def undivided_pids(*paths: str) -> set[int] | None:
+    """Do as undivided_threads, for processes. Raises OSError, NotSupportedError."""
+    return undivided_threads(*paths, file="cgroup.procs")
 
 
-def _pids(path: str, file: str = "cgroup.procs") -> Iterator[int]:
+def undivided_threads(*paths: str, file: str = "cgroup.threads") -> set[int] | None:
+    """List the threads of cgroups that have none below them; None if they have, or may have had meanwhile.
+
+    The kernel lists one cgroup whole, but not several: a thread that is moved from one that was not read to one that
+    was is missed. The same holds for one that is moved in a version 1 hierarchy, by which the kernel groups threads,
+    too. A cgroup's change time tells of cgroups made in it or removed once there is a note at it, and if it is not the
+    present: then nobody can set it back. Raises OSError if a cgroup cannot be read.
+    """
+    if paths and not _is_only_hierarchy():
+        return None
+    directories = [mount() / path.lstrip("/") for path in paths]
+    before = [_undivided_since(each) for each in directories]
+    if any(since is None or time.time_ns() - since < _SETTLED_NS for since in before if since != 0):
+        return None
+    found: set[int] = set()
+    for directory in directories:
+        try:
+            found.update(map(int, _content(f"{directory}/{file}").split()))
+        except OSError as error:
+            if error.errno == errno.EOPNOTSUPP:
+                return None
+            if error.errno not in _GONE:
+                raise
+    return found if before == [_undivided_since(each) for each in directories] else None
+
+
+def _is_only_hierarchy() -> bool:
+    text = _content("/proc/self/cgroup")
+    return text.startswith(_ONE_HIERARCHY) and text.count(b"\n") == 1
+
+
+def _undivided_since(directory: Path) -> int | None:
+    """Return the change time of a cgroup with none below it, in ns, 0 if it is gone; None if it tells nothing.
+
+    It tells nothing without a note, because the kernel then keeps no times.
+    """
+    try:
+        if not any(name.startswith(_NOTES) for name in os.listxattr(directory)):
+            return None
+        status = os.stat(directory)
+    except OSError as error:
+        return 0 if error.errno in _GONE else None
+    return status.st_ctime_ns if status.st_nlink == _UNDIVIDED_LINKS else None
+
+
+def _pids(path: str) -> Iterator[int]:
     """Yield the processes of a cgroup and of those below it. Raises OSError as ``pids``."""
     for number, directory in enumerate(_below(path, _MOST_BELOW)):
         try:
-            yield from map(int, (directory / file).read_text().split())
+            yield from map(int, (directory / "cgroup.procs").read_text().split())
         except OSError as error:
             # one for threads, whose processes its domain above has listed, or one that can have none
             unlisted = error.errno == errno.EOPNOTSUPP and number
@@ -270,7 +366,7 @@ def _below(path: str, most: int | None = None) -> Iterator[Path]:
 
 def set_xattr(path: str, key: str, value: str) -> None:
     """Attach a note to a cgroup for its lifetime; an empty ``value`` removes it. Raises RefusedError."""
-    directory, name = mount() / path.lstrip("/"), f"trusted.qgpu.{key}"
+    directory, name = mount() / path.lstrip("/"), f"{_NOTES}{key}"
     try:
         if value:
             os.setxattr(directory, name, value.encode())
@@ -286,7 +382,7 @@ def set_xattr(path: str, key: str, value: str) -> None:
 def get_xattr(path: str, key: str) -> str | None:
     """Return a note attached to a cgroup; None without one."""
     try:
-        return os.fsdecode(os.getxattr(mount() / path.lstrip("/"), f"trusted.qgpu.{key}"))
+        return os.fsdecode(os.getxattr(mount() / path.lstrip("/"), f"{_NOTES}{key}"))
     except OSError:
         return None
 

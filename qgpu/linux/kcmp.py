@@ -1,4 +1,4 @@
-"""Tells whether two processes share an open file or their descriptor table (kcmp(2))."""
+"""Tells whether two processes share an open file, their memory or their descriptor table (kcmp(2))."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 import platform
 
 _SYS_KCMP = {"x86_64": 312, "aarch64": 272}
-_FILE, _FILES = 0, 2
+_FILE, _VM, _FILES = 0, 1, 2
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -20,6 +20,15 @@ def same_table(pid: int, other: int) -> bool:
     return pid == other or _same(pid, other, _FILES)
 
 
+def order_of_memory(pid: int, other: int) -> int | None:
+    """Return 0 if two processes share their memory, else -1 or 1 by an order of the kernel's; None if it is unknown."""
+    return {0: 0, 1: -1, 2: 1}.get(_compare(pid, other, _VM))
+
+
 def _same(pid: int, other: int, what: int, first: int = 0, second: int = 0) -> bool:
+    return _compare(pid, other, what, first, second) == 0
+
+
+def _compare(pid: int, other: int, what: int, first: int = 0, second: int = 0) -> int:
     number = _SYS_KCMP[platform.machine()]
-    return bool(_libc.syscall(number, pid, other, what, ctypes.c_ulong(first), ctypes.c_ulong(second)) == 0)
+    return int(_libc.syscall(number, pid, other, what, ctypes.c_ulong(first), ctypes.c_ulong(second)))

@@ -80,6 +80,10 @@ class Notification:
     number: int
     arguments: tuple[int, ...]
 
+    def asks_as(self, other: Notification) -> bool:
+        """Tell whether two calls are alike, as a call and its restart after a signal are; their files may differ."""
+        return (self.arch, self.number, self.arguments) == (other.arch, other.number, other.arguments)
+
     @property
     def fd(self) -> int:
         """The descriptor of an ioctl."""

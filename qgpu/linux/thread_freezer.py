@@ -16,7 +16,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
@@ -25,6 +25,8 @@ from qgpu.linux import cgroup, kcmp, proc
 _SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17
 _EVENT_STOP = 128
 _ALL_THREADS = 0x40000000  # __WALL
+#: How many listings may have new threads, however long they take.
+_LISTINGS = 4
 #: How long a thread may take to stop, how often that is checked, and how much longer each look waits than the last.
 _PATIENCE_S, _LOOK_S, _LOOK_SELDOM_S, _GROWTH = 1.0, 0.00005, 0.01, 1.25
 
@@ -83,12 +85,59 @@ def _leaves_kernel(tid: int, runs: Callable[[], bool], deadline: float) -> bool:
 
 
 def threads_of(cgroups: Iterable[str], pids: Iterable[int]) -> set[int]:
-    """List the threads in cgroups and of known processes, which may have left those. Raises OSError as cgroup.pids."""
-    found = set(cgroup.threads(*cgroups))
-    for pid in pids:
+    """List the threads in cgroups and below them, and those of known processes, which may have left. Raises OSError.
+
+    Each of them is in the list that is there all the time, wherever in the cgroups it is moved meanwhile. A process
+    that ends while it is looked at may have been there: its number is in the list, too.
+    """
+    tops, known = tuple(cgroups), set(pids)
+    found = cgroup.undivided_threads(*tops)
+    if found is None:
+        return _threads_by_process(tops, known)
+    for pid in known:
         with suppress(FileNotFoundError, ProcessLookupError):
             found |= proc.threads(pid)
     return found
+
+
+def _threads_by_process(tops: Sequence[str], known: Set[int]) -> set[int]:
+    """List them by asking each process of the host for its cgroup: that is one answer, wherever it moves.
+
+    The newest come first, because those are most likely to end before they are asked. Only where numbers begin again
+    can a process be younger than one with a higher number, and so be missed; the second pass finds it.
+    """
+    found: set[int] = set()
+    asked: set[int] = set()
+    for _ in range(2):
+        new = {int(name) for name in os.listdir("/proc") if name.isdigit()} - asked
+        for pid in sorted(new, reverse=True):
+            try:
+                if pid in known or _is_in(cgroup.of(pid), tops):
+                    found |= proc.threads(pid)
+            except (FileNotFoundError, ProcessLookupError):
+                found.add(pid)
+        asked |= new
+    return found
+
+
+def _is_in(path: str, tops: Sequence[str]) -> bool:
+    return any(cgroup.within(path, top) for top in tops)
+
+
+def each_thread(listing: Callable[[], Iterable[int]]) -> Iterator[int]:
+    """Yield every thread of listings, until one has only those that were yielded before. Raises OSError.
+
+    They are told apart by number and start time. One that has ended since it was listed is new, because a listing of
+    /proc may lack those behind one that ends meanwhile.
+    """
+    seen: set[tuple[int, str]] = set()
+    deadline, listings = time.monotonic() + _PATIENCE_S, 0
+    while new := {(thread, proc.start_time(thread)) for thread in listing()} - seen:
+        yield from (thread for thread, _ in new)
+        listings += 1
+        if time.monotonic() > deadline and listings >= _LISTINGS:
+            raise OSError(errno.EBUSY, "threads come and go")
+        seen |= new
 
 
 @contextmanager
@@ -116,17 +165,11 @@ def _check_alone(pid: int, own: Set[int], others: Callable[[], Iterable[int]]) -
 
     Each thread of another process may have a table of its own, so each is looked at. One that has ended by then may
     have shared it, and have made another that does. Only who shares the table can make one that does, so there is none
-    if a listing has only threads that were looked at before: the same numbers, started at the same time.
+    if a listing has only threads that were looked at before.
     """
-    seen: set[tuple[int, str]] = set()
-    deadline = time.monotonic() + _PATIENCE_S
-    while new := {(other, proc.start_time(other)) for other in others() if other not in own} - seen:
-        for other, _ in new:
-            if kcmp.same_table(pid, other):
-                raise OSError(errno.EPERM, f"thread {other} shares the descriptors of process {pid}")
-        if time.monotonic() > deadline:
-            raise OSError(errno.EBUSY, f"process {pid}: threads beside it come and go")
-        seen |= new
+    for other in each_thread(lambda: set(others()) - own):
+        if kcmp.same_table(pid, other):
+            raise OSError(errno.EPERM, f"thread {other} shares the descriptors of process {pid}")
 
 
 def _stop(pid: int, thread: int) -> int:

@@ -82,6 +82,10 @@ ffi.cdef(
     typedef struct { uint32_t index, data; } NV0041_CTRL_SURFACE_INFO;
     typedef struct { uint32_t surfaceInfoListSize, pad; uint64_t surfaceInfoList; } NV0041_CTRL_GET_SURFACE_INFO_PARAMS;
 
+    /* SDK/ctrl/ctrl00f8.h */
+    typedef struct { uint64_t size, pageSize; uint32_t allocFlags, addressSpace, compressionCoverage, pad; }
+                     NV00F8_CTRL_GET_INFO_PARAMS;
+
     /* SDK/ctrl/ctrl2080/ctrl2080fifo.h, ctrl2080gr.h, ctrl2080tmr.h; ctrla06c.h; ctrla06f/ctrla06fgpfifo.h */
     typedef struct { uint8_t bDisable, pad0[3]; uint32_t numChannels; uint8_t bOnlyDisableScheduling, bRewindGpPut;
                      uint16_t pad1; uint32_t pad2; uint64_t pRunlistPreemptEvent; uint32_t hClientList[64],
@@ -215,6 +219,8 @@ NV01_DEVICE_0 = 0x80
 NV20_SUBDEVICE_0 = 0x2080
 NV50_P2P, NV50_THIRD_PARTY_P2P = 0x503B, 0x503C
 NV_MEMORY_FABRIC = 0x00F8
+#: Such an object of the fabric has no memory when it is made, and gets and loses memory later (cl00f8.h).
+NV00F8_ALLOC_FLAGS_FLEXIBLE_FLA = 1
 NV_EVENT_BUFFER = 0x90CD
 NV01_MEMORY_DEVICELESS = 0x90CE
 NV_MEMORY_MAPPER = 0xFE
@@ -249,6 +255,7 @@ NV0000_OS_UNIX_IMPORT_OBJECT_FROM_FD = 0x3D06
 NV0000_OS_UNIX_EXPORT_OBJECTS_TO_FD = 0x3D0B
 NV0000_OS_UNIX_IMPORT_OBJECTS_FROM_FD = 0x3D0C
 NV0041_GET_SURFACE_INFO = 0x410110
+NV00F8_GET_INFO = 0x00F80101
 NV00FD_ATTACH_MEM = 0x00FD0102
 NV2080_GPU_GET_ID = 0x20800142
 NV2080_GPU_GET_GID_INFO = 0x2080014A

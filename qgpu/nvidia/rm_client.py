@@ -60,6 +60,16 @@ def memory_bytes(fd: int, client: int, memory: int) -> int | None:
     return int(entries[1].data) << 32 | int(entries[0].data)
 
 
+def fabric_info(fd: int, client: int, handle: int) -> tuple[int, int] | None:
+    """Ask RM for (bytes, flags) of an object of the NVLink fabric; None if RM does not say (GET_INFO)."""
+    params = ffi.new("NV00F8_CTRL_GET_INFO_PARAMS *")
+    try:
+        control(fd, client, handle, abi.NV00F8_GET_INFO, params)
+    except RmError:
+        return None
+    return int(params.size), int(params.allocFlags)
+
+
 def free(fd: int, client: int, handle: int) -> bool:
     """Free an object through its client's file; False if RM refused."""
     call = ffi.new("NVOS00_PARAMETERS *", {"hRoot": client, "hObjectOld": handle})

@@ -46,6 +46,12 @@ def main() -> int:
             ],
             "rules": (linux.get("resources") or {}).get("devices") or [],
             "seccomp": linux.get("seccomp"),
+            # the namespaces that are its own, and what is mounted in it: each file system and source
+            "namespaces": [each.get("type") for each in linux.get("namespaces") or [] if not each.get("path")],
+            "mounts": [
+                (each.get("type") or "", os.path.realpath(os.path.join(state["bundle"], each.get("source") or "")))
+                for each in config.get("mounts") or []
+            ],
             # so runc calls one that CRIU restores; a new one is "creating" (crun: "created")
             "restored": state.get("status") == "stopped",
             # the prepared devices and groups that the runtime gave it, by all of our hooks' arguments

@@ -86,6 +86,10 @@ class Container:
     markers: Sequence[str] = ()
     #: Whether it is restored from a checkpoint.
     restored: bool = False
+    #: The kinds of namespaces that it has for itself.
+    namespaces: Sequence[str] = ()
+    #: What is mounted in it: each file system's type, and the directory of the host that is bound there.
+    mounts: Sequence[tuple[str, str]] = ()
 
     @property
     def pod(self) -> str:
@@ -209,6 +213,28 @@ class Container:
                     "without"
                 )
 
+    def check_mounts(self) -> None:
+        """Raise RefusedError if cgroups of the host are mounted in it and its processes can leave theirs by that.
+
+        Read-only mounts do not prevent it: clone3(CLONE_INTO_CGROUP) asks who may write to a cgroup, and not through
+        which mount. Its own cgroup namespace does where it sees no other cgroups, or the kernel keeps it in there. On
+        a hybrid host type cgroup is version 1.
+        """
+        for kind, source in self.mounts:
+            new = kind == "cgroup2" or (kind == "cgroup" and not cgroup.is_hybrid())
+            bound = not new and cgroup.shows_tree(source)
+            if (new or bound) and "cgroup" not in self.namespaces:
+                raise RefusedError(
+                    f"container {self.id}: cgroups of the host are mounted in it, by which its processes can leave its "
+                    "limits, even if read-only; start it with a cgroup namespace of its own (--cgroupns=private), or "
+                    "without that mount"
+                )
+            if bound and not cgroup.bounds_namespaces():
+                raise RefusedError(
+                    f"container {self.id}: it has {source} of the host, by which its processes can leave its limits, "
+                    "because cgroup v2 is mounted without nsdelegate here; start it without that mount"
+                )
+
     def check_alone(self, at: str) -> None:
         """Raise RefusedError if another process is in its cgroup or below: nothing else can be in a new one yet.
 
@@ -283,6 +309,8 @@ def described(message: Mapping[str, Any], policy: ContainerPolicy | None = None)
             [str(name) for name in message.get("prepared") or ()],
             [value for name, mark, value in map(_split, message["env"]) if mark and name.startswith(CLAIM_VARIABLE)],
             message.get("restored") is True,
+            [str(kind) for kind in message.get("namespaces") or ()],
+            [(str(kind), str(source)) for kind, source in message.get("mounts") or ()],
         )
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise InvalidValueError(f"container: its runtime sent no valid description: {error!r}") from error

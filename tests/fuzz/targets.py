@@ -217,7 +217,7 @@ def check_register(kept: object_table.ObjectTable) -> None:
     for part in ("pods", "processes", "clients", "objects", "allocations"):
         before, after = getattr(kept, part), getattr(again, part)
         if part == "allocations":
-            before, after = (before.memories, +before.held), (after.memories, +after.held)
+            before, after = ((each.memories, +each.held, each.managed_left) for each in (before, after))
         if before != after:
             raise DefectError(f"{part} before the journal and after it: {before} {after}")
 
@@ -243,6 +243,8 @@ _REQUESTS: tuple[dict[str, Any], ...] = (
         "devices": [[195, 0]],
         "prepared": ["qgpu.io/claim=c0ffee-s"],
         "seccomp": {"listenerPath": "/run/qgpu/agent.sock", "syscalls": []},
+        "namespaces": ["pid", "cgroup"],
+        "mounts": [["bind", "/srv"], ["cgroup", "cgroup"]],
     },
     {
         "op": "grant.prepare",

@@ -2,7 +2,7 @@
 
 Run as ``python -m tests.guardian.child SOCKET_FD``. Each line it reads is JSON: {"request", "argument", "params"}
 in hex, and it answers {"result", "errno", "argument"} with the argument as the call left it. "fork" makes a
-child of its own that does the same from then on; "exit" ends it.
+child of its own that does the same from then on; "exit" ends it, and "exec" lets it execute another program.
 """
 
 from __future__ import annotations
@@ -83,6 +83,33 @@ def x32(libc: ctypes.CDLL, device: int) -> dict:
     return {"result": result, "errno": ctypes.get_errno(), "argument": ""}
 
 
+def start_sharer(libc: ctypes.CDLL, code: bytes) -> int:
+    """Start a process that shares this one's memory and runs x86-64 machine code."""
+    stack, page = mmap.mmap(-1, 1 << 16), mmap.mmap(-1, mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, 7)
+    KEPT.extend([stack, page])
+    page[: len(code)] = code
+    start, top = (ctypes.addressof(ctypes.c_char.from_buffer(each)) for each in (page, stack))
+    return libc.clone(ctypes.c_void_p(start), ctypes.c_void_p(top + (1 << 16) - 64), 0x111, None)  # CLONE_VM, SIGCHLD
+
+
+def vmsharer(libc: ctypes.CDLL, device: int, size: int, address: int) -> dict:
+    """Let a process that shares this one's memory map a file as UVM wants it, and end; say which, and if it failed."""
+    KEPT.append(file := os.memfd_create("mapped"))
+    code = b"\x48\xbf" + struct.pack("<Q", address) + b"\x48\xbe" + struct.pack("<Q", size)  # rdi, rsi
+    code += b"\x48\xba" + struct.pack("<Q", 3) + b"\x49\xba" + struct.pack("<Q", 0x11)  # rdx, r10
+    code += b"\x49\xb8" + struct.pack("<Q", file) + b"\x49\xb9" + struct.pack("<Q", address)  # r8, r9
+    code += b"\xb8\x09\0\0\0\x0f\x05"  # mmap
+    code += b"\x48\xc1\xe8\x3f\x89\xc7\xb8\x3c\0\0\0\x0f\x05"  # exit(whether it failed)
+    pid = start_sharer(libc, code)
+    _, status = os.waitpid(pid, 0)
+    return {"result": pid, "errno": os.waitstatus_to_exitcode(status), "argument": ""}
+
+
+def vmsilent(libc: ctypes.CDLL, device: int) -> dict:
+    """Start a process that shares this one's memory and makes no call that the filter stops."""
+    return {"result": start_sharer(libc, b"\xb8\x22\0\0\0\x0f\x05\xeb\xf7"), "errno": 0, "argument": ""}  # pause
+
+
 def hammer(libc: ctypes.CDLL, device: int, times: int) -> dict:
     """Allocate memory of 64 KiB, while another thread writes 1 TiB and another handle over the arguments."""
     argument, params = ctypes.create_string_buffer(48), ctypes.create_string_buffer(128)
@@ -153,6 +180,8 @@ def main() -> None:
     for line in lines:
         if line.startswith("exit"):
             os._exit(0)
+        if line.startswith("exec"):
+            os.execvp("sleep", ["sleep", "60"])
         if line.startswith("fork"):
             if pid := os.fork():
                 os.waitpid(pid, 0)
@@ -164,7 +193,7 @@ def main() -> None:
             lines.write(json.dumps(hammer(libc, device, int(line.split()[1]))) + "\n")
             lines.flush()
             continue
-        if line.startswith(("mapfile", "mapfixed", "int80", "x32", "exchange")):
+        if line.startswith(("vmsharer", "vmsilent", "mapfile", "mapfixed", "int80", "x32", "exchange")):
             lines.write(json.dumps(globals()[line.split()[0]](libc, device, *map(int, line.split()[1:]))) + "\n")
             lines.flush()
             continue

@@ -41,6 +41,8 @@ class FakeRm:
         self.mapped: set = set()
         #: Objects of the fabric, with the memory that each keeps.
         self.fabric: dict = {}
+        #: What RM says of objects of the fabric if that is not the memory's size: (bytes, flags), or nothing.
+        self.fabric_says: dict = {}
         self.unmaps = False
         self.instances: dict = {}
         self.wakes = 0
@@ -99,6 +101,10 @@ class FakeRm:
 
     def bytes_of(self, file, client, memory):
         return self.sizes.get((client, memory), 0)
+
+    def fabric_info(self, file, client, handle):
+        original = self.aliases.get((client, handle), (client, handle))
+        return self.fabric_says.get(original, (self.sizes.get(self.fabric[original], 0), 0))
 
     def free(self, file, client, handle):
         self._free(client, handle)
@@ -265,11 +271,15 @@ class FakeRm:
             return
         self.objects[client, handle] = (found[0], parent)
         if (source_client, source) in self.fabric:
-            self.fabric[client, handle] = self.fabric[source_client, source]
+            self._copy_on_fabric((source_client, source), (client, handle))
         if (source_client, source) in self.sizes:
             self.sizes[client, handle] = self.sizes[source_client, source]
             self.aliases[client, handle] = self.aliases.get((source_client, source), (source_client, source))
         self._status(data, 24, abi.NV_OK)
+
+    def _copy_on_fabric(self, source, copy):
+        self.fabric[copy] = self.fabric[source]
+        self.aliases[copy] = self.aliases.get(source, source)
 
     def _control(self, data):
         client, _, command, _, params, size, _ = struct.unpack("<IIIIQII", data)
@@ -290,6 +300,10 @@ class FakeRm:
             self.carried = self.aliases.get(key, key)
         elif self.carried is not None:
             _, _, _, parent, handle = struct.unpack("<iIIII", params)
+            if self.carried in self.fabric:
+                self.objects[client, handle] = (abi.NV_MEMORY_FABRIC, parent)
+                self._copy_on_fabric(self.carried, (client, handle))
+                return
             self.objects[client, handle] = (abi.NV01_MEMORY_LOCAL_USER, parent)
             self.sizes[client, handle] = self.sizes[self.carried]
             self.aliases[client, handle] = self.carried

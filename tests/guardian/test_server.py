@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import select
+import subprocess
 import threading
 import time
 from collections import Counter
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 import pytest
 
 from qgpu.guardian import server
+from qgpu.guardian.accounting.managed_search import ManagedSearch
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.failover.journal import Journal
 from qgpu.guardian.gpu.enforcer import Enforcer, Moved
@@ -404,3 +406,39 @@ def test_open_exports_are_listed_seldom_if_that_takes_long(guardian):
         guardian._look_at_files()
 
     assert (len(listed), guardian._file_work.waiting("")) == (1, 0)
+
+
+def test_many_ends_of_processes_that_mapped_need_few_searches(guardian, monkeypatch):
+    """Each search reads what all processes of the pod map."""
+    searched, look = [], ManagedSearch._unclaimed
+    monkeypatch.setattr(ManagedSearch, "_unclaimed", lambda self, pod: searched.append(pod) or look(self, pod))
+    with guardian.lock:
+        for pid in range(1 << 22, (1 << 22) + MANY):
+            guardian.shared.note({"fact": "process", "pid": pid, "pod": "web"})
+            guardian.shared.note({"fact": "managed", "pid": pid, "bytes": 1 << 21})
+    charged = guardian.table.allocations.managed_of["web"]
+    with ended_at_once(guardian):
+        until(lambda: not guardian.table.pids_of("web"))
+        until(lambda: not guardian.table.allocations.managed_left)
+
+    assert charged == MANY << 21
+    assert 0 < len(searched) < MANY / 5
+
+
+def test_search_holds_up_neither_main_loop_nor_other_pods(pods, guardian, daemon, monkeypatch):
+    """What a process maps may take as long to read as its pod likes."""
+    _, b = pods
+    another = subprocess.Popen(["sleep", "60"])
+    guardian.shared.register_process("a", another.pid)
+    over, began = threading.Event(), threading.Event()
+    monkeypatch.setattr(ManagedSearch, "_unclaimed", lambda self, pod: (began.set(), over.wait(PATIENCE_S), 0)[2])
+    with guardian.lock:
+        guardian.shared.note({"fact": "managed", "pid": another.pid, "bytes": 1 << 21})
+    another.kill()
+    another.wait()
+    assert began.wait(PATIENCE_S)
+    during = daemon("pods") and b.allocate(8, 10, PAGE), dict(guardian.table.allocations.managed_left)
+    over.set()
+    until(lambda: not guardian.table.allocations.managed_left)
+
+    assert during == (abi.NV_OK, {"a": 1 << 21})

@@ -183,6 +183,101 @@ def test_not_more_cgroups_are_read_than_a_pod_should_have(parts, monkeypatch):
 
 
 @pytest.fixture
+def undivided(name, monkeypatch):
+    """A pod's cgroup with none below it and one process, as on a host with version 2 alone."""
+    monkeypatch.setattr(cgroup, "_is_only_hierarchy", lambda: True)
+    monkeypatch.setattr(cgroup, "_SETTLED_NS", 0)
+    path = cgroup.create(name)
+    process = subprocess.Popen(["sleep", "60"])
+    cgroup.enter(name, process.pid)
+    yield path, process.pid
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.root
+@pytest.mark.skipif(not writable(), reason="no writable cgroup v2 tree here")
+def test_threads_of_a_cgroup_with_none_below_are_listed(undivided):
+    path, pid = undivided
+
+    assert cgroup.undivided_threads(path, "/gone") == {pid}
+
+
+@pytest.mark.root
+@pytest.mark.skipif(not writable(), reason="no writable cgroup v2 tree here")
+@pytest.mark.parametrize("what", ["divided", "version 1", "changed now", "no note"])
+def test_cgroup_that_a_thread_may_move_in_is_not_listed(undivided, monkeypatch, what):
+    path, _ = undivided
+    if what == "divided":
+        (cgroup.mount() / path[1:] / "inner").mkdir()
+    elif what == "version 1":
+        monkeypatch.setattr(cgroup, "_is_only_hierarchy", lambda: False)
+    elif what == "changed now":
+        monkeypatch.setattr(cgroup, "_SETTLED_NS", 60 * 10**9)
+    else:
+        cgroup.set_xattr(path, "pod", "")
+
+    assert cgroup.undivided_threads(path) is None
+
+
+@pytest.mark.root
+@pytest.mark.skipif(not writable(), reason="no writable cgroup v2 tree here")
+def test_cgroup_divided_while_it_is_read_is_not_listed(undivided, monkeypatch):
+    path, _ = undivided
+    inner, real = cgroup.mount() / path[1:] / "inner", cgroup._content
+
+    def read(file):
+        if file.endswith("cgroup.threads"):
+            inner.mkdir()
+            inner.rmdir()
+        return real(file)
+
+    monkeypatch.setattr(cgroup, "_content", read)
+
+    assert cgroup.undivided_threads(path) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "alone"),
+    [(b"0::/web\n", True), (b"1:name=systemd:/web\n0::/web\n", False), (b"4:memory:/0::/\n", False)],
+)
+def test_a_version_1_hierarchy_is_seen_beside_the_tree(monkeypatch, text, alone):
+    monkeypatch.setattr(cgroup, "_content", lambda _: text)
+
+    assert cgroup._is_only_hierarchy() is alone
+
+
+@pytest.mark.parametrize(
+    ("directory", "shows"),
+    [
+        ("/", True),
+        ("/sys/fs", True),
+        ("/sys/fs/cgroup/unified/a", True),
+        ("/sys/fs/cgroup/memory", False),
+        ("/a", False),
+    ],
+)
+def test_a_directory_in_or_above_the_tree_shows_it(monkeypatch, directory, shows):
+    monkeypatch.setattr(cgroup, "_mountinfo", lambda: HYBRID)
+
+    assert cgroup.shows_tree(directory) is shows
+
+
+@pytest.mark.parametrize(("mounts", "hybrid"), [(UNIFIED, False), (HYBRID, True), (HYBRID + UNIFIED, False)])
+def test_host_with_the_tree_in_its_usual_place_is_no_hybrid(monkeypatch, mounts, hybrid):
+    monkeypatch.setattr(cgroup, "_mountinfo", lambda: mounts)
+
+    assert cgroup.is_hybrid() is hybrid
+
+
+@pytest.mark.parametrize(("mounts", "bounds"), [(UNIFIED, True), (HYBRID, False)])
+def test_namespaces_bound_moves_where_the_tree_says_so(monkeypatch, mounts, bounds):
+    monkeypatch.setattr(cgroup, "_mountinfo", lambda: mounts)
+
+    assert cgroup.bounds_namespaces() is bounds
+
+
+@pytest.fixture
 def tree(monkeypatch, tmp_path):
     """A tree with one cgroup in which, as its files say, somebody is."""
     (tmp_path / "a/inner").mkdir(parents=True)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qgpu.linux.seccomp_notify import ProcessMemory
+from qgpu.linux.seccomp_notify import Notification, ProcessMemory
 
 _PAGES = 3
 
@@ -89,3 +89,10 @@ def test_every_read_of_a_call_is_what_lies_there(reads):
     memory = ProcessMemory()
     for at, size in reads:
         assert memory.read(os.getpid(), ctypes.addressof(there) + at, size) == data[at : at + size]
+
+
+@pytest.mark.parametrize(("arguments", "alike"), [((5, 1, 2, 3), True), ((6, 1, 2, 3), False), ((5, 1, 9, 3), False)])
+def test_a_call_on_another_descriptor_is_no_restart(arguments, alike):
+    first, second = Notification(1, 77, 8, 16, (5, 1, 2, 3)), Notification(2, 77, 8, 16, arguments)
+
+    assert first.asks_as(second) == alike

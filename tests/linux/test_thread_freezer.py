@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -124,6 +125,88 @@ def test_process_that_left_the_cgroup_is_listed_if_known(program):
     finally:
         cgroup.enter("", inside, "/")
         (cgroup.mount() / at[1:]).rmdir()
+
+
+@pytest.fixture
+def divided():
+    """A cgroup with two below it, and what moves a process between these until the test ends."""
+    at, movers = f"/freezer-{uuid.uuid4().hex}", []
+    parts = [cgroup.mount() / at[1:] / name for name in "ab"]
+    for part in parts:
+        part.mkdir(parents=True)
+
+    def hop(pid):
+        movers.append(mover := os.fork())
+        while not mover:
+            for part in parts:
+                (part / "cgroup.procs").write_text(str(pid))
+
+    yield at, parts, hop
+    for mover in movers:
+        os.kill(mover, signal.SIGKILL)
+        os.waitpid(mover, 0)
+    for part in (*parts, parts[0].parent):
+        for pid in (part / "cgroup.procs").read_text().split():
+            (cgroup.mount() / "cgroup.procs").write_text(pid)
+        part.rmdir()
+
+
+@pytest.mark.root
+def test_process_that_hops_between_cgroups_is_always_listed(program, divided):
+    """Cgroups read one after the other show it in none when it moves from one to the next-to-last read."""
+    at, parts, hop = divided
+    pid, _ = program()
+    (parts[0] / "cgroup.procs").write_text(str(pid))
+    hop(pid)
+    until = time.monotonic() + 2
+    while time.monotonic() < until:
+        assert pid in thread_freezer.threads_of((at,), ())
+
+
+@pytest.mark.root
+def test_helper_that_hops_between_cgroups_is_always_found(program, divided):
+    at, parts, hop = divided
+    pid, fd = program("shares")
+    helper = int.from_bytes(os.pread(fd, 8, 200), "little")
+    for each in (pid, helper):
+        (parts[0] / "cgroup.procs").write_text(str(each))
+    hop(helper)
+    for _ in range(150):
+        with (
+            pytest.raises(OSError, match="shares the descriptors"),
+            thread_freezer.frozen_siblings(pid, pid, lambda: thread_freezer.threads_of((at,), (pid,))),
+        ):
+            pass
+
+
+def test_process_that_ends_while_it_is_asked_is_listed(monkeypatch):
+    def ended(pid):
+        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+
+    monkeypatch.setattr(cgroup, "undivided_threads", lambda *_: None)
+    monkeypatch.setattr(cgroup, "of", ended)
+
+    assert os.getpid() in thread_freezer.threads_of(("/web",), ())
+
+
+def test_process_of_a_number_below_those_listed_is_found(monkeypatch):
+    """Numbers begin again: it was made by one that was not listed yet, and has ended."""
+    rounds = iter([["1", "self"], ["1", str(os.getpid()), "self"]])
+    monkeypatch.setattr(cgroup, "undivided_threads", lambda *_: None)
+    monkeypatch.setattr(cgroup, "of", lambda pid: "/web/inner" if pid == os.getpid() else "/")
+    real = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: next(rounds) if path == "/proc" else real(path))
+
+    assert thread_freezer.threads_of(("/web",), ()) == proc.threads(os.getpid())
+
+
+def test_listing_with_a_thread_that_has_ended_is_not_the_last(monkeypatch):
+    """Threads behind it may be missing."""
+    times = {7: iter(["5", "", ""]), 8: iter(["6", "6"])}
+    monkeypatch.setattr(proc, "start_time", lambda thread: next(times[thread]))
+    listings = iter([[7], [7], [7, 8], [8]])
+
+    assert list(thread_freezer.each_thread(lambda: next(listings))) == [7, 7, 8]
 
 
 def threads_of(pid):

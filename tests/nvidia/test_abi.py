@@ -26,6 +26,7 @@ SIZES = {
     "NVA06C_CTRL_PREEMPT_PARAMS": 8,
     "NV_EVENT_BUFFER_ALLOC_PARAMETERS": 72,
     "NV_EVENT_BUFFER_FECS_RECORD": 32,
+    "NV00F8_CTRL_GET_INFO_PARAMS": 32,
     "NV2080_CTRL_GR_FECS_BIND_EVTBUF_FOR_UID_V2_PARAMS": 24,
 }
 OFFSETS = {
@@ -44,6 +45,7 @@ OFFSETS = {
     ("nv_ioctl_card_info_t", "gpu_id"): 16,
     ("nv_ioctl_card_info_t", "minor_number"): 56,
     ("NV_EVENT_BUFFER_FECS_RECORD", "timestamp"): 24,
+    ("NV00F8_CTRL_GET_INFO_PARAMS", "allocFlags"): 16,
 }
 
 

@@ -197,6 +197,18 @@ sys.stdin.read()
 """
 
 
+def test_container_that_sees_the_hosts_cgroups_does_not_start(daemon, container):
+    """Root in it moves a child elsewhere by an open directory, although the mount is read-only."""
+    web, tree = container({"qgpu.io/name": "web"}), str(cgroup.mount())
+    web.config["linux"]["namespaces"] = [each for each in web.config["linux"]["namespaces"] if each["type"] != "cgroup"]
+    web.config["mounts"].append({"type": "bind", "source": tree, "destination": "/tmp", "options": ["rbind", "ro"]})
+    started = web.start()
+
+    assert started.returncode != 0
+    assert "cgroups of the host are mounted in it" in started.stdout
+    assert "web" not in pods(daemon)
+
+
 def test_root_in_a_container_keeps_neither_root_nor_the_hook_out(daemon, container):
     web = container({"qgpu.io/name": "web"})
     web.start()

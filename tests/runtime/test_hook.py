@@ -115,6 +115,27 @@ def test_hook_waits_until_there_is_room(tmp_path: Path, monkeypatch: pytest.Monk
     assert hook.main() == 1
 
 
+def test_hook_tells_own_namespaces_and_what_is_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "link").symlink_to("/sys/fs")
+    config = {
+        "linux": {"namespaces": [{"type": "pid"}, {"type": "cgroup", "path": ""}, {"type": "mount", "path": "/a"}]},
+        "mounts": [
+            {"type": "bind", "source": "link/..", "destination": "/x"},
+            {"type": "cgroup", "source": "cgroup", "destination": "/y"},
+            {"destination": "/z"},
+        ],
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    asked: list[dict[str, object]] = []
+    monkeypatch.setattr(hook, "ask", lambda _path, request, _deadline: asked.append(request) or {"ok": True})
+    monkeypatch.setattr(sys, "argv", ["hook.py", "qgpud.sock"])
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps({"id": "one", "pid": 1, "bundle": str(tmp_path)})))
+
+    assert hook.main() == 0
+    assert asked[0]["namespaces"] == ["pid", "cgroup"]
+    assert asked[0]["mounts"] == [("bind", "/sys"), ("cgroup", str(tmp_path / "cgroup")), ("", str(tmp_path))]
+
+
 def test_hook_names_the_interpreter_that_runs_the_daemon(tmp_path: Path) -> None:
     """So no node that runs qgpud lacks one, and a virtual environment finds its own."""
     assert cdi.hook_entry(tmp_path)["path"] == sys.executable

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from qgpu.errors import InvalidValueError, RefusedError
+from qgpu.linux import cgroup
 from qgpu.runtime.oci_container import Container, described
 
 NODES = {0: {(195, 3): "/dev/nvidia3"}, 1: {(195, 0): "/dev/nvidia0"}}
@@ -112,6 +114,75 @@ def test_annotation_that_may_move_a_container_is_refused(name, value):
 )
 def test_annotations_that_change_no_cgroup_or_filter_are_fine(annotations):
     Container("web", 7, annotations).check_annotations()
+
+
+@pytest.fixture
+def host(monkeypatch):
+    """Let this be a host with version 2 alone, or one with version 1 beside it; and with nsdelegate or without."""
+
+    def be(hybrid=False, bounds=True):
+        at = Path("/sys/fs/cgroup/unified" if hybrid else "/sys/fs/cgroup")
+        options = "rw,nsdelegate" if bounds else "rw"
+        monkeypatch.setattr(cgroup, "_mountinfo", lambda: f"30 23 0:26 / {at} rw - cgroup2 cgroup2 {options}\n")
+
+    return be
+
+
+def with_mount(kind, source, *namespaces):
+    return described(MESSAGE | {"namespaces": ["pid", *namespaces], "mounts": [["proc", "proc"], [kind, source]]})
+
+
+@pytest.mark.parametrize(
+    ("hybrid", "kind", "source"),
+    [
+        (False, "cgroup", "/bundle/cgroup"),
+        (False, "cgroup2", "/bundle/cgroup"),
+        (False, "bind", "/sys/fs/cgroup/system.slice"),
+        (False, "bind", "/sys"),
+        (False, "", "/"),
+        (True, "cgroup2", "/bundle/cgroup"),
+        (True, "bind", "/sys/fs/cgroup/unified"),
+        (True, "bind", "/sys/fs/cgroup"),
+    ],
+)
+def test_cgroup_mount_without_own_namespace_is_refused(host, hybrid, kind, source):
+    host(hybrid)
+    with pytest.raises(RefusedError, match="--cgroupns=private"):
+        with_mount(kind, source).check_mounts()
+
+    with_mount(kind, source, "cgroup").check_mounts()
+
+
+@pytest.mark.parametrize(
+    ("hybrid", "kind", "source"),
+    [
+        (True, "cgroup", "/bundle/cgroup"),
+        (True, "bind", "/sys/fs/cgroup/systemd"),
+        (False, "bind", "/sys/fs/cgroup-data"),
+        (False, "sysfs", "/bundle/sysfs"),
+        (False, "bind", "/srv"),
+    ],
+)
+def test_mounts_that_show_no_tree_need_no_namespace(host, hybrid, kind, source):
+    host(hybrid)
+    with_mount(kind, source).check_mounts()
+    described(MESSAGE).check_mounts()
+
+
+@pytest.mark.parametrize("namespaces", [(), ("cgroup",)])
+def test_bind_of_a_tree_that_bounds_no_namespace_is_refused(host, namespaces):
+    host(bounds=False)
+    with pytest.raises(RefusedError, match=r"--cgroupns=private|nsdelegate"):
+        with_mount("bind", "/sys", *namespaces).check_mounts()
+
+    with_mount("cgroup", "/bundle/cgroup", "cgroup").check_mounts()
+
+
+@pytest.mark.parametrize("key", ["namespaces", "mounts"])
+@pytest.mark.parametrize("value", ["x", 7, {"a": 1}, [["x"]], [7]])
+def test_mounts_that_are_none_are_refused_or_harmless(key, value):
+    with contextlib.suppress(InvalidValueError):
+        assert isinstance(described(MESSAGE | {key: value}), Container)
 
 
 def test_a_card_that_qgpu_does_not_share_is_refused():

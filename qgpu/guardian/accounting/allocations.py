@@ -63,6 +63,8 @@ class Allocations:
     managed: dict[int, int] = field(default_factory=dict)
     #: By pod: the sums of what its processes' managed memory and, by card, page tables may take; in bytes.
     managed_of: Counter[str] = field(default_factory=Counter)
+    #: By pod, what processes had that ended or no longer show it: another one may share the memory it is mapped in.
+    managed_left: dict[str, int] = field(default_factory=dict)
     tables_of: Counter[tuple[str, bytes]] = field(default_factory=Counter, compare=False)
     #: How many processes of each pod are in ``managed``.
     managers: Counter[str] = field(default_factory=Counter, compare=False)
@@ -198,6 +200,7 @@ class Allocations:
 
     def pod_ended(self, pod: str) -> None:
         """Record that a pod has no process; memory that a file elsewhere still carries stays charged."""
+        self.managed_left.pop(pod, None)
         if self._carries[pod]:
             self._ended.add(pod)
             return
@@ -303,6 +306,12 @@ class Allocations:
         self.managed_of[pod] += size - self.managed.get(pid, 0)
         self.managed[pid] = size
 
+    def set_managed_left(self, pod: str, size: int) -> None:
+        """Charge a pod for bytes that could be managed memory and that no process of it is charged for."""
+        self.managed_left[pod] = size
+        if not size:
+            del self.managed_left[pod]
+
     def more_tables(self, pid: int, uuid: bytes, base: int, length: int) -> int:
         """Return how many more bytes page tables on a card may take with one more mapping."""
         space = self.mappings.get(pid)
@@ -320,10 +329,15 @@ class Allocations:
                     self._discharge_if_unused(self.memories.get(each.memory))
 
     def exited(self, pid: int) -> None:
-        """Forget a process's address space; ``forget_some`` forgets its mappings in steps."""
+        """Forget a process's address space; ``forget_some`` forgets its mappings in steps.
+
+        What could be managed memory stays charged to the pod.
+        """
         pod = self._pods.pop(pid, "")
         self.managers[pod] -= pid in self.managed
-        self.managed_of[pod] -= self.managed.pop(pid, 0)
+        if size := self.managed.pop(pid, 0):
+            self.managed_of[pod] -= size
+            self.set_managed_left(pod, self.managed_left.get(pod, 0) + size)
         for counts in (self.managers, self.managed_of):
             if not counts[pod]:
                 del counts[pod]
@@ -397,6 +411,8 @@ class Allocations:
         for pid in list(self.managed):
             if pid in self.managed:
                 yield {"fact": "managed", "pid": pid, "bytes": self.managed[pid]}
+        for pod in list(self.managed_left):  # after what processes have: one that ends meanwhile leaves that
+            yield {"fact": "managed_left", "pod": pod, "bytes": self.managed_left.get(pod, 0)}
 
     def _name(self, memory: Allocation, key: Key) -> None:
         memory.handles.add(key)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from qgpu.guardian.accounting import managed_memory, object_table
 from qgpu.guardian.accounting.allocations import NO_ALLOCATION
+from qgpu.guardian.accounting.managed_search import ManagedSearch
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.accounting.rm_object import Fact, Key, RmObject, object_fact
 from qgpu.linux import fd_budget
@@ -80,10 +81,19 @@ class MemoryQuota:
     #: Mappings in progress, in bytes by process and by pod: charged until /proc shows the result.
     _mapping: Counter[int] = field(default_factory=Counter)
     _mapping_of: Counter[str] = field(default_factory=Counter)
+    search: ManagedSearch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.search = ManagedSearch(self._table, self._lock, self._mapped, self._charge_mapped, self._note_left)
 
     def exited(self, pid: int) -> None:
-        """Forget the mappings in progress of a process."""
-        self._count_in_progress(pid, -self._mapping[pid])
+        """Settle the mappings in progress of a process that has ended, as if it had made them: it may share its memory.
+
+        Its exit leaves them to the pod. Call it with the lock, before the exit is noted.
+        """
+        if size := self._mapping[pid]:
+            self._note_managed(pid, self._table.allocations.managed.get(pid, 0) + size)
+            self._count_in_progress(pid, -size)
 
     def _count_in_progress(self, pid: int, more: int) -> None:
         """Count bytes of mappings in progress, if the process lives; what is settled was charged before."""
@@ -105,7 +115,7 @@ class MemoryQuota:
         allocations = self._table.allocations
         held = allocations.held.get((pod, instance), 0)
         if instance in self._allowance(pod).limits:
-            held += allocations.managed_of[pod] + self._mapping_of[pod]
+            held += allocations.managed_of[pod] + allocations.managed_left.get(pod, 0) + self._mapping_of[pod]
             # UVM allocates page tables without a call.
             held += self._uvm_files(pod) * object_table.SPACE_BYTES
             held += sum(allocations.tables_of[pod, uuid] for uuid, of in self._uuids().items() if of == instance)
@@ -140,54 +150,63 @@ class MemoryQuota:
     def fits(
         self, pod: str, instances: Collection[int], more: int = 0, then: Callable[[], object] = lambda: None
     ) -> bool:
-        """Tell whether a pod is within its limits on cards, if need be after asking RM which of its clients exist.
+        """Tell whether a pod is within its limits on cards.
 
-        If it is, ``then`` is done under the same lock. Call it without the lock.
+        If it is not, its processes are searched for managed memory that one of them has left, and RM is asked which of
+        its clients exist. If it is, ``then`` is done under the same lock. Call it without any lock.
         """
-        for _ in range(2):
+
+        def fits() -> bool:
             with self._lock:
-                if not any(self.over_limit(pod, instance, more) for instance in instances):
-                    then()
-                    return True
-            if not self._recheck_clients(pod):
-                break
-        return False
+                if any(self.over_limit(pod, instance, more) for instance in instances):
+                    return False
+                then()
+                return True
+
+        if fits():
+            return True
+        self.search.clear(pod)  # another thread may have ended such a search since
+        return fits() or (self._recheck_clients(pod) and fits())
 
     def reserve_mapping(self, pod: str, pid: int, size: int) -> bool:
         """Charge a mapping that a process is about to make; False if it exceeds a limit on any card."""
         allowance = self._allowance(pod)
         return allowance.known and self.fits(pod, allowance.limits, size, lambda: self._count_in_progress(pid, size))
 
-    def mappings_of(self, pod: str, *, all_known: bool = False) -> list[int]:
-        """List a pod's processes that have mapped possible managed memory, or all that may have."""
+    def mappings_of(self, pod: str) -> list[int]:
+        """List a pod's processes that have mapped possible managed memory."""
         with self._lock:
             managed = self._table.allocations.managed
-            return [pid for pid in self._table.pids_of(pod) if managed.get(pid) or (all_known and pid in managed)]
+            return [pid for pid in self._table.pids_of(pod) if managed.get(pid)]
 
     def rescan_mappings(self, pid: int, settled: int = 0) -> bool:
         """Charge a process for what it maps of UVM now; ``settled`` bytes of mappings in progress are included in it.
 
-        Return True if that is less than before. Call it without the lock: a process can make this take long.
+        Return True if that is less than before. What is less stays charged to the pod until a search (``search``).
+        Call it without the lock: a process can make this take long.
         """
         held = self._mapped(pid)
         if held is None:  # its charge stays as it is
             return False
         with self._lock:
-            before = self._table.allocations.managed.get(pid, 0)
-            self._count_in_progress(pid, -settled)
-            self._note_managed(pid, held)
-            return held < before or settled > 0
+            return self._charge_mapped(pid, held, settled)
 
-    def charge_unchecked(self, pod: str, pid: int) -> bool:
-        """Charge a process for mappings that it made while its pod did not use UVM; False if it does not show them.
+    def _charge_mapped(self, pid: int, held: int, settled: int = 0) -> bool:
+        """Charge a process for what it maps; True if that is less than before, which is left to its pod."""
+        if (pod := self._table.processes.get(pid)) is None:
+            return False
+        settled = min(settled, self._mapping[pid])
+        allocations = self._table.allocations
+        less = allocations.managed.get(pid, 0) + settled - held
+        if less > 0:
+            self._note_left(pod, allocations.managed_left.get(pod, 0) + less)
+        self._note_managed(pid, held)
+        self._count_in_progress(pid, -settled)
+        return less > 0
 
-        Call it without the lock, as ``rescan_mappings``.
-        """
-        held = self._mapped(pid)
-        with self._lock:
-            if self._table.processes.get(pid) == pod:  # its number may be another's by now
-                self._note_managed(pid, held or 0)
-        return held is not None
+    def _note_left(self, pod: str, size: int) -> None:
+        if size != self._table.allocations.managed_left.get(pod, 0):
+            self._note({"fact": "managed_left", "pod": pod, "bytes": size})
 
     def _mapped(self, pid: int) -> int | None:
         return fd_budget.retry_on_emfile(lambda: managed_memory.mapped(pid))

@@ -77,6 +77,8 @@ class ObjectTable:
 
     pods: dict[str, PodEntry] = field(default_factory=dict)
     processes: dict[int, str] = field(default_factory=dict)
+    #: When each process started (``proc.start_time``): its pid may be another's by the time of a successor.
+    started: dict[int, str] = field(default_factory=dict)
     ended_processes: EndedProcesses = field(default_factory=EndedProcesses, compare=False)
     #: Contexts of channels that are gone.
     ended_contexts: LatelyEnded = field(default_factory=LatelyEnded, compare=False)
@@ -142,6 +144,7 @@ class ObjectTable:
 
     def _process(self, fact: Fact) -> None:
         self.processes[fact["pid"]] = fact["pod"]
+        self.started[fact["pid"]] = fact.get("started", "")
         self._pids.setdefault(fact["pod"], set()).add(fact["pid"])
         self.allocations.begins(fact["pid"], fact["pod"])
 
@@ -158,6 +161,7 @@ class ObjectTable:
         """Remove a process; its clients stay until RM drops them, because their files may be open elsewhere."""
         if (pod := self.processes.pop(fact["pid"], None)) is not None:
             self.ended_processes.add(fact["pid"], pod)
+            self.started.pop(fact["pid"], None)
             self._pids[pod].discard(fact["pid"])
             if not self._pids[pod]:
                 del self._pids[pod]
@@ -272,7 +276,7 @@ class ObjectTable:
         if rm.rm_class in abi.GPFIFO_CLASSES:
             self._channels.setdefault(rm.client, set()).add(rm.key)
         if (size := self._takes(rm)) is not None:
-            self._charge(rm, size, fact.get("memory"))
+            self._charge(rm, size, fact.get("memory"), compacted="compacted" in fact)
         elif "memory" in fact:  # an object that keeps memory, on the fabric
             self.allocations.duplicate(rm.key, fact["memory"])
         self._children.setdefault((rm.client, rm.parent), set()).add(rm.handle)
@@ -366,6 +370,8 @@ class ObjectTable:
         match rm.rm_class:
             case abi.NV01_MEMORY_LOCAL_USER:
                 return rm.detail
+            case abi.NV_MEMORY_FABRIC if rm.detail:  # a copy, over memory that is not known to be the pod's
+                return rm.detail
             case abi.KEPLER_CHANNEL_GROUP_A:
                 return COMPUTE_TSG_BYTES if self.is_compute(rm) else OTHER_TSG_BYTES
             case channel if channel in abi.GPFIFO_CLASSES and self.stands_alone(rm):
@@ -374,11 +380,14 @@ class ObjectTable:
                 return SPACE_BYTES
         return None
 
-    def _charge(self, rm: RmObject, size: int, number: int | None) -> None:
-        """Charge memory, unless this is a further handle on a charged allocation."""
+    def _charge(self, rm: RmObject, size: int, number: int | None, *, compacted: bool) -> None:
+        """Charge memory, unless this is a further handle on a charged allocation.
+
+        Only a fact of a compacted journal makes the memory this pod's then: nobody has asked whether it fits.
+        """
         if number is not None and self.allocations.duplicate(rm.key, number):
             self.allocations.grow(number, size)
-            if rm.client in self._transferred:
+            if compacted and rm.client in self._transferred:
                 self.allocations.transfer([rm.key], self.pod_of(rm))  # its fact may precede the client's new owner
             return
         if (instance := self.instance_of(rm)) is not None:
@@ -414,6 +423,9 @@ class ObjectTable:
         if fact["pid"] in self.processes:
             self.allocations.set_managed(fact["pid"], fact["bytes"])
 
+    def _managed_left(self, fact: Fact) -> None:
+        self.allocations.set_managed_left(fact["pod"], fact["bytes"])
+
     # -- questions ------------------------------------------------------------------------------------------
 
     def facts(self) -> Iterator[Fact]:
@@ -427,7 +439,7 @@ class ObjectTable:
                 yield {"fact": "pod", "name": name, "grants": grants_to_json(pod.grants)} | places
         for pid in list(self.processes):
             if (of := self.processes.get(pid)) is not None:
-                yield {"fact": "process", "pid": pid, "pod": of}
+                yield {"fact": "process", "pid": pid, "pod": of, "started": self.started.get(pid, "")}
                 uvm_fds = sorted(self.uvm_fds.get(pid, ()))
                 yield from ({"fact": "uvm_file", "pid": pid, "fd": fd, "there": True} for fd in uvm_fds)
         for handle in list(self.clients):
@@ -450,7 +462,7 @@ class ObjectTable:
 
     def _number_of(self, rm: RmObject) -> Fact:
         memory = self.allocations.by_handle.get(rm.key)
-        return {"memory": memory.number} if memory is not None else {}
+        return {"memory": memory.number, "compacted": True} if memory is not None else {}
 
     def records(self, pod: str) -> tuple[int, int]:
         """Return how many clients, objects, allocations and mappings are known, of a pod and of all pods."""

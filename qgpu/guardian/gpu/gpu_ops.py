@@ -30,6 +30,7 @@ from qgpu.nvidia.rm_client import (
     control,
     duplicate,
     export,
+    fabric_info,
     free,
     handle_info,
     is_exported,
@@ -161,6 +162,13 @@ class GpuOps:
     def bytes_of(self, file: int, client: int, memory: int) -> int:
         """Ask RM through a file of ours how large memory is, in bytes; 0 if it does not exist."""
         return memory_bytes(file, client, memory) or 0
+
+    def fabric_info(self, file: int, client: int, handle: int) -> tuple[int, int] | None:
+        """Ask RM through a file of ours for (bytes, flags) of an object of the fabric; None if RM does not say."""
+        try:
+            return fabric_info(file, client, handle)
+        except OSError:
+            return None
 
     def free(self, file: int, client: int, handle: int) -> None:
         """Free what RM made for a pod and the pod may not keep."""

@@ -22,7 +22,7 @@ from functools import partial
 import structlog
 
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
-from qgpu.linux import cgroup, fd_budget, proc
+from qgpu.linux import fd_budget, proc, thread_freezer
 from qgpu.linux.inflight_syscalls import InflightSyscalls
 from qgpu.nvidia import abi, uvm
 
@@ -137,15 +137,20 @@ class ContinuedMemory(Handler):
 
 
 def _threads(cgroups: Sequence[str], pids: Iterable[int]) -> set[int]:
-    """List the threads in a pod's cgroups, if those are not too many, and of all processes that made calls."""
+    """List the threads in a pod's cgroups and of all processes that made calls; those only if the rest fails."""
     threads: set[int] = set()
+    known = tuple(pids)
+
+    def listing() -> set[int]:
+        return thread_freezer.threads_of(cgroups, known)
+
     try:
-        threads.update(fd_budget.retry_on_emfile(lambda: cgroup.threads(*cgroups)))
+        fd_budget.retry_on_emfile(lambda: threads.update(thread_freezer.each_thread(listing)))
     except OSError as error:
         _log.warning("threads of a pod are not listed", cgroups=cgroups, error=str(error))
-    for pid in pids:
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            threads |= fd_budget.retry_on_emfile(partial(proc.threads, pid))
+        for pid in known:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                threads |= fd_budget.retry_on_emfile(partial(proc.threads, pid))
     return threads
 
 

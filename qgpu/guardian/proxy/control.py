@@ -231,6 +231,7 @@ class ControlHandler(Handler):
                 handles = _handles(params.data, _HANDLES_OF_EXPORTS_AT, _MOST_EXPORTS)
             case _:
                 return None
+        self._dup_handler.check_exports(pod_call.file, asked.client, handles)
         return self._shared.quota.export(asked.client, handles, file)
 
     def _perform_control(self, request: _ControlRequest, taken: int | None) -> int:

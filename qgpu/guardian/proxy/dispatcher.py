@@ -86,8 +86,8 @@ class Dispatcher:
         self._uvm = UvmHandler(self._ctx, self._passthrough, self._free_handler.unmap, self._mmap.charge_made)
         #: Process by thread.
         self._threads: dict[int, int] = {}
-        #: Calls that were performed but whose answer did not arrive, by thread: request, argument and answer.
-        self._undelivered: dict[int, tuple[int, int, Writes]] = {}
+        #: Calls that were performed but whose answer did not arrive, by thread: the call and its answer.
+        self._undelivered: dict[int, tuple[Notification, Writes]] = {}
         #: Calls that a dead guardian received and did not answer, by thread.
         self._unanswered: dict[int, UnansweredCall] = {}
 
@@ -100,7 +100,7 @@ class Dispatcher:
         with self._turn:
             self._shared.settle_claims(self._pod)
             self._shared.hold_uvm_files(self._pod)
-            self._mmap.rescan_all()
+            self._mmap.charge_unseen()
             self._continued_memory.find_left()
             if left is None:
                 return
@@ -153,8 +153,7 @@ class Dispatcher:
     def _take_unanswered(self, call: Notification) -> UnansweredCall | None:
         """Return the call that a dead guardian left, if this is that call or its restart after a signal."""
         left = self._unanswered.pop(call.tid, None)
-        same = left is not None and (left.call.request, left.call.argument) == (call.request, call.argument)
-        return left if same else None
+        return left if left is not None and left.call.asks_as(call) else None
 
     def _write_answer(self, tid: int, writes: Writes) -> int:
         """Write an answer into the caller's memory; return an errno, 0 for success."""
@@ -174,7 +173,7 @@ class Dispatcher:
             listener.answer_error(call.id, outcome)
         elif not listener.answer_ok(call.id):
             # Without WAIT_KILLABLE_RECV a signal makes the thread restart a call that was already performed.
-            self._undelivered[call.tid] = (call.request, call.argument, list(self._proxy.answer))
+            self._undelivered[call.tid] = (call, list(self._proxy.answer))
             if len(self._undelivered) > _MOST_UNDELIVERED:
                 del self._undelivered[next(iter(self._undelivered))]
 
@@ -182,8 +181,8 @@ class Dispatcher:
         """Perform a call, or let the kernel do so; return an errno, 0, or PROCEED."""
         call = pod_call.call
         pid = pod_call.pid = self._process(call.tid)
-        if (kept := self._undelivered.pop(call.tid, None)) is not None and kept[:2] == (call.request, call.argument):
-            self._proxy.answer.extend(kept[2])
+        if (kept := self._undelivered.pop(call.tid, None)) is not None and kept[0].asks_as(call):
+            self._proxy.answer.extend(kept[1])
             return 0
         self._passthrough.next_call()
         self._uvm_mappings.remove(call.tid)
@@ -245,7 +244,7 @@ class Dispatcher:
         pid = self._threads.get(tid)
         if pid is None or not seccomp_notify.is_thread_of(pid, tid):
             pid = self._threads[tid] = _process_of(tid)
-        if pid not in self._shared.table.processes:
+        if self._shared.table.processes.get(pid) != self._pod:
             self._shared.register_process(self._pod, pid)
         if len(self._threads) > _MOST_THREADS:
             self._threads = {tid: pid}

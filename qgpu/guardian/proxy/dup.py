@@ -2,12 +2,21 @@
 
 Memory of a known allocation is charged once. Of gated objects, only a TSG can have a second handle, and only in its own
 pod: a client of an MPS server makes its channels in the server's TSG.
+
+A copy of an object of the NVLink fabric keeps all memory below it (mem_fabric.c), and RM tells only how much of it the
+object shows. So a copy by handle must be of an object over known memory, and no descriptor carries an object that shows
+only a part (``check_exports``). A copy that keeps memory of another pod stays charged until its own pod has ended,
+because no figure of RM's shows when that memory is gone.
 """
 
 from __future__ import annotations
 
+import errno
 import struct
+from collections.abc import Iterable
+from itertools import islice
 
+from qgpu.guardian.accounting.allocations import Allocation
 from qgpu.guardian.accounting.object_table import IMPORTED
 from qgpu.guardian.accounting.rm_object import Key, RmObject
 from qgpu.guardian.proxy import client_ownership, rm_calls
@@ -26,6 +35,9 @@ _MOST_COMPARED, _MOST_LOOKED_AT = 64, 1024
 #: How many further handles the TSGs of a pod may have: each gate looks below all of them. An MPS server has up to 60
 #: clients.
 _MOST_FURTHER = 1024
+#: Refusals of objects of the fabric: copies that cannot be charged, and exports of which an import could not be.
+UNKNOWN_ON_FABRIC = "object of the fabric over unknown memory"
+PART_ON_FABRIC = "object of the fabric over a part of memory"
 
 
 class DupHandler(Handler):
@@ -68,7 +80,9 @@ class DupHandler(Handler):
         # Another pod's memory counts for both pods. If only its maker paid, the maker could free it and make more.
         same = before == after and self._shared.owns(self._pod, asked.source_client)
         number, parent = before if same else None, asked.parent or asked.client
-        if status := self.admit_handle(pod_call, (asked.client, handle), parent, number):
+        unchanged = before == after and self._shared.table.objects.get(source_key) is source
+        memory = self._shared.table.allocations.memories.get(before) if before is not None and unchanged else None
+        if status := self.admit_handle(pod_call, (asked.client, handle), parent, number, memory, is_import=False):
             return self._ctx.answer(block, asked.status_at, status)
         block.store()
         return 0
@@ -115,43 +129,102 @@ class DupHandler(Handler):
         block.store()
         return error
 
-    def admit_handle(self, pod_call: PodCall, key: Key, parent: int, number: int | None) -> int:
-        """Charge what RM put under a new handle; free it if it cannot stay. Return a status."""
+    def admit_handle(
+        self,
+        pod_call: PodCall,
+        key: Key,
+        parent: int,
+        number: int | None,
+        known: Allocation | None = None,
+        *,
+        is_import: bool = True,
+    ) -> int:
+        """Charge what RM put under a new handle; free it if it cannot stay. Return a status.
+
+        ``number`` is the pod's own allocation that it is a handle of, ``known`` the allocation of whichever pod.
+        """
         file = pod_call.file
         about = self._gpu_ops.object_info(file, *key)
         if about is None:
             return abi.NV_OK
         space = about[0] == abi.FERMI_VASPACE_A and self._ctx.limited()  # its page tables are charged by handle
         if space or about[0] in classes.GATED | classes.PHYSICAL:
-            self._alloc_handler.discard(pod_call, key)
-            self._shared.refusals.count(self._pod, "second handle")
-            return abi.NV_ERR_NOT_SUPPORTED
+            return self._discard(pod_call, key, "second handle")
         if about[0] not in (abi.NV01_MEMORY_LOCAL_USER, abi.NV_MEMORY_FABRIC):
             return abi.NV_OK
         on_fabric = about[0] == abi.NV_MEMORY_FABRIC
-        rm = RmObject(*key, about[1] or parent, about[0], 0 if on_fabric else self._gpu_ops.bytes_of(file, *key))
-        if number is None and not on_fabric:
+        rm = RmObject(*key, about[1] or parent, about[0], 0)
+        if not on_fabric:
+            rm.detail = self._gpu_ops.bytes_of(file, *key)
+        elif number is None:
+            if not (size := self._bytes_below(file, rm, known, is_import=is_import)):
+                return self._discard(pod_call, key, UNKNOWN_ON_FABRIC)
+            rm.detail = size
+        if number is None:
             number = self._find_exported(file, rm)
+        if on_fabric and number is not None:
+            rm.detail = 0
         if (status := self._ctx.claim(rm, number)) != abi.NV_OK:
             self._alloc_handler.discard(pod_call, key)
             return status
         if not self._shared.confirm(key):
             self._alloc_handler.discard(pod_call, key)
             return abi.NV_ERR_INSUFFICIENT_RESOURCES
+        if rm.detail and on_fabric and self._ctx.limited():
+            self._shared.quota.pin_handles(key[0], [key[1]])
         return abi.NV_OK
+
+    def _discard(self, pod_call: PodCall, key: Key, what: str) -> int:
+        """Free what may not stay, and count the refusal; return its status."""
+        self._alloc_handler.discard(pod_call, key)
+        self._shared.refusals.count(self._pod, what)
+        return abi.NV_ERR_NOT_SUPPORTED
+
+    def _bytes_below(self, file: int, rm: RmObject, known: Allocation | None, *, is_import: bool) -> int:
+        """Return how much memory a copy of an object of the fabric keeps, at most; 0 if nobody can say.
+
+        RM does not say on which card that memory is. Under a limit it must be on the card that is charged.
+        """
+        if (info := self._gpu_ops.fabric_info(file, *rm.key)) is None:
+            return 0
+        size, flags = info
+        if self._ctx.limited():
+            if flags & abi.NV00F8_ALLOC_FLAGS_FLEXIBLE_FLA:
+                return 0
+            if not is_import and (known is None or known.instance != self._shared.table.instance_of(rm)):
+                return 0
+        return max(size, known.size) if known is not None else size
+
+    def check_exports(self, file: int, client: int, handles: Iterable[int]) -> None:
+        """Raise OSError if a handle is an object of the fabric over a part of memory, or if RM does not say."""
+        for handle in handles:
+            with self._shared.lock:
+                memory = self._shared.table.allocations.by_handle.get((client, handle))
+                on_fabric = memory is not None and self._shared.table.is_on_fabric((client, handle))
+            if memory is not None and on_fabric:
+                info = self._gpu_ops.fabric_info(file, client, handle)
+                if info is None or info[0] < memory.size:
+                    raise OSError(errno.ENOTSUP, PART_ON_FABRIC)
 
     def _find_exported(self, file: int, rm: RmObject) -> int | None:
         """Find which of the pod's own allocations a descriptor brought back, by RM's comparison; None if it is none."""
+        on_fabric = rm.rm_class == abi.NV_MEMORY_FABRIC
         with self._shared.lock:
-            instance = self._shared.table.instance_of(rm)
-            mine = self._shared.table.exported(self._pod, instance, rm.detail, _MOST_LOOKED_AT)[:_MOST_COMPARED]
-            handles = [
-                (memory.number, key)
-                for memory in mine
-                for key in [next((each for each in memory.handles if not self._shared.table.is_on_fabric(each)), None)]
-                if key is not None
+            # A program gives an object of the fabric a handle below the card that it is mapped on.
+            at = self._shared.table.instance_of(rm)
+            cards = list(self._shared.allowance(self._pod).minors) if on_fabric else [at]
+            mine = [
+                memory
+                for card in cards
+                for memory in self._shared.table.exported(self._pod, card, rm.detail, _MOST_LOOKED_AT)[:_MOST_COMPARED]
             ]
-        for number, other in handles:
+            handles = [(memory.number, key) for memory in mine for key in self._comparable(memory, on_fabric=on_fabric)]
+        for number, other in handles[:_MOST_COMPARED]:
             if self._gpu_ops.is_same(file, rm.key, rm.parent, other):
                 return number
         return None
+
+    def _comparable(self, memory: Allocation, *, on_fabric: bool) -> list[Key]:
+        """List handles of memory with which RM can compare an import: any of its own, or each object of the fabric."""
+        keys = (each for each in memory.handles if self._shared.table.is_on_fabric(each) == on_fabric)
+        return list(islice(keys, _MOST_COMPARED if on_fabric else 1))

@@ -5,7 +5,8 @@ RM counts for each process how much of its memory nobody else refers to (GPU_GET
 memory is freed, that figure falls by its size. If the figure does not fall, something keeps the memory, and it stays
 charged. Memory that is freed while it is mapped first gets another handle of ours in the pod's client; we free that
 handle in the same way when the last mapping goes. Memory that the figures do not show as gone stays charged until the
-pod's last process has ended.
+pod's last process has ended. RM has a figure for each card, and it must fall by all memory there that the call takes,
+also by memory that is charged in any case: otherwise the one pays for the other.
 
 Nothing else may move the figures while they are read. The pod's calls are served one at a time, none of its mappings is
 in progress, no other pod is duplicating its memory (``SharedState.pod_lock``), and none of its files was closed.
@@ -51,7 +52,8 @@ class FreeHandler(Handler):
         on_fabric = self._shared.table.fabric_below(key) if mine else []
         with self._shared.lock:
             memories = [memory for memory in ending if self._matters(memory)]
-            on_fabric = [each for each in on_fabric if self._matters(self._memory_of(each))]
+            cards = {memory.instance for memory in memories}
+            on_fabric = [each for each in on_fabric if self._must_go(each, cards)]
         if entry is None or not (memories or on_fabric):
             pod_call.begin()
             return carry_out()
@@ -65,21 +67,31 @@ class FreeHandler(Handler):
             for each in on_fabric:  # the memory that it keeps shows in the figures only after that
                 self._free_first(each)
             clients = self._clients(key)
-            before = self._private_before(pod_call, key, entry.maker, memories[0])
+            before = self._private_before(pod_call, key, entry.maker, cards)
+            sizes = {card: sum(memory.size for memory in ending if memory.instance == card) for card in cards}
             if not carry_out():
                 return False
-            after = self._private_bytes(entry.maker, memories[0])
-            if before is None or after is None:
-                return True  # this driver gives no figures: rely on the claims
-            size = sum(memory.size for memory in memories)
-            if quiet and before - after >= size and self._clients(key) == clients:
-                for memory in memories:
-                    self._shared.quota.unmap_memory(memory.number)
-            else:
-                _log.info("memory outlives its handle", pod=self._pod, bytes=size)
-                for memory in memories:
-                    self._shared.quota.pin(memory.number)
+            after = {card: self._private_bytes(entry.maker, card) for card in cards}
+            shows = quiet and self._clients(key) == clients
+            for card in cards:
+                here = [memory for memory in memories if memory.instance == card]
+                self._judge(here, before.get(card), after[card], sizes[card] if shows else None)
             return True
+
+    def _judge(self, memories: list[Allocation], before: int | None, after: int | None, size: int | None) -> None:
+        """Discharge freed memory of one card if RM's figure fell by ``size``; otherwise charge it on.
+
+        Without a ``size`` the figures do not show what is gone.
+        """
+        if after is None:
+            return  # this driver gives no figures: rely on the claims
+        if before is not None and size is not None and before - after >= size:
+            for memory in memories:
+                self._shared.quota.unmap_memory(memory.number)
+        else:
+            _log.info("memory outlives its handle", pod=self._pod, bytes=sum(memory.size for memory in memories))
+            for memory in memories:
+                self._shared.quota.pin(memory.number)
 
     def unmap(
         self, pod_call: PodCall, base: int, length: int, card: bytes | None, carry_out: Callable[[], bool]
@@ -115,9 +127,9 @@ class FreeHandler(Handler):
         entry = self._shared.table.clients.get(key[0])
         maker = entry.maker if entry is not None else 0
         clients = self._clients(key)
-        before = self._private_before(pod_call, key, maker, memory)
+        before = self._private_before(pod_call, key, maker, {memory.instance}).get(memory.instance)
         freed = self._gpu_ops.free_anywhere(key) or (pod_call.is_retry and not self._gpu_ops.exists(key))
-        after = self._private_bytes(maker, memory)
+        after = self._private_bytes(maker, memory.instance)
         shows = quiet and self._clients(key) == clients
         if before is not None and after is not None and (not shows or before - after < memory.size):
             self._shared.quota.pin(memory.number)
@@ -173,6 +185,11 @@ class FreeHandler(Handler):
     def _matters(self, memory: Allocation | None) -> bool:
         return memory is not None and not memory.pinned and self._limited(memory)
 
+    def _must_go(self, key: Key, cards: set[int]) -> bool:
+        """Tell whether an object of the fabric keeps memory that matters, or that must show in a figure."""
+        memory = self._memory_of(key)
+        return self._matters(memory) or (memory is not None and memory.instance in cards)
+
     def _is_mapped(self, memory: Allocation) -> bool:
         with self._shared.lock:
             return self._shared.table.allocations.is_mapped(memory.number)
@@ -180,14 +197,20 @@ class FreeHandler(Handler):
     def _limited(self, memory: Allocation) -> bool:
         return memory.instance in self._shared.allowance(memory.pod).limits
 
-    def _private_bytes(self, pid: int, memory: Allocation) -> int | None:
-        return self._gpu_ops.private_bytes(memory.instance, pid)
+    def _private_bytes(self, pid: int, card: int) -> int | None:
+        return self._gpu_ops.private_bytes(card, pid)
 
-    def _private_before(self, pod_call: PodCall, key: Key, maker: int, memory: Allocation) -> int | None:
-        """Return RM's figure before the free; if a dead guardian freed the object, the figure that it recorded."""
-        gone = pod_call.unanswered if pod_call.is_retry and not self._gpu_ops.exists(key) else None
-        before = gone.before if gone is not None else self._private_bytes(maker, memory)
-        pod_call.begin(before)
+    def _private_before(self, pod_call: PodCall, key: Key, maker: int, cards: set[int]) -> dict[int, int | None]:
+        """Return RM's figures before the free, by card; if a dead guardian freed the object, the one that it recorded.
+
+        There is room for one figure. With memory on several cards none is recorded, because nobody could tell whose it
+        is; memory without a figure stays charged.
+        """
+        if pod_call.is_retry and pod_call.unanswered is not None and not self._gpu_ops.exists(key):
+            before = {card: pod_call.unanswered.before for card in cards if len(cards) == 1}
+        else:
+            before = {card: self._private_bytes(maker, card) for card in cards}
+        pod_call.begin(next(iter(before.values())) if len(before) == 1 else None)
         return before
 
     def _keep_by_own_handle(self, file: int, key: Key, memory: Allocation) -> bool:

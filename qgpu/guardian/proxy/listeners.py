@@ -18,6 +18,8 @@ class Listeners(dict[int, tuple[str, Listener]]):
         super().__init__()
         self._journal = journal
         self._next = 1 + max(journal.listeners(), default=0)
+        #: The pods that a dead guardian served, until their mappings are charged.
+        self.inherited: set[str] = set()
 
     def add(self, pod: str, fd: int, number: int | None = None) -> int:
         """Take over a pod's listener and return its number. Raises RefusedError.
@@ -26,7 +28,9 @@ class Listeners(dict[int, tuple[str, Listener]]):
         always taken over, also one that it had not named to anybody yet.
         """
         number = self._number_of_unanswered_call(fd) if number is None else number
-        if number is None:
+        if number is not None:
+            self.inherited.add(pod)
+        else:
             own = sum(other == pod for other, _ in self.values())
             if not fd_budget.within_fair_share(own, self._journal.free_slots):
                 raise RefusedError(f"pod {pod}: {own} of its process trees are watched already; end some first")

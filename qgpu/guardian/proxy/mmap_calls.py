@@ -15,8 +15,6 @@ from qgpu.linux.seccomp_notify import Notification
 
 #: How long a process that joins UVM waits for a mapping in progress.
 _PATIENCE_S, _LOOK_S = 0.02, 0.001
-#: From how many processes on those that have ended are looked for among them.
-_MANY = 1 << 13
 
 
 class MmapHandler(Handler):
@@ -25,8 +23,10 @@ class MmapHandler(Handler):
     def __init__(self, ctx: HandlerContext) -> None:
         super().__init__(ctx)
         self._making = InflightSyscalls()
-        #: Processes that made mappings while the pod did not use UVM; a dead guardian may have let any process do so.
-        self._unchecked = set(self._shared.table.pids_of(self._pod))
+        #: Mappings may have been made that nobody is charged for: while the pod did not use UVM, or by leave of a dead
+        #: guardian.
+        self._unseen = False
+        self._discharges = 0
         ctx.rescan_mappings = self._rescan
 
     def next_call(self, tid: int, pid: int) -> None:
@@ -35,41 +35,44 @@ class MmapHandler(Handler):
             self._shared.quota.rescan_mappings(pid, over.size)
 
     def charge_made(self) -> bool:
-        """Charge the pod for all that it maps, once no mapping is in progress; False if one does not finish in time."""
-        return self._wait_until_made() and self._charge_unchecked()
+        """Charge the pod for all that it maps, once no mapping is in progress; False if that is not known in time."""
+        return self._wait_until_made() and self.charge_unseen()
 
-    def _charge_unchecked(self) -> bool:
-        """Charge mappings that were made while the pod did not use UVM; False if a process does not show its own."""
-        self._forget_ended()
-        for pid in sorted(self._unchecked):
-            if not self._shared.quota.charge_unchecked(self._pod, pid):
-                return False
-            self._unchecked.discard(pid)
-        return True
-
-    def _forget_ended(self) -> None:
-        self._unchecked &= set(self._shared.table.pids_of(self._pod))
+    def charge_unseen(self) -> bool:
+        """Charge all mappings that nobody may be charged for; False if not all could be seen."""
+        if self._pod in self._shared.listeners.inherited:
+            self._shared.listeners.inherited.discard(self._pod)
+            self._unseen = True
+        if self._unseen:
+            self._unseen = not self._shared.quota.search.charge_all(self._pod)
+        return not self._unseen
 
     def _wait_until_made(self) -> bool:
         until = time.monotonic() + _PATIENCE_S
-        self._rescan()
+        self._settle()
         while self._making.calls and time.monotonic() < until:
             time.sleep(_LOOK_S)
-            self._rescan()
+            self._settle()
         return not self._making.calls
 
-    def _rescan(self) -> bool:
-        """Read what the pod's processes map now; True if it is less than before."""
-        looked = [self._shared.quota.rescan_mappings(pid) for pid in self._shared.quota.mappings_of(self._pod)]
-        looked += [
-            self._shared.quota.rescan_mappings(over.pid, over.size) for over in self._making.take_done(_PATIENCE_S)
-        ]
-        return any(looked)
+    def _settle(self) -> None:
+        """Read what the pod's processes map now that are charged, or were making mappings."""
+        quota = self._shared.quota
+        for pid in quota.mappings_of(self._pod):
+            quota.rescan_mappings(pid)
+        for over in self._making.take_done(_PATIENCE_S):
+            quota.rescan_mappings(over.pid, over.size)
 
-    def rescan_all(self) -> None:
-        """Read what all processes of the pod map: mappings that a dead guardian let through are made by now."""
-        for pid in self._shared.quota.mappings_of(self._pod, all_known=True):
-            self._shared.quota.rescan_mappings(pid)
+    def _rescan(self) -> bool:
+        """Read what the pod's processes map now; True if anything was discharged since the last time.
+
+        Another thread may have done so after the pod's memory did not fit.
+        """
+        self._settle()
+        search = self._shared.quota.search
+        search.clear(self._pod)
+        before, self._discharges = self._discharges, search.discharges[self._pod]
+        return self._discharges != before
 
     def handle(self, call: Notification, pid: int) -> int:
         """Check a mapping that could become managed memory (docs/decisions/0008).
@@ -77,18 +80,17 @@ class MmapHandler(Handler):
         CUDA reports EPERM as "not permitted" and goes on. It reports ENOMEM as an unknown error. No errno makes it
         report out of memory.
         """
-        if not self._ctx.limited():
-            return PROCEED
-        if not self._shared.quota.uses_uvm(self._pod):
-            self._unchecked.add(pid)
-            if len(self._unchecked) > _MANY:
-                self._forget_ended()
-            self._add(call, pid)
+        limited = self._ctx.limited()
+        if not limited or not self._shared.quota.uses_uvm(self._pod):
+            self._unseen = True
+            if limited:
+                self._add(call, pid)
             return PROCEED
         fd, size = mapping(call)
         cost = managed_memory.cost_of(call.arguments[0] if call.arguments[3] & MAP_FIXED else None, size)
-        fits = self._shared.quota.reserve_mapping(self._pod, pid, cost)
-        if not fits and self._ctx.rescan_mappings():
+        seen = not self._unseen or self.charge_made()
+        fits = seen and self._shared.quota.reserve_mapping(self._pod, pid, cost)
+        if seen and not fits and self._ctx.rescan_mappings():
             fits = self._shared.quota.reserve_mapping(self._pod, pid, cost)
         if not fits:
             self._shared.refusals.count(self._pod, "managed memory over the limit")

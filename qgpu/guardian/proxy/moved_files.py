@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Generator, Set
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import structlog
@@ -103,9 +103,12 @@ class MovedFileSearch:
                         time.sleep(_REST_S)
                     if time.monotonic() > until:
                         self._lose(pod, left)
-        except OSError as error:  # the search could not look everywhere, so nothing follows from it
-            _log.warning("no free descriptor: file search repeated", pod=pod, reason=str(error))
-            return False
+        except OSError as error:
+            if error.errno in fd_budget.OUT_OF_FDS:  # the search could not look everywhere, so nothing follows from it
+                _log.warning("no free descriptor: file search repeated", pod=pod, reason=str(error))
+                return False
+            _log.warning("file search failed and is repeated", pod=pod, reason=str(error))
+            time.sleep(max(0.0, until - time.monotonic()))
         self._lose(pod, left)
         return False
 
@@ -128,11 +131,21 @@ class MovedFileSearch:
             self.changed()
 
     def _descriptors(self, pod: str) -> Generator[tuple[int, int]]:
-        """Yield (process, descriptor) for everything that a pod's processes have open."""
+        """Yield (process, descriptor) for everything that a pod's processes have open.
+
+        A pod can make its cgroups too many to read. Then it is what its processes that made calls have open, and a
+        file that another one has counts as hidden. Raises OSError.
+        """
         entry = self.table.pods.get(pod)
         inside: tuple[int, ...] = ()
-        with suppress(NotSupportedError):
+        try:
             inside = cgroup.pids(*entry.cgroups) if entry is not None else ()
+        except NotSupportedError:
+            pass
+        except OSError as error:
+            if error.errno in fd_budget.OUT_OF_FDS:
+                raise
+            _log.warning("only processes that made calls are searched for files", pod=pod, reason=str(error))
         for pid in dict.fromkeys((*self.table.pids_of(pod), *inside)):
             try:
                 with os.scandir(f"/proc/{pid}/fd") as entries:

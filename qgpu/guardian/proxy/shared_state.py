@@ -11,11 +11,13 @@ import errno
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import structlog
 
+from qgpu.guardian.accounting.allocations import charged_bytes
 from qgpu.guardian.accounting.memory_quota import Allowance, MemoryQuota
 from qgpu.guardian.accounting.object_table import MOST_USERS, ObjectTable
 from qgpu.guardian.accounting.rm_object import Fact, Key, RmObject, confirm_fact, gone_fact, object_fact
@@ -156,7 +158,12 @@ class SharedState:
         self.table.allocations.discharge_unused()
         for pid in list(self.table.processes):
             try:
-                self.watch(pid, self.gpu_ops.watch(pid))
+                pidfd = self.gpu_ops.watch(pid)
+                if proc.start_time(pid) != self.table.started[pid] != "":
+                    self.gpu_ops.unwatch(pid)
+                    self.note({"fact": "exit", "pid": pid})
+                    continue
+                self.watch(pid, pidfd)
                 if pid in self.table.uvm_fds:
                     self._unheld.setdefault(self.table.processes[pid], []).append(pid)
             except (ProcessLookupError, FileNotFoundError):
@@ -245,22 +252,29 @@ class SharedState:
     # -- processes and clients ----------------------------------------------------------------------------------
 
     def register_process(self, pod: str, pid: int) -> None:
-        """Enter a process in the object table. Raises OSError when it has ended."""
+        """Enter a process in the object table. Raises OSError when it has ended, or EAGAIN.
+
+        For a moment a pid can still be that of another pod's process that has ended.
+        """
         with self.lock:
+            if self.table.processes.get(pid, pod) != pod:
+                raise OSError(errno.EAGAIN, "its pid is still that of a process of another pod, which has just ended")
             if pid not in self.table.processes:
                 own, every = self.table.processes_of(pod), len(self.table.processes)
                 remaining = min(fd_budget.headroom(every), _ALL_PROCESSES - every)
                 if own >= _MOST_PROCESSES or not fd_budget.within_fair_share(own, remaining):
                     raise OSError(errno.EAGAIN, "too many processes of the pod use GPUs")
-                self.watch(pid, self.gpu_ops.watch(pid))
-                self.note({"fact": "process", "pid": pid, "pod": pod})
+                pidfd = self.gpu_ops.watch(pid)
+                started = proc.start_time(pid)
+                self.watch(pid, pidfd)
+                self.note({"fact": "process", "pid": pid, "pod": pod, "started": started})
 
     def register_client(self, pid: int, fd: int, file: int, client: int, *, made_here: bool = False) -> bool:
         """Enter a client in the object table; False if RM does not know it on this file, or if it is another pod's.
 
         A client belongs to the pod that made it, even when another pod uses the file: the maker pays. Once no process
-        of the maker has that file any more, the client belongs to the pod that uses it. The same holds when RM has
-        reused the handle. ``made_here`` says that the guardian has just made it.
+        of the maker has that file any more, the client belongs to the pod that uses it, if its memory fits there. The
+        same holds when RM has reused the handle. ``made_here`` says that the guardian has just made it.
         """
         pod, entry = self.table.processes.get(pid, ""), self.table.clients.get(client)
         if entry is not None and entry.pod == pod and (pid, fd) in entry.users and not made_here:
@@ -271,10 +285,9 @@ class SharedState:
             if not self._can_move(client):
                 self.refusals.count(pod, "another pod's client with too many objects")
                 return False
-            with self.lock:
-                self.gpu_ops.lost.discard(client)
-                self.note({"fact": "owner", "client": client, "pod": pod, "pid": pid, "fd": fd})
-                self.reconciler.recheck([(client, client)], include_memory=True)
+            if not self._move(client, pod, pid, fd):
+                self.refusals.count(pod, "another pod's memory over the limit")
+                return False
         elif entry is None and not self.may_have_another_client(pod):
             return False
         elif entry is None or made_here or len(entry.users) < MOST_USERS:
@@ -289,6 +302,48 @@ class SharedState:
             self.reconciler.recheck([(client, client)], include_memory=True)
             _wait_until(lambda: self.table.handles_of(client) <= _MOST_MOVED)
         return self.table.handles_of(client) <= _MOST_MOVED
+
+    def _move(self, client: int, pod: str, pid: int, fd: int) -> bool:
+        """Move a client to a pod, with its memory; False if that exceeds a limit of the pod.
+
+        If RM has reused the client's handle, it no longer has that memory. So RM is asked about it before the refusal.
+        """
+        if not self._has_room(pod, client):
+            counted = 0
+
+            def fits_by_now() -> bool:
+                nonlocal counted
+                if (count := self.table.handles_of(client)) == counted:
+                    return False
+                counted = count
+                return self._has_room(pod, client)
+
+            self._recheck_clients(pod)
+            with self.lock:
+                self.reconciler.recheck([(client, client)], include_memory=True)
+            _wait_until(fits_by_now)
+        with self.lock:  # more may have come meanwhile
+            if self.table.handles_of(client) > _MOST_MOVED or not self._has_room(pod, client):
+                return False
+            self.gpu_ops.lost.discard(client)
+            self.note({"fact": "owner", "client": client, "pod": pod, "pid": pid, "fd": fd})
+            self.reconciler.recheck([(client, client)], include_memory=True)
+            return True
+
+    def _has_room(self, pod: str, client: int) -> bool:
+        """Tell whether the memory that moves with a client fits a pod, and lies on the pod's own cards.
+
+        It takes as long as the client has objects, so it needs no lock.
+        """
+        by_handle = self.table.allocations.by_handle
+        behind = (by_handle.get(rm.key) for rm in self.table.below((client, client)))
+        moving: Counter[int] = Counter()
+        for memory in {memory.number: memory for memory in behind if memory is not None}.values():
+            # As ``Allocations.transfer``: what has a handle in another client stays where it is.
+            if memory.pod != pod and all(each == client for each, _ in tuple(memory.handles)):
+                moving[memory.instance] += charged_bytes(memory.size)
+        minors = self.allowance(pod).minors
+        return all(place in minors and not self.quota.over_limit(pod, place, more) for place, more in moving.items())
 
     def may_have_another_client(self, pod: str) -> bool:
         """Tell whether a pod has fewer clients than a pod may have; count the refusal if not."""
@@ -369,7 +424,8 @@ class SharedState:
             ):
                 self.refusals.count(entry.pod, "too many objects of RM")
                 return abi.NV_ERR_INSUFFICIENT_RESOURCES
-            charged = rm.rm_class in CHARGED or self.table.stands_alone(rm)
+            copied = rm.rm_class == abi.NV_MEMORY_FABRIC and rm.detail > 0
+            charged = rm.rm_class in CHARGED or self.table.stands_alone(rm) or copied
             if charged and number is None:
                 number = self.table.allocations.next_number()
             self.note(object_fact(rm) | ({"memory": number} if number is not None else {}))

@@ -121,6 +121,7 @@ class UvmHandler(Handler):
         if not limited:
             return abi.NV_OK
         self._shared.forget_previous_program(self._pod, pid)
+        self._shared.quota.will_use_uvm(pid)  # it is then charged itself for what it maps
         if not self._charge_mappings():
             self._shared.refusals.count(self._pod, "UVM while a mapping is made")
             return abi.NV_ERR_BUSY_RETRY

@@ -10,6 +10,7 @@ import tracemalloc
 
 import pytest
 
+from qgpu.guardian.accounting import managed_memory
 from qgpu.guardian.accounting.address_space import table_bytes
 from qgpu.guardian.accounting.managed_memory import BLOCK, areas, cost, cost_of, mapped
 from qgpu.guardian.accounting.memory_quota import Allowance, MemoryQuota
@@ -119,11 +120,14 @@ def test_charge_is_known_without_a_walk_over_processes(quota, monkeypatch):
     assert quota.used("web", 0) == 10 * (3 << 20) + 10 * table_bytes(1 << 40, 4096)
 
 
-def test_ended_process_is_charged_for_nothing_of_uvm(quota):
+def test_ended_process_is_charged_for_nothing_of_uvm(quota, monkeypatch):
+    monkeypatch.setattr(managed_memory, "mapped", lambda pid: 1 << 21)
     for pid in range(11, 20):
         end(quota, pid)
+    quota.search.clear("web")
     one = quota.used("web", 0)
     end(quota, 10)
+    quota.search.clear("web")
 
     assert one == (3 << 20) + table_bytes(1 << 40, 4096)
     assert quota.used("web", 0) == 0

@@ -62,6 +62,29 @@ def successor_of(pod):
     pod.dispatcher.resume(pod.shared.listeners[pod.number][1], pod.shared.listeners.unanswered_call(pod.number))
 
 
+@pytest.mark.parametrize("started", ["1", None])
+def test_a_pid_that_another_process_has_by_now_is_nobodys(pod, started):
+    """The process of before ended while there was no guardian, and its pid went to a process of another container."""
+    pod.call(abi.NV_ESC_RM_CONTROL, control(0x20800110))  # its process is known
+    pid = pod.process.pid
+    if started is not None:
+        pod.shared.note({"fact": "process", "pid": pid, "pod": "web", "started": started})
+    successor_of(pod)
+
+    assert pod.shared.table.processes.get(pid) == ("web" if started is None else None)
+    assert pod.call(abi.NV_ESC_RM_CONTROL, control(0x20800110))[:2] == (0, 0)
+
+
+def test_a_pid_of_another_pods_ended_process_is_refused(pod):
+    """That process is forgotten once its files of UVM's are emptied; this one's calls fail until then."""
+    pod.shared.note({"fact": "process", "pid": pod.process.pid, "pod": "other"})
+
+    assert pod.call(abi.NV_ESC_RM_CONTROL, control(0x20800110))[:2] == (-1, errno.EAGAIN)
+    pod.shared.note({"fact": "exit", "pid": pod.process.pid})
+    assert pod.call(abi.NV_ESC_RM_CONTROL, control(0x20800110))[0] == 0
+    assert pod.shared.table.processes[pod.process.pid] == "web"
+
+
 @pytest.mark.parametrize("moved", [False, True])
 def test_a_successor_holds_uvms_files_where_they_were(pod, monkeypatch, moved):
     """It looks at no other descriptor before it serves; a file that was moved it searches for then."""

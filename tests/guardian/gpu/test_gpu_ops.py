@@ -195,6 +195,39 @@ def test_a_search_that_could_not_look_loses_no_client(reach, monkeypatch):
     assert not search.lost
 
 
+def test_client_of_a_pod_with_too_many_cgroups_is_lost(reach, monkeypatch):
+    """Otherwise it would keep its timeslice as long as its file stays hidden."""
+
+    def refuse(*_):
+        raise OSError(errno.E2BIG, "more than 512 cgroups are below it")
+
+    monkeypatch.setattr(moved_files.cgroup, "pids", refuse)
+    looked = []
+    used(reach, 999)
+    search, _, missed = searching(reach, monkeypatch, lambda pid, at, client: looked.append(pid))
+    search.search_for(CLIENT)
+    assert missed.wait(PATIENCE_S)
+    lost = set(search.lost)
+    reach.rm.there = False
+    until(lambda: not search.lost)
+
+    assert lost == {CLIENT}
+    assert set(looked) == {os.getpid()}  # processes that made calls are searched all the same
+
+
+def test_client_is_lost_if_each_search_fails(reach, monkeypatch):
+    def fail(pid, at, client):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    used(reach, 999)
+    search, _, missed = searching(reach, monkeypatch, fail)
+    search.search_for(CLIENT)
+    assert missed.wait(PATIENCE_S)
+    assert search.lost == {CLIENT}
+    reach.rm.there = False
+    until(lambda: not search.lost)
+
+
 def test_a_client_whose_file_is_nowhere_is_lost_until_it_ends(reach, monkeypatch):
     used(reach, 999)
     search, found, missed = searching(reach, monkeypatch, lambda *_: False)
@@ -288,3 +321,18 @@ def test_only_objects_of_the_pods_own_files_are_shared(reach, monkeypatch, their
             assert asked == ([(CLIENT, 10, 9, False)] if theirs else [])
 
     assert asked[1:] == ([(CLIENT, 10, 9, True)] if theirs else [])
+
+
+@pytest.mark.parametrize("failing", [RmError("RM control", abi.NV_ERR_INVALID_ARGUMENT), OSError(errno.EBADF, "gone")])
+def test_size_on_the_fabric_is_unknown_where_rm_does_not_say(reach, monkeypatch, failing):
+    def control(fd, client, target, command, params):
+        assert (fd, client, target, command) == (3, CLIENT, 11, abi.NV00F8_GET_INFO)
+        if params.size == 0 and answers:
+            params.size, params.allocFlags = answers.pop()
+            return
+        raise failing
+
+    answers = [(1 << 30, 1)]
+    monkeypatch.setattr(rm_client, "control", control)
+
+    assert [reach.gpu_ops.fabric_info(3, CLIENT, 11) for _ in range(2)] == [(1 << 30, 1), None]

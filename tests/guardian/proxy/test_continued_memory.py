@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import struct
+import subprocess
 
 import pytest
 
 from qgpu.guardian.proxy import continued_memory
 from qgpu.guardian.proxy.continued_memory import BY_ADDRESS, UNSEEN, ContinuedMemory
 from qgpu.guardian.rules import escapes
-from qgpu.linux import proc
+from qgpu.linux import cgroup, proc, thread_freezer
 from qgpu.linux.inflight_syscalls import InflightSyscalls
 from qgpu.nvidia import abi, uvm
 from tests.guardian.asked import control, dup, uvm_mapping
@@ -94,19 +95,34 @@ def test_a_search_that_fails_does_not_end_the_successor(on_card, monkeypatch):
     assert not on_card.dispatcher._continued_memory._found_left  # the next listener's thread tries again
 
 
-def test_with_too_many_cgroups_known_processes_are_searched(on_card, monkeypatch):
-    def refuse(*_cgroups):
-        raise OSError(errno.E2BIG, "too many cgroups")
+def test_without_a_listing_known_processes_are_searched(on_card, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EIO, "it cannot be read")
 
-    monkeypatch.setattr(continued_memory.cgroup, "threads", refuse)
+    monkeypatch.setattr(thread_freezer, "threads_of", refuse)
 
     assert continued_memory._threads(("/web",), [os.getpid(), 1 << 22]) == proc.threads(os.getpid())
 
 
-def test_known_process_that_left_the_cgroup_is_searched(monkeypatch):
-    monkeypatch.setattr(continued_memory.cgroup, "threads", lambda *_cgroups: (7, 8))
+def test_known_process_that_left_the_cgroup_is_searched():
+    assert continued_memory._threads((f"/gone-{os.getpid()}",), [os.getpid()]) >= proc.threads(os.getpid())
 
-    assert continued_memory._threads(("/web",), [os.getpid()]) == {7, 8} | proc.threads(os.getpid())
+
+@pytest.mark.root
+def test_pod_with_very_many_cgroups_is_searched_whole():
+    top = cgroup.mount() / f"many-{os.getpid()}"
+    parts = [top / str(number) for number in range(513)]
+    for part in parts:
+        part.mkdir(parents=True)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        try:
+            (parts[0] / "cgroup.procs").write_text(str(process.pid))
+            assert process.pid in continued_memory._threads((f"/{top.name}",), ())
+        finally:
+            process.kill()
+            process.wait()
+            for each in (*parts, top):
+                each.rmdir()
 
 
 @pytest.fixture
@@ -205,7 +221,7 @@ def test_a_client_with_an_unknown_device_is_not_clean(on_card, monkeypatch):
 
 def test_a_successor_waits_for_what_its_predecessor_let_continue(on_card, waits, monkeypatch):
     request = abi.request(abi.NV_ESC_RM_ALLOC_MEMORY, 56)
-    monkeypatch.setattr(continued_memory.cgroup, "threads", lambda *_: (os.getpid(),))
+    monkeypatch.setattr(thread_freezer, "threads_of", lambda *_: {os.getpid()})
     monkeypatch.setattr(proc, "syscall", lambda pid, tid: ["16", "0x3", hex(request), "0x0", "0x0", "0x0", "0x0"])
     on_card.dispatcher = on_card.dispatcher_of(on_card.shared, on_card.number)
     on_card.dispatcher.resume(None, None)

@@ -1,0 +1,136 @@
+"""A client whose file has gone to another pod moves there with its memory, if that fits there, or not at all."""
+
+from __future__ import annotations
+
+import pytest
+
+from qgpu.guardian.proxy import shared_state
+from qgpu.nvidia import abi
+from tests.guardian.asked import alloc, alloc_status, dup, dup_status, free, memory_params
+from tests.guardian.charges import charged
+from tests.guardian.fake_rm import PAGE
+from tests.guardian.pod import LIMIT, MOST, allocate, held
+from tests.guardian.proxy.test_memory import someone_elses
+
+REFUSED = "another pod's memory over the limit"
+
+
+@pytest.fixture(autouse=True)
+def no_wait(monkeypatch):
+    monkeypatch.setattr(shared_state, "_FORGETTING_S", 0)
+
+
+def pass_on(pod, client):
+    """Let another pod make a client with memory, and leave its file to this pod alone; tell whether it is its now."""
+    someone_elses(pod, client)
+    pod.rm.stale.add(client)
+    return pod.shared.register_client(pod.process.pid, 5, 5, client)
+
+
+def both(pod):
+    return [charged(pod.shared.table, name).get(0, 0) for name in ("other", "web")]
+
+
+def test_clients_passed_on_one_by_one_stay_within_the_limit(on_card):
+    moved = [pass_on(on_card, client) for client in (9, 8, 6, 5)]
+
+    assert moved == [True, False, False, False]
+    assert both(on_card) == [3 * MOST, MOST]
+    assert on_card.shared.refusals.counts["web", REFUSED] == 3
+
+
+def test_nothing_is_made_through_a_client_that_does_not_fit(on_card):
+    allocate(on_card, 10, MOST)
+    pass_on(on_card, 9)
+    call = alloc(11, 2, 0x40, client=9)
+
+    assert alloc_status(on_card.call(abi.NV_ESC_RM_ALLOC, call, memory_params(PAGE))[2]) == abi.NV_ERR_INVALID_CLIENT
+    assert (9, 11) not in on_card.rm.objects
+    assert on_card.shared.table.clients[9].pod == "other"
+
+
+def test_client_moves_up_to_the_last_byte_of_the_limit(on_card):
+    on_card.limits[0] = MOST
+
+    assert pass_on(on_card, 9)
+    assert both(on_card) == [0, MOST]
+
+
+def test_client_with_memory_on_a_card_without_a_grant_stays(on_card):
+    on_card.limits.clear()
+    on_card.minors.clear()
+
+    assert not pass_on(on_card, 9)
+    assert both(on_card) == [MOST, 0]
+
+
+def test_a_pod_without_a_limit_takes_any_client(on_card):
+    on_card.limits.clear()
+
+    assert [pass_on(on_card, client) for client in (9, 8)] == [True, True]
+    assert both(on_card) == [0, 2 * MOST]
+
+
+def test_reused_name_moves_once_rm_has_denied_its_old_memory(on_card, monkeypatch):
+    allocate(on_card, 10, MOST)
+    someone_elses(on_card)
+    on_card.rm.stale.add(9)
+    for handle in (2, 10):
+        del on_card.rm.objects[9, handle]
+    monkeypatch.setattr(shared_state, "_FORGETTING_S", 60)
+    monkeypatch.setattr(shared_state.time, "sleep", lambda _: on_card.settle())
+
+    assert on_card.shared.register_client(on_card.process.pid, 5, 5, 9)
+    assert both(on_card) == [0, MOST]
+    assert on_card.shared.refusals.counts["web", REFUSED] == 0
+
+
+def test_clients_that_the_pod_no_longer_has_make_room(on_card):
+    allocate(on_card, 10, MOST)
+    for key in [key for key in on_card.rm.objects if key[0] == 7]:
+        del on_card.rm.objects[key]
+
+    assert pass_on(on_card, 9)
+    assert both(on_card) == [0, MOST]
+
+
+def test_memory_that_comes_while_rm_is_asked_counts_too(on_card, monkeypatch):
+    """The other pod still makes calls: what it makes last must not move for nothing."""
+    someone_elses(on_card)
+    on_card.rm.stale.add(9)
+    room, looks = shared_state.SharedState._has_room, []
+
+    def more_after_the_first(shared, pod, client):
+        fits = room(shared, pod, client)
+        if not looks:
+            fact = {"fact": "object", "client": 9, "handle": 11, "parent": 2, "class": 0x40, "detail": MOST}
+            shared.note(fact | {"memory": 91})
+        looks.append(fits)
+        return fits
+
+    monkeypatch.setattr(shared_state.SharedState, "_has_room", more_after_the_first)
+
+    assert not on_card.shared.register_client(on_card.process.pid, 5, 5, 9)
+    assert (looks, both(on_card)) == ([True, False], [2 * MOST, 0])
+
+
+def test_memory_that_stayed_behind_follows_no_second_handle(on_card):
+    """It has a handle elsewhere when its client moves, and is not asked for then; nor is it later."""
+    someone_elses(on_card)
+    for fact in (
+        {"fact": "client", "client": 8, "pid": 1, "fd": 4},
+        {"fact": "object", "client": 8, "handle": 2, "parent": 8, "class": abi.NV01_DEVICE_0, "detail": 0},
+        {"fact": "object", "client": 8, "handle": 20, "parent": 2, "class": 0x40, "detail": MOST, "memory": 90},
+    ):
+        on_card.shared.note(fact)
+    on_card.rm.stale.add(9)
+    allocate(on_card, 10, LIMIT - MOST)
+    assert on_card.shared.register_client(on_card.process.pid, 5, 5, 9)
+    on_card.shared.note({"fact": "gone", "client": 8, "handle": 8})
+
+    answer = on_card.call(abi.NV_ESC_RM_DUP_OBJECT, dup(30, 10, client=9, source_client=9))
+
+    assert dup_status(answer[2]) == abi.NV_OK
+    assert both(on_card) == [MOST, LIMIT - MOST]
+    on_card.call(abi.NV_ESC_RM_FREE, free(9, client=9))
+    assert held(on_card) == LIMIT - MOST

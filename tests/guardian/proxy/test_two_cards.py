@@ -1,0 +1,134 @@
+"""Memory of several cards that one call frees: RM's figure is of one card, so each card is judged by its own."""
+
+from __future__ import annotations
+
+import struct
+from types import SimpleNamespace
+
+import pytest
+
+from qgpu.guardian.proxy.handler_context import PodCall
+from qgpu.linux.seccomp_notify import UnansweredCall
+from qgpu.nvidia import abi, uvm
+from tests.guardian.asked import alloc_status, device, free, subdevice, uvm_mapping
+from tests.guardian.fake_rm import PAGE
+from tests.guardian.pod import MINOR, allocate
+
+SIZE, LIMIT = 64 << 20, 1 << 30
+#: A device on each card.
+FIRST, SECOND = 2, 4
+
+
+@pytest.fixture
+def both(on_card):
+    """A pod with a limit and a device on each of two cards, of which RM has figures."""
+    on_card.limits |= {0: LIMIT, 1: LIMIT}
+    on_card.minors[1] = MINOR  # the file that the child has open
+    on_card.rm.instances[7, SECOND] = 1
+    for asked, params in ((device(SECOND), struct.pack("<I52x", 1)), (subdevice(5, parent=SECOND), bytes(4))):
+        assert alloc_status(on_card.call(abi.NV_ESC_RM_ALLOC, asked, params)[2]) == abi.NV_OK
+    rm = on_card.rm
+
+    def figure(instance, _):
+        here = {key for key in rm.sizes if rm.objects.get(key, (0, 0))[1] == (FIRST, SECOND)[instance]}
+        return sum(rm.sizes[key] for key in here - rm.mapped)
+
+    rm.private_bytes = figure
+    return on_card
+
+
+def used(pod):
+    """Return what a pod is charged for memory alone, by card."""
+    pod.shared.table.allocations.forget_some(1000)
+    return [pod.shared.table.allocations.held.get(("web", card), 0) for card in (0, 1)]
+
+
+def free_client(pod):
+    pod.call(abi.NV_ESC_RM_FREE, free(7))
+
+
+def test_memory_on_two_cards_that_goes_at_once_is_discharged(both):
+    assert [allocate(both, 10, SIZE), allocate(both, 11, SIZE, SECOND)] == [abi.NV_OK] * 2
+    free_client(both)
+
+    assert used(both) == [0, 0]
+
+
+@pytest.mark.parametrize("card", [0, 1])
+def test_what_one_cards_figure_does_not_show_stays_charged(both, card):
+    allocate(both, 10, SIZE)
+    allocate(both, 11, SIZE, SECOND)
+    both.rm.mapped = {(7, 10 + card)}
+    free_client(both)
+
+    assert used(both) == [SIZE * (card == 0), SIZE * (card == 1)]
+
+
+def test_pinned_memory_does_not_pay_for_another_cards(both):
+    for handle, parent in ((10, FIRST), (11, FIRST), (12, SECOND)):
+        allocate(both, handle, SIZE, parent)
+    both.shared.quota.pin_handles(7, [10])
+    both.uvm(uvm.MAP_EXTERNAL_ALLOCATION, uvm_mapping(1 << 40, PAGE, 12))
+    both.rm.mapped = {(7, 12)}
+    free_client(both)
+
+    assert used(both) == [SIZE, SIZE]
+
+
+def test_pinned_memory_does_not_pay_for_what_is_mapped_beside(both):
+    for handle in (10, 11):
+        allocate(both, handle, SIZE)
+    both.shared.quota.pin_handles(7, [10])
+    both.rm.mapped = {(7, 11)}
+    free_client(both)
+
+    assert used(both) == [2 * SIZE, 0]
+
+
+def test_memory_of_a_pod_without_a_limit_pays_for_nothing(both):
+    """Two pods can have handles of each other's memory in one client."""
+    for handle in (10, 11):
+        allocate(both, handle, SIZE)
+    for memory in both.shared.table.allocations.memories.values():
+        if (7, 10) in memory.handles:
+            memory.pod = "other"
+    everyones = both.shared.allowance
+    unlimited = SimpleNamespace(limits={})
+    both.shared.allowance = lambda pod: unlimited if pod == "other" else everyones(pod)
+    both.rm.mapped = {(7, 11)}
+    free_client(both)
+
+    assert [memory.pinned for memory in both.shared.table.allocations.memories.values()] == [True]
+
+
+def free_again(pod, before):
+    """Let a successor finish a free that RM has done; return the figure that it records itself."""
+    recorded = []
+    listener = SimpleNamespace(begin=recorded.append)
+    for key in [key for key in pod.rm.objects if key[0] == 7]:
+        del pod.rm.objects[key]
+    left = UnansweredCall(SimpleNamespace(), begun=True, before=before)
+    pod_call = PodCall(listener, SimpleNamespace(), pod.process.pid, -1, left)
+    assert pod.dispatcher._free_handler.free(pod_call, (7, 7), lambda: True)
+    pod.shared.note({"fact": "gone", "client": 7, "handle": 7})
+    return recorded
+
+
+@pytest.mark.parametrize("handles", [[(10, FIRST)], [(10, FIRST), (11, SECOND)]], ids=["one card", "two cards"])
+def test_successor_trusts_the_recorded_figure_of_one_card_only(both, handles):
+    for handle, parent in handles:
+        allocate(both, handle, SIZE, parent)
+    recorded = free_again(both, SIZE)
+
+    assert used(both) == ([0, 0] if len(handles) == 1 else [SIZE, SIZE])
+    assert recorded == ([SIZE] if len(handles) == 1 else [None])
+
+
+def test_no_figure_is_recorded_for_memory_on_two_cards(both, monkeypatch):
+    for handle, parent in ((10, FIRST), (11, SECOND)):
+        allocate(both, handle, SIZE, parent)
+    recorded, begin = [], PodCall.begin
+    monkeypatch.setattr(PodCall, "begin", lambda self, before=None: recorded.append(before) or begin(self, before))
+    free_client(both)
+
+    assert recorded == [None]
