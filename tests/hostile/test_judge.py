@@ -20,7 +20,7 @@ def judge(monkeypatch):
     return judge
 
 
-def come_to(judge, monkeypatch, *tries):
+def come_to(judge, monkeypatch, *tries, kernel_faults=False):
     """Judge an attack whose tries come to these: steps missing during it, after it, bytes over its quota, pauses."""
 
     def tried(during, after, over, pause_ms=0.0):
@@ -29,7 +29,8 @@ def come_to(judge, monkeypatch, *tries):
 
     left = [tried(*one) for one in tries]
     monkeypatch.setattr(judge, "_once", lambda *_: left.pop(0))
-    row = judge.judge(None, None, None, 1000.0, 0.5)
+    case = judge.Case("raw", "x", "raw", "x", kernel_faults=kernel_faults)
+    row = judge.judge(None, None, case, 1000.0, 0.5)
     assert not left, "it was not tried again"
     return row
 
@@ -51,6 +52,12 @@ def test_bytes_over_quota_count_even_if_retry_is_inconclusive(judge, monkeypatch
     row = come_to(judge, monkeypatch, (0, 20, 4096), (0, 0, None))
 
     assert (row.passed, row.bytes_over_quota) == (False, 4096)
+
+
+def test_kernel_that_faults_is_tried_as_often_as_without_qgpu(judge, monkeypatch):
+    row = come_to(judge, monkeypatch, (0, 0, 0, 12.0), (0, 0, 0, 41.0), (0, 0, 0, 8.0), kernel_faults=True)
+
+    assert (row.passed, row.tries, row.longest_pause_ms) == (True, 3, 41.0)
 
 
 def test_of_pauses_the_longest_of_all_tries_is_told(judge, monkeypatch):
