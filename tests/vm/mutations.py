@@ -567,6 +567,14 @@ MUTATIONS = (
         "make_its_kernels_last",
     ),
     _m(
+        "control.c",
+        "(u16)policy->how == RS_SHARE_TYPE_CLIENT",
+        "false",
+        "a pod leaves notes in any client by a policy",
+        "control",
+        "names_no_client",
+    ),
+    _m(
         "rules.h",
         "{ 0x83de0318, QGPU_CONTROL_SCHEDULES }",
         "{ 0x83de0318, QGPU_CONTROL_PASS }",
