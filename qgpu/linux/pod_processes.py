@@ -11,7 +11,7 @@ from contextlib import suppress
 from qgpu.errors import NotSupportedError
 from qgpu.linux import cgroup, proc
 
-#: For how long, and in how many listings, processes may come and go.
+#: For how long, and in how many listings, processes and threads may come and go.
 _PATIENCE_S, _LISTINGS = 1.0, 4
 
 
@@ -48,17 +48,18 @@ def _asked_of_each(tops: tuple[str, ...]) -> set[int]:
     return found
 
 
-def each_process(listing: Callable[[], Iterable[int]], first: Callable[[int], bool]) -> Iterator[int]:
-    """Yield every process of listings, until one has only those that were yielded before. Raises OSError.
+def each_task(listing: Callable[[], Iterable[int]], first: Callable[[int], bool] = lambda _: False) -> Iterator[int]:
+    """Yield every process or thread of listings, until one has only those that were yielded before. Raises OSError.
 
-    So whatever a process has is seen, even if it ends meanwhile and leaves that to another one. Processes are told
-    apart by number and start time. Of one listing, those come first that ``first`` says so of.
+    So whatever one has is seen, even if it ends meanwhile and leaves that to another one. They are told apart by number
+    and start time. One that has ended since it was listed is new, because a listing of /proc may lack those behind it.
+    Of one listing, those come first that ``first`` says so of.
     """
     seen: set[tuple[int, str]] = set()
     deadline, listings = time.monotonic() + _PATIENCE_S, 0
-    while new := {(pid, proc.start_time(pid)) for pid in listing()} - seen:
-        yield from sorted((pid for pid, _ in new), key=lambda pid: not first(pid))
+    while new := {(task, proc.start_time(task)) for task in listing()} - seen:
+        yield from sorted((task for task, _ in new), key=lambda task: not first(task))
         seen |= new
         listings += 1
         if time.monotonic() > deadline and listings >= _LISTINGS:
-            raise OSError(errno.EBUSY, "processes come and go")
+            raise OSError(errno.EBUSY, "processes or threads come and go")

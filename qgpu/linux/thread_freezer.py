@@ -21,12 +21,11 @@ from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from qgpu.linux import cgroup, kcmp, proc
+from qgpu.linux.pod_processes import each_task
 
 _SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17
 _EVENT_STOP = 128
 _ALL_THREADS = 0x40000000  # __WALL
-#: How many listings may have new threads, however long they take.
-_LISTINGS = 4
 #: How long a thread may take to stop, how often that is checked, and how much longer each look waits than the last.
 _PATIENCE_S, _LOOK_S, _LOOK_SELDOM_S, _GROWTH = 1.0, 0.00005, 0.01, 1.25
 
@@ -124,22 +123,6 @@ def _is_in(path: str, tops: Sequence[str]) -> bool:
     return any(cgroup.within(path, top) for top in tops)
 
 
-def each_thread(listing: Callable[[], Iterable[int]]) -> Iterator[int]:
-    """Yield every thread of listings, until one has only those that were yielded before. Raises OSError.
-
-    They are told apart by number and start time. One that has ended since it was listed is new, because a listing of
-    /proc may lack those behind one that ends meanwhile.
-    """
-    seen: set[tuple[int, str]] = set()
-    deadline, listings = time.monotonic() + _PATIENCE_S, 0
-    while new := {(thread, proc.start_time(thread)) for thread in listing()} - seen:
-        yield from (thread for thread, _ in new)
-        listings += 1
-        if time.monotonic() > deadline and listings >= _LISTINGS:
-            raise OSError(errno.EBUSY, "threads come and go")
-        seen |= new
-
-
 @contextmanager
 def frozen_siblings(pid: int, tid: int, others: Callable[[], Iterable[int]]) -> Iterator[None]:
     """Keep every thread of a process but one stopped; ``others`` lists all threads that may share its descriptors.
@@ -167,7 +150,7 @@ def _check_alone(pid: int, own: Set[int], others: Callable[[], Iterable[int]]) -
     have shared it, and have made another that does. Only who shares the table can make one that does, so there is none
     if a listing has only threads that were looked at before.
     """
-    for other in each_thread(lambda: set(others()) - own):
+    for other in each_task(lambda: set(others()) - own):
         if kcmp.same_table(pid, other):
             raise OSError(errno.EPERM, f"thread {other} shares the descriptors of process {pid}")
 

@@ -88,7 +88,7 @@ class Container:
     restored: bool = False
     #: The kinds of namespaces that it has for itself.
     namespaces: Sequence[str] = ()
-    #: What is mounted in it: each file system's type, and the directory of the host that is bound there.
+    #: Its mounts: the type of the file system, and the directory of the host that a bind mount shows.
     mounts: Sequence[tuple[str, str]] = ()
 
     @property

@@ -426,7 +426,7 @@ def test_many_ends_of_processes_that_mapped_need_few_searches(guardian, monkeypa
 
 
 def test_search_holds_up_neither_main_loop_nor_other_pods(pods, guardian, daemon, monkeypatch):
-    """What a process maps may take as long to read as its pod likes."""
+    """A pod can make it take long to read what its processes map."""
     _, b = pods
     another = subprocess.Popen(["sleep", "60"])
     guardian.shared.register_process("a", another.pid)

@@ -9,7 +9,7 @@ import pytest
 
 from qgpu.errors import NotSupportedError
 from qgpu.linux import cgroup, kcmp, pod_processes
-from qgpu.linux.pod_processes import each_process, processes_of
+from qgpu.linux.pod_processes import each_task, processes_of
 
 
 @pytest.fixture
@@ -59,21 +59,21 @@ def test_host_without_cgroups_lists_known_processes(monkeypatch):
 def test_processes_started_during_a_listing_are_yielded():
     listings = [{1 << 22}, {1 << 22, 1 + (1 << 22)}, {1 + (1 << 22)}]
 
-    assert list(each_process(lambda: listings.pop(0), lambda _: False)) == [1 << 22, 1 + (1 << 22)]
+    assert list(each_task(lambda: listings.pop(0), lambda _: False)) == [1 << 22, 1 + (1 << 22)]
     assert listings == []
 
 
 def test_wanted_processes_of_a_listing_come_first():
     pids = range(1 << 22, (1 << 22) + 9)
 
-    assert next(each_process(lambda: pids, lambda pid: pid == pids[5])) == pids[5]
+    assert next(each_task(lambda: pids, lambda pid: pid == pids[5])) == pids[5]
 
 
 def test_number_that_another_process_gets_is_yielded_again(monkeypatch):
     started = iter("1233")
     monkeypatch.setattr(pod_processes.proc, "start_time", lambda pid: next(started))
 
-    assert list(each_process(lambda: {5}, lambda _: False)) == [5, 5, 5]
+    assert list(each_task(lambda: {5}, lambda _: False)) == [5, 5, 5]
 
 
 def test_processes_without_end_raise_an_error(monkeypatch):
@@ -81,7 +81,7 @@ def test_processes_without_end_raise_an_error(monkeypatch):
     numbers = iter(range(1 << 22, 1 << 23))
 
     with pytest.raises(OSError, match="come and go"):
-        list(each_process(lambda: {next(numbers)}, lambda _: False))
+        list(each_task(lambda: {next(numbers)}, lambda _: False))
 
 
 def test_memory_is_compared_in_an_order(sleeper):

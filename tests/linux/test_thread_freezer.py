@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from qgpu.linux import cgroup, proc, thread_freezer
+from qgpu.linux import cgroup, pod_processes, proc, thread_freezer
 
 #: Four threads that count, a handler that does, and a process that shares the descriptors if asked for.
 _PROGRAM = """
@@ -206,7 +206,7 @@ def test_listing_with_a_thread_that_has_ended_is_not_the_last(monkeypatch):
     monkeypatch.setattr(proc, "start_time", lambda thread: next(times[thread]))
     listings = iter([[7], [7], [7, 8], [8]])
 
-    assert list(thread_freezer.each_thread(lambda: next(listings))) == [7, 7, 8]
+    assert list(pod_processes.each_task(lambda: next(listings))) == [7, 7, 8]
 
 
 def threads_of(pid):

@@ -127,7 +127,7 @@ class ManagedSearch:
         between the looks at its mappings and its memory has left them to others, which are looked at as well.
         """
         managed, found, spaces = self._table.allocations.managed, 0, list[int]()
-        for pid in pod_processes.each_process(lambda: self._processes(pod), lambda pid: pid in managed):
+        for pid in pod_processes.each_task(lambda: self._processes(pod), lambda pid: pid in managed):
             size = self._shown(pid)
             with self._lock:
                 if charged := pid in managed and self._table.processes.get(pid) == pod:

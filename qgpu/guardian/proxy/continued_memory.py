@@ -24,6 +24,7 @@ import structlog
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.linux import fd_budget, proc, thread_freezer
 from qgpu.linux.inflight_syscalls import InflightSyscalls
+from qgpu.linux.pod_processes import each_task
 from qgpu.nvidia import abi, uvm
 
 _log = structlog.get_logger("guardian")
@@ -145,7 +146,7 @@ def _threads(cgroups: Sequence[str], pids: Iterable[int]) -> set[int]:
         return thread_freezer.threads_of(cgroups, known)
 
     try:
-        fd_budget.retry_on_emfile(lambda: threads.update(thread_freezer.each_thread(listing)))
+        fd_budget.retry_on_emfile(lambda: threads.update(each_task(listing)))
     except OSError as error:
         _log.warning("threads of a pod are not listed", cgroups=cgroups, error=str(error))
         for pid in known:

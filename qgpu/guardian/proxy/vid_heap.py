@@ -11,7 +11,7 @@ from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.nvidia import abi
 
-#: What a pod may have of this interface. RM makes memory of other classes too (NV_MEMORY_EXTENDED_USER, from 550 on).
+#: The classes that a pod may make by this interface. From 550 on RM makes NV_MEMORY_EXTENDED_USER by it, too.
 _MADE = frozenset({abi.NV01_MEMORY_LOCAL_USER, abi.NV01_MEMORY_SYSTEM, abi.NV50_MEMORY_VIRTUAL})
 
 
