@@ -41,6 +41,7 @@ from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.failover.journal import Journal
 from qgpu.guardian.gpu.enforcer import Moved
 from qgpu.guardian.gpu.gpu_ops import GpuOps
+from qgpu.guardian.proxy import alloc
 from qgpu.guardian.proxy.dispatcher import Dispatcher
 from qgpu.guardian.proxy.handler_context import HandlerContext
 from qgpu.guardian.proxy.passthrough import Passthrough
@@ -156,6 +157,7 @@ def _replace_driver(change: Callable[..., object], rm: FakeRm) -> None:
     change(server, "open_devices", _always([card]))
     change(server, "CtxswLog", _always(SimpleNamespace(dropped=0, read=list)))
     change(server, "GpuOps", _always(rm))
+    change(alloc, "_has_open", _always(True))  # the replayed program opens a file that stands for the card's
 
 
 def _always(answer: Any) -> Callable[..., Any]:

@@ -62,20 +62,17 @@ class IoctlBuffer:
 
     def store_changes(self) -> None:
         """Write back the words that changed, for structures whose length only RM knows."""
-        if self.data == self._before:
-            return
-        # Compared as numbers: slices would take a tenth of the time of a whole call.
-        words, rest = memoryview(self.data), len(self.data) % 8
-        now, before = (memoryview(each)[: len(each) - rest].cast("Q") for each in (self.data, self._before))
+        # As one number: to compare words one by one would take a tenth of the time of a whole call.
+        left = int.from_bytes(self.data, "little") ^ int.from_bytes(self._before, "little")
         begin = end = 0
-        for at in [at for at, (word, old) in enumerate(zip(now, before, strict=True)) if word != old]:
-            if at != end:
+        while left:
+            same = ((left & -left).bit_length() - 1) // 64
+            if same:
                 self._store(8 * begin, 8 * end)
-                begin = at
-            end = at + 1
+                begin = end + same
+            end += same + 1
+            left >>= 64 * (same + 1)
         self._store(8 * begin, 8 * end)
-        if rest and words[-rest:] != self._before[-rest:]:
-            self._store(len(words) - rest, len(words))
 
     def _store(self, begin: int, end: int) -> None:
         if begin < end:
