@@ -22,7 +22,7 @@ class Sharing:
 
     name: str
     policy: str
-    quotas: tuple[int, int] | None = None
+    quotas: tuple[int | None, int] | None = None
     period_ms: int = DEFAULT_PERIOD_MS
     #: Whether the policy applies among online pods.
     online: bool = False
@@ -35,7 +35,8 @@ class Sharing:
     @property
     def parts(self) -> tuple[float, float]:
         """Return the part of the card that each pod is guaranteed."""
-        return (self.quotas[0] / 100, self.quotas[1] / 100) if self.quotas else (0.5, 0.5)
+        first, second = self.quotas or (50, 50)
+        return (first or 0) / 100, second / 100
 
     @property
     def mps(self) -> str:
@@ -93,13 +94,13 @@ class Alone:
         speeds = [taken.did[0].speed for taken in self.taken[program]]
         return min(speeds), max(speeds)
 
-    def median_ms(self, program: str) -> float:
+    def median_ms(self, program: str, at_ns: int | None = None) -> float:
         """Return the median time of a step."""
-        return self._middle(program, lambda taken: taken.did[0].median_ms)
+        return self._middle(program, lambda taken: taken.did[0].median_ms, at_ns)
 
-    def p99_ms(self, program: str) -> float:
+    def p99_ms(self, program: str, at_ns: int | None = None) -> float:
         """Return the time that only one step in a hundred exceeds."""
-        return self._middle(program, lambda taken: taken.did[0].p99_ms)
+        return self._middle(program, lambda taken: taken.did[0].p99_ms, at_ns)
 
     def busy(self, program: str, at_ns: int | None = None) -> float:
         """Return the part of time that the card is busy; NaN if unknown."""
