@@ -5,6 +5,7 @@ Parts stop in reverse order. Whatever happens in between, gates open before the 
 
 from __future__ import annotations
 
+import gc
 import resource
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -114,6 +115,7 @@ def _watch(
     hangups: Hangups,
 ) -> None:
     """Do the periodic work until told to stop. Raises QgpuError if a loop has died."""
+    gc.freeze()  # what start made stays: to search all of it for garbage stops every thread for long
     notify("READY=1")
     reaping = RepeatedError(_log, "cannot check for ended pods, trying again")
     while not stop.wait(_BEAT_S):

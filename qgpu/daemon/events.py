@@ -64,18 +64,16 @@ class Events:
 
     @contextmanager
     def changing(
-        self, session: Session, what: str, on: Mapping[str, Any], old: Mapping[str, Any], new: Mapping[str, Any]
-    ) -> Iterator[dict[str, Any]]:
+        self, by: Mapping[str, Any], what: str, on: Mapping[str, Any], old: Mapping[str, Any], new: Mapping[str, Any]
+    ) -> Iterator[None]:
         """Record a change of settings before the block makes it; if the block fails, record that, too.
 
-        Yields who makes it. Raises QgpuError, before the block, if the change cannot be recorded. What changes nothing
-        is no event.
+        Raises QgpuError, before the block, if the change cannot be recorded. What changes nothing is no event.
         """
-        who = caller.of(session)
         if old == new:
-            yield who
+            yield
             return
-        event = {"what": what, **on, "by": who, "old": dict(old), "new": dict(new)}
+        event = {"what": what, **on, "by": dict(by), "old": dict(old), "new": dict(new)}
         try:
             self._settings.append(event)
         except OSError as error:
@@ -84,7 +82,7 @@ class Events:
                 f"{'free some space' if full(error) else 'qgpud must be able to write'} there"
             ) from error
         try:
-            yield who
+            yield
         except BaseException as error:
             self._settings.note(event | {"failed": str(error)})
             raise

@@ -17,7 +17,7 @@ import structlog
 
 import qgpu
 from qgpu.config import Config, GpuSettings
-from qgpu.daemon import bound_containers, views
+from qgpu.daemon import bound_containers, caller, views
 from qgpu.daemon.claim_groups import ClaimGroups
 from qgpu.daemon.claim_requests import ClaimRequests
 from qgpu.daemon.container_requests import ContainerRequests, check_reach
@@ -182,7 +182,7 @@ class Service:
         """Answer one request. Raises a QgpuError if it cannot be done."""
         op = str(message.get("op"))
         if not op.startswith("sim."):  # a pod uses its simulated card through the daemon
-            refuse_pods(session.peer.pid, session.process, self.pods.by_cgroup, root=session.peer.uid == 0)
+            self._refuse_pods(session)
         if op in self._changing and not session.may_change:
             raise PermissionDeniedError(
                 f"{op}: only root, the daemon's own user and the socket's group may change things"
@@ -210,6 +210,9 @@ class Service:
     def pod_of(self, session: Session) -> str:
         """Return the pod that a client is in. ``handle`` checks again for each request."""
         return pod_of(session.peer.pid, session.process, self.pods.by_cgroup, root=session.peer.uid == 0)
+
+    def _refuse_pods(self, session: Session) -> None:
+        refuse_pods(session.peer.pid, session.process, self.pods.by_cgroup, root=session.peer.uid == 0)
 
     @property
     def alive(self) -> bool:
@@ -300,7 +303,7 @@ class Service:
         ]
 
     def _gpu_set(self, session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
-        index = arguments.need("gpu", int)
+        index, who = arguments.need("gpu", int), caller.of(session)
         with self._lock:
             loop = self._gpu(index)
             changes: dict[str, Any] = {
@@ -320,7 +323,7 @@ class Service:
                 self._host.checkpointer().close()  # where no pod can be suspended, this raises NotSupportedError
                 self.turns.mark_all_begun()
             old, new = _changed(asdict(loop.settings), asdict(settings))
-            with self._events.changing(session, "policy set", {"gpu": index}, old, new) as who:
+            with self._events.changing(who, "policy set", {"gpu": index}, old, new):
                 self._state.keep(self._pgpus[index].uuid, self._configured(index), settings)
                 loop.settings = settings
         return {"old": old, "new": new, "by": who, "kept": self._state.directory is not None}
@@ -334,7 +337,8 @@ class Service:
         name = arguments.need("name", str)
         self._groups(name).need_keeper()
         old, new = _changed(*(_part(Arguments(arguments.need(each, dict))) for each in ("old", "new")))
-        with self._events.changing(session, "group set", {"name": name}, old, new) as who:
+        who = caller.of(session)
+        with self._events.changing(who, "group set", {"name": name}, old, new):
             return {"old": old, "new": new, "by": who}
 
     def _grant_drop(self, session: Session, arguments: Arguments, fds: list[int]) -> dict[str, Any]:
@@ -385,13 +389,14 @@ class Service:
             raise InvalidValueError(f"pod {name}: its launcher sent a descriptor that is no seccomp listener")
         with self._lock:
             self.pods.named(name)
+            self._refuse_pods(session)  # it may have ended while it waited, and another process may have its pid
             taken = list(fds)
             fds.clear()
             self._host.attach(name, session.peer.pid, taken)
         return {}
 
     def _pod_set(self, session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
-        name = arguments.need("name", str)
+        name, who = arguments.need("name", str), caller.of(session)
         with self._lock:
             pod = self.pods.named(name)
             if bound_containers.devices_of(pod) or name in self.pods.prepared.by_group:
@@ -407,7 +412,7 @@ class Service:
                 check_reach(pod)
             self.pods.check_amended(name, grants)
             old, new = _changed(grants_to_json(pod.grants), grants_to_json(grants))
-            with self._events.changing(session, "pod set", {"name": name}, old, new) as who:
+            with self._events.changing(who, "pod set", {"name": name}, old, new):
                 self.pods.amend(name, grants)
         self.turns.pod_changed(name)
         changed = self.pods.named(name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import platform
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import structlog
@@ -17,6 +18,7 @@ from qgpu.daemon.request_args import Arguments
 from qgpu.errors import InvalidValueError, RefusedError
 from qgpu.guardian.proxy import seccomp_filter
 from qgpu.ipc.control_socket import Session
+from qgpu.ipc.wire import has_ended
 from qgpu.linux import cgroup, untrusted_fds
 from qgpu.model import Grant
 from qgpu.model.plane_api import Host, PodInfo
@@ -106,7 +108,8 @@ class SlurmJobs:
 
     def _cgroup(self, session: Session, step: Step) -> str:
         """Return the cgroup that Slurm made for the job; empty where there is none in the version 2 tree."""
-        try:
-            return job.cgroup_of(step.job, cgroup.of(session.peer.pid))
-        except OSError as error:
-            raise RefusedError(f"pod {step.pod}: its task has ended; start the step again") from error
+        with suppress(OSError):
+            at = job.cgroup_of(step.job, cgroup.of(session.peer.pid))
+            if session.process is not None and not has_ended(session.process):  # so the pid was not reused before
+                return at
+        raise RefusedError(f"pod {step.pod}: its task has ended; start the step again")

@@ -23,6 +23,11 @@ class ClientLimits:
             self._taken.update(dict.fromkeys(kinds, 1))
             return None
 
+    def fair_part(self, kind: str, of: str, most: int) -> int:
+        """Return the most clients of a kind that are half of what others leave of ``most`` clients of kind ``of``."""
+        with self._lock:
+            return (most - self._taken[of] + self._taken[kind]) // 2
+
     def release(self, kinds: Mapping[str, int]) -> None:
         """Stop counting a client of these kinds."""
         with self._lock:

@@ -100,11 +100,14 @@ MAX_CLIENTS, FOR_ROOT = 512, 64
 #: Limits for clients that may only read or are in a pod: for all guests, for all pods, per user and per pod. They take
 #: no place from other clients.
 MAX_GUESTS, MAX_OF_PODS, MAX_OF_USER, MAX_OF_POD = 128, 64, 16, 8
-#: A client that may only read sends at most this much at once and asks within this time.
-_GUEST_BYTES, _GUEST_SILENCE_S = 1 << 16, 30.0
-#: All of them together are answered one at a time, because answering takes time from the scheduling loops and the data
+#: Whoever is neither root nor the daemon's own user, outside of pods, sends at most this much at once, finishes a
+#: message within this time, and takes its answer within it. Who may only read, or is in a pod, also begins a message
+#: within it; others may be silent, as launchers of pods are.
+_MOST_BYTES, _PATIENCE_S = 1 << 16, 30.0
+#: All guests together are answered one at a time, because answering takes time from the scheduling loops and the data
 #: plane. The pause before the next one is some times as long as the last answer took, within these bounds.
-_GUEST_PAUSE_S, _MOST_GUEST_PAUSE_S, _GUEST_PAUSES = 0.005, 1.0, 4
+#: Messages of bounded size are parsed one at a time, too, with a pause of as many times what that took.
+_GUEST_PAUSE_S, _MOST_GUEST_PAUSE_S, _PAUSES = 0.005, 1.0, 4
 _MOMENT_S = 0.001
 
 #: Answers one request. A handler removes descriptors that it keeps from the list; the rest are closed.
@@ -130,6 +133,8 @@ class Server:
         self._handle = handle
         self._pod_of = pod_of
         self._limits = ClientLimits()
+        #: Held while a message of bounded size is parsed, when no other thread of Python's runs, and for a pause.
+        self._parsing = threading.Lock()
         self._guests_turn, self._guests_pause_s = threading.Lock(), _GUEST_PAUSE_S
         self._group_id = group_id
         self._path = path = socket_path(runtime_dir)
@@ -165,7 +170,7 @@ class Server:
         connection = wire.Connection(sock)
         session = Session(connection.peer(), self._may_change(connection), _process(connection))
         pod = self._pod_of(session)
-        guest, limits = bool(pod) or not session.may_change, _limits(session, pod)
+        guest, limits = bool(pod) or not session.may_change, self._kinds(session, pod)
         full = self._limits.acquire(limits)
         try:
             if full is not None:
@@ -188,9 +193,12 @@ class Server:
     def _serve(self, connection: wire.Connection, session: Session, limits: Mapping[str, int], guest: bool) -> None:
         try:
             connection.sock.setblocking(True)
+            bounded = guest or not _is_own(session.peer.uid)
+            if bounded:
+                connection.max_message = _MOST_BYTES
             if guest:
-                connection.max_message, connection.max_fds = _GUEST_BYTES, 0
-            while (received := _next(connection, guest)) is not None:
+                connection.max_fds = 0
+            while (received := self._next(connection, guest) if bounded else connection.receive()) is not None:
                 message, fds = received
                 try:
                     connection.send((self._answer_guest if guest else self._answer)(session, message, fds))
@@ -206,6 +214,29 @@ class Server:
             untrusted_fds.close_here(*connection.detach())  # its place stays taken until that is done
             self._limits.release(limits)
 
+    def _next(self, connection: wire.Connection, guest: bool) -> tuple[dict[str, Any], list[int]] | None:
+        """Wait for a request; it must be whole within a time limit, a guest's also begun. Raises OSError, WireError."""
+        if not guest and not connection.unread:
+            connection.sock.settimeout(None)
+            if not connection.fill():
+                return None
+        deadline = time.monotonic() + _PATIENCE_S
+        while (received := self._parsed(connection)) is None:
+            connection.sock.settimeout(max(deadline - time.monotonic(), _MOMENT_S))
+            if time.monotonic() > deadline or not connection.fill():
+                return None
+        connection.sock.settimeout(_PATIENCE_S)  # for the answer
+        return received
+
+    def _parsed(self, connection: wire.Connection) -> tuple[dict[str, Any], list[int]] | None:
+        """Return a request that has arrived completely, or None, when it is its turn. Raises WireError."""
+        with self._parsing:
+            began_s = time.thread_time()
+            try:
+                return connection.next_buffered()
+            finally:
+                time.sleep(_PAUSES * (time.thread_time() - began_s))
+
     def _answer_guest(self, session: Session, message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         """Answer a client that may only read, or is in a pod, when it is its turn."""
         with self._guests_turn:
@@ -213,7 +244,7 @@ class Server:
             began_s = time.monotonic()
             answer = self._answer(session, message, fds)
             took_s = time.monotonic() - began_s
-            self._guests_pause_s = min(max(_GUEST_PAUSE_S, _GUEST_PAUSES * took_s), _MOST_GUEST_PAUSE_S)
+            self._guests_pause_s = min(max(_GUEST_PAUSE_S, _PAUSES * took_s), _MOST_GUEST_PAUSE_S)
         return answer
 
     def _answer(self, session: Session, message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
@@ -225,11 +256,32 @@ class Server:
             _log.exception("request failed", op=str(message.get("op")))
             return _refusal(f"qgpud: {error!r}; see its log", ExitCode.FAILED)
 
+    def _kinds(self, session: Session, pod: str) -> dict[str, int]:
+        """Return the kinds that a client belongs to, each with the most clients allowed."""
+        uid, others, places = session.peer.uid, "non-root clients", MAX_CLIENTS - FOR_ROOT
+        if pod:
+            here = {"processes of pods": MAX_OF_PODS, f"processes of pod {pod}": MAX_OF_POD}
+        elif not session.may_change:
+            here = {"guests": MAX_GUESTS, f"guests of user {uid}": MAX_OF_USER}
+        elif not _is_own(uid):  # each of its pods may take a place: that of the launcher
+            kind = f"clients of user {uid}"
+            here = {kind: self._limits.fair_part(kind, others, places)}
+        else:
+            here = {}
+        if uid != 0 or pod:
+            here[others] = places
+        return here | {"clients": MAX_CLIENTS}
+
     def _may_change(self, connection: wire.Connection) -> bool:
         peer = connection.peer()
-        return peer.uid in (0, os.geteuid()) or (
+        return _is_own(peer.uid) or (
             self._group_id is not None and self._group_id in (peer.gid, *_groups(connection.sock))
         )
+
+
+def _is_own(uid: int) -> bool:
+    """Tell whether a user is root or the daemon's own."""
+    return uid in (0, os.geteuid())
 
 
 def _process(connection: wire.Connection) -> int | None:
@@ -237,33 +289,6 @@ def _process(connection: wire.Connection) -> int | None:
         return connection.peer_process()
     except OSError:
         return None
-
-
-def _limits(session: Session, pod: str) -> dict[str, int]:
-    """Return the kinds that a client belongs to, each with the most clients allowed."""
-    uid = session.peer.uid
-    if pod:
-        here = {"processes of pods": MAX_OF_PODS, f"processes of pod {pod}": MAX_OF_POD}
-    elif not session.may_change:
-        here = {"guests": MAX_GUESTS, f"guests of user {uid}": MAX_OF_USER}
-    else:
-        here = {}
-    if uid != 0 or pod:
-        here["non-root clients"] = MAX_CLIENTS - FOR_ROOT
-    return here | {"clients": MAX_CLIENTS}
-
-
-def _next(connection: wire.Connection, guest: bool) -> tuple[dict[str, Any], list[int]] | None:
-    """Wait for a request; a guest's must arrive within a time limit. Raises OSError, WireError."""
-    if not guest:
-        return connection.receive()
-    deadline = time.monotonic() + _GUEST_SILENCE_S
-    while (received := connection.next_buffered()) is None:
-        connection.sock.settimeout(max(deadline - time.monotonic(), _MOMENT_S))
-        if time.monotonic() > deadline or not connection.fill():
-            return None
-    connection.sock.settimeout(_GUEST_SILENCE_S)  # for the answer
-    return received
 
 
 def _refusal(error: str, code: ExitCode) -> dict[str, Any]:

@@ -61,6 +61,11 @@ class Connection:
         """Return the descriptor to poll."""
         return self.sock.fileno()
 
+    @property
+    def unread(self) -> bool:
+        """Tell whether anything has arrived that no message was made of yet."""
+        return bool(self._data)
+
     def peer(self) -> Peer:
         """Return the peer's credentials."""
         return Peer(*_PEER.unpack(self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)))

@@ -19,6 +19,9 @@ from qgpu.errors import QgpuError
 from qgpu.ipc import wire
 from qgpu.ipc.control_socket import Session
 
+#: Who makes the changes.
+BY = {"uid": 7, "pid": 8}
+
 
 @pytest.fixture
 def me() -> Session:
@@ -58,7 +61,7 @@ def test_a_change_that_fails_is_recorded_as_failed(tmp_path: Path, me: Session) 
     record = Events(tmp_path)
     with (
         pytest.raises(QgpuError, match="broken"),
-        record.changing(me, "pod set", {"name": "one"}, {"cores": 1}, {"cores": 2}),
+        record.changing(BY, "pod set", {"name": "one"}, {"cores": 1}, {"cores": 2}),
     ):
         raise QgpuError("broken")
     planned, failed = record.listed(me, Arguments({}), [])["events"]
@@ -108,7 +111,7 @@ def test_pods_that_come_and_go_displace_no_settings(
 ) -> None:
     monkeypatch.setattr(events, "FULL", 10)
     record = Events(tmp_path)
-    with record.changing(me, "policy set", {"name": "kept"}, {"cores": 1}, {"cores": 2}):
+    with record.changing(BY, "policy set", {"name": "kept"}, {"cores": 1}, {"cores": 2}):
         pass
     for number in range(50):
         record.happened(me, "pod created", {"name": str(number)})
@@ -149,7 +152,7 @@ def test_a_clock_that_is_set_back_hides_no_event(tmp_path: Path, me: Session, mo
     record.happened(me, "pod created", {"name": "before"})
     now = datetime.now(UTC)
     monkeypatch.setattr(events, "datetime", SimpleNamespace(now=lambda _: now - timedelta(hours=1)))
-    with record.changing(me, "policy set", {"name": "after"}, {"cores": 1}, {"cores": 2}):
+    with record.changing(BY, "policy set", {"name": "after"}, {"cores": 1}, {"cores": 2}):
         pass
 
     assert names(record, me, 1) == ["after"]
@@ -169,7 +172,7 @@ def test_a_change_that_is_not_recorded_says_what_to_do(
 
     record = Events(tmp_path)
     monkeypatch.setattr(events, "_write", refuse)
-    with pytest.raises(QgpuError, match=remedy), record.changing(me, "pod set", {}, {"cores": 1}, {"cores": 2}):
+    with pytest.raises(QgpuError, match=remedy), record.changing(BY, "pod set", {}, {"cores": 1}, {"cores": 2}):
         pass
 
     assert names(record, me) == []

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import socket
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import pytest
 from qgpu import units
 from qgpu.cli.gpu import _beside
 from qgpu.config import Config
-from qgpu.daemon import container_requests
+from qgpu.daemon import caller, container_requests
 from qgpu.daemon.plane_choice import PlaneChoice
 from qgpu.daemon.service import Service
 from qgpu.daemon.state import State
@@ -127,6 +129,67 @@ def test_what_is_no_listener_is_not_taken_into_a_pod(host: SimHost, service: Ser
     assert len(fds) == 2, "they are whoever's carries the request, to be closed under no lock"
     for fd in fds:
         os.close(fd)
+
+
+def test_process_that_ends_while_it_waits_is_not_attached(
+    host: SimHost, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has got its pid by then must not come into the pod."""
+    service.handle(root_session(), {"op": "pod.create", "name": "one", "grants": {"0": {}}}, [])
+    service.pods.by_cgroup = {"/elsewhere": "one"}
+    child = os.posix_spawn("/bin/sleep", ["sleep", "600"], {})
+    launcher = Session(wire.Peer(child, 0, 0), may_change=True, process=os.pidfd_open(child))
+    attached: list[int] = []
+    monkeypatch.setattr(host, "attach", lambda name, pid, fds: attached.append(pid))
+
+    def named(name: str) -> None:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+    monkeypatch.setattr(service.pods, "named", named)
+    with pytest.raises(PermissionDeniedError, match="it has ended"):
+        service.handle(launcher, {"op": "pod.attach", "name": "one"}, [])
+
+    assert attached == []
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"op": "gpu.set", "gpu": 0, "offline_floor": 10},
+        {"op": "gpu.set_temporarily", "gpu": 0, "policy": "best-effort", "pods": ["one"]},
+        {"op": "pod.set", "name": "one", "cores": 10},
+        {"op": "pod.create", "name": "two", "grants": {"0": {}}},
+        {"op": "pod.remove", "name": "one"},
+    ],
+    ids=lambda request_: request_["op"],
+)
+def test_who_asks_is_found_out_under_no_lock(
+    service: Service, monkeypatch: pytest.MonkeyPatch, request_: dict[str, Any]
+) -> None:
+    """The caller decides how long its command line takes to read."""
+    me, free = root_session(), []
+    service.handle(me, {"op": "pod.create", "name": "one", "grants": {"0": {}}}, [])
+    monkeypatch.setattr(service.pods, "runs", lambda pod: pod.name == "two")
+
+    def take() -> bool:
+        if there := service.pods.lock.acquire(blocking=False):
+            service.pods.lock.release()
+        return there
+
+    def of(_: Session) -> dict[str, Any]:
+        with ThreadPoolExecutor() as other:
+            free.append(other.submit(take).result())
+        return {}
+
+    monkeypatch.setattr(caller, "of", of)
+    service.handle(me, request_, [])
+
+    assert free == [True]
+
+
+def root_session() -> Session:
+    return Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=os.pidfd_open(os.getpid()))
 
 
 @pytest.mark.parametrize("op", ["pod.create", "pod.set"])

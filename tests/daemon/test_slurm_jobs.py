@@ -16,7 +16,7 @@ from qgpu.config import Config
 from qgpu.daemon.plane_choice import PlaneChoice
 from qgpu.daemon.service import Service
 from qgpu.daemon.state import State
-from qgpu.errors import InvalidValueError, NotSupportedError
+from qgpu.errors import InvalidValueError, NotSupportedError, RefusedError
 from qgpu.ipc import wire
 from qgpu.ipc.control_socket import Client, Server, Session
 from qgpu.ipc.systemd import FdStore
@@ -173,6 +173,17 @@ def test_the_pod_ends_with_the_job(node: Node) -> None:
     node.tasks[0].kill()
     node.tasks[0].wait()
     node.service.reap()
+
+    assert node.host.pods() == []
+
+
+def test_a_task_that_has_ended_binds_nothing(node: Node) -> None:
+    """Whoever has got its pid by then must not come into the pod."""
+    with subprocess.Popen(["true"]) as task:
+        me = Session(wire.Peer(task.pid, 0, 0), may_change=True, process=os.pidfd_open(task.pid))
+        os.waitid(os.P_PID, task.pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(RefusedError, match="its task has ended"):
+            node.service.handle(me, {"op": "slurm.bind", "job": 7, "gpus": "0"}, [])
 
     assert node.host.pods() == []
 

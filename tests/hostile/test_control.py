@@ -12,9 +12,11 @@ import pytest
 
 from qgpu.errors import DaemonUnreachableError, QgpuError
 from qgpu.ipc import control_socket, wire
+from qgpu.ipc.codec import grants_to_json
 from qgpu.ipc.control_socket import Client, Server
 from qgpu.ipc.systemd import FdStore
 from qgpu.linux import untrusted_fds
+from qgpu.model import Grant, PodClass
 from qgpu.paths import socket_path
 from tests.linux.test_untrusted_fds import lingering
 
@@ -54,6 +56,17 @@ def pods(tmp_path):
     """A server of root's that takes everybody for a process of the pod that is set, if any."""
     said = {"pod": ""}
     server = Server(tmp_path, 0o666, None, answering, FdStore(), lambda session: said["pod"])
+    yield said
+    server.close()
+
+
+@pytest.fixture
+def members(tmp_path, monkeypatch):
+    """A server that takes everybody for the user that is set, who may change things; at first not its own user."""
+    said = {"uid": os.geteuid() + 1}
+    monkeypatch.setattr(Server, "_may_change", lambda self, connection: True)
+    monkeypatch.setattr(wire.Connection, "peer", lambda self: wire.Peer(os.getpid(), said["uid"], 0))
+    server = Server(tmp_path, 0o600, None, answering, FdStore())
     yield said
     server.close()
 
@@ -102,6 +115,17 @@ def test_a_user_takes_no_place_from_another(guests, tmp_path, monkeypatch):
         client.close()
 
 
+def test_a_group_member_leaves_places_to_others(members, tmp_path, monkeypatch):
+    monkeypatch.setattr(control_socket, "MAX_CLIENTS", 16)
+    monkeypatch.setattr(control_socket, "FOR_ROOT", 4)
+    crowd = [Client(tmp_path) for _ in range(12)]
+    assert refused(tmp_path)
+    members["uid"] += 1
+    assert not refused(tmp_path)
+    for client in crowd:
+        client.close()
+
+
 def test_guests_are_answered_one_at_a_time(tmp_path, monkeypatch):
     """However long that takes: each listing of the pods takes time from the data plane."""
     monkeypatch.setattr(Server, "_may_change", lambda self, connection: False)
@@ -128,8 +152,30 @@ def test_guests_are_answered_one_at_a_time(tmp_path, monkeypatch):
     assert met == []
 
 
+def test_only_one_member_of_a_crowd_is_parsed_at_a_time(members, tmp_path, monkeypatch):
+    """Nothing interrupts a parser, and the scheduling loops would wait for as many as there are clients."""
+    met, both = [], threading.Barrier(2)
+
+    def loads(body):
+        try:
+            met.append(both.wait(0.5))
+        except threading.BrokenBarrierError:
+            both.reset()
+        return {}
+
+    monkeypatch.setattr(wire.json, "loads", loads)
+    crowd = [wire.connect(str(socket_path(tmp_path))).sock for _ in range(2)]
+    for client in crowd:
+        client.sendall(b"\x02\0\0\0{}")
+    for client in crowd:
+        assert client.recv(1)
+        client.close()
+
+    assert met == []
+
+
 def test_a_guest_that_says_nothing_is_hung_up_on(guests, tmp_path, monkeypatch):
-    monkeypatch.setattr(control_socket, "_GUEST_SILENCE_S", 0.2)
+    monkeypatch.setattr(control_socket, "_PATIENCE_S", 0.2)
     with wire.connect(str(socket_path(tmp_path))).sock as silent:
         silent.sendall(b"\0")
         assert silent.recv(1) == b""
@@ -138,6 +184,15 @@ def test_a_guest_that_says_nothing_is_hung_up_on(guests, tmp_path, monkeypatch):
         launcher.settimeout(1)
         with pytest.raises(TimeoutError):
             launcher.recv(1)
+
+
+def test_group_member_that_does_not_finish_is_hung_up_on(members, tmp_path, monkeypatch):
+    monkeypatch.setattr(control_socket, "_PATIENCE_S", 0.2)
+    with Client(tmp_path) as launcher, wire.connect(str(socket_path(tmp_path))).sock as slow:
+        assert launcher.call("look")["value"] == 0
+        slow.sendall(b"\x10\0\0\0{")
+        assert slow.recv(1) == b""
+        assert launcher.call("look")["value"] == 0, "between two messages it may be silent for as long as it likes"
 
 
 def send_lingering(path):
@@ -226,3 +281,17 @@ def test_who_may_only_look_sends_little_at_once(guests, tmp_path):
     with Client(tmp_path) as client:
         assert client.call("look", text="x" * (1 << 17))["value"] == 1 << 17
     assert socket_path(tmp_path).exists()
+
+
+def test_a_group_member_sends_little_at_once(members, tmp_path):
+    with pytest.raises(DaemonUnreachableError), Client(tmp_path) as client:
+        client.call("look", text="x" * (1 << 17))
+    members["uid"] = os.geteuid()
+    with Client(tmp_path) as client:
+        assert client.call("look", text="x" * (1 << 17))["value"] == 1 << 17
+
+
+def test_a_pod_on_every_mig_instance_of_a_host_fits(members, tmp_path):
+    grant = Grant(PodClass.ONLINE, 100, 1 << 40, 10**8, profiling=True, graphics=True)
+    with Client(tmp_path) as client:
+        client.call("pod.create", name="x" * 64, grants=grants_to_json(dict.fromkeys(range(16 * 7), grant)))
