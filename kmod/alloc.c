@@ -70,20 +70,27 @@ static u32 param_u32(const struct qgpu_call *call, size_t at)
 
 /*
  * RM can report a failure although it made the client: if it cannot write the parameters back, it returns an error and
- * keeps the client (alloc_free.c:serverAllocApiCopyOut). So a failure is checked with RM too.
+ * keeps the client (alloc_free.c:serverAllocApiCopyOut). So this failure is checked with RM too. After any other, a
+ * client with this handle is somebody else's.
  */
+static bool may_be_made(const struct qgpu_call *call, u32 status)
+{
+	return !call->sealed || status == NV_OK || status == NV_ERR_INVALID_ADDRESS;
+}
+
 static long make_client(struct qgpu_call *call, const struct request *request, struct qgpu_client *client)
 {
-	u32 handle, class;
+	u32 handle, status, class;
 	bool said, sure;
 	long ret;
 	int error;
 
 	ret = qgpu_call_forward(call);
 	handle = call->out.alloc.object;
-	said = answered(call, request) == NV_OK;
+	status = answered(call, request);
+	said = status == NV_OK;
 	sure = said && call->sealed;
-	if (!sure && qgpu_rm_class(handle, handle, &class) != NV_OK) {
+	if (!may_be_made(call, status) || (!sure && qgpu_rm_class(handle, handle, &class) != NV_OK)) {
 		qgpu_client_discard(client);
 		return ret;
 	}
@@ -97,11 +104,24 @@ static long make_client(struct qgpu_call *call, const struct request *request, s
 	return ret;
 }
 
+/*
+ * A caller may choose the handle of a client as the root. RM does not read the object, and writes the client's handle
+ * there if it makes one (rs_server.c:serverAllocClient). So what stands there after a failure is not the caller's word.
+ */
+static int clear_object(struct qgpu_call *call)
+{
+	call->in.alloc.object = 0;
+	return put_user(0, (u32 __user *)(call->user + offsetof(struct nvos21, object)));
+}
+
 static long alloc_client(struct qgpu_call *call, const struct request *request)
 {
-	struct qgpu_client *client = qgpu_client_new(call->pod);
+	struct qgpu_client *client;
 	long ret;
 
+	if (request->object && clear_object(call))
+		return -EFAULT;
+	client = qgpu_client_new(call->pod);
 	if (IS_ERR(client))
 		return PTR_ERR(client);
 	if (!client)	/* a client outside the object table would have no limit, so RM makes none */
@@ -225,7 +245,7 @@ static long alloc_locked(struct qgpu_call *call, struct qgpu_client *client, con
 		return ret;
 	if (answered(call, request) != NV_OK) {
 		qgpu_mem_put(mem);
-		qgpu_free_unsaid(client, request->parent, handle, NULL);
+		qgpu_free_unsaid(call, answered(call, request), client, request->parent, handle, NULL);
 		return ret;
 	}
 	error = book(call, client, request->parent, handle, mem);

@@ -106,6 +106,18 @@ u64 qgpu_client_pod(u32 handle)
 	return pod;
 }
 
+bool qgpu_client_confused(u32 handle, const struct qgpu_pod *pod, u32 tgid)
+{
+	struct qgpu_client *client;
+	bool confused;
+
+	rcu_read_lock();
+	client = rhashtable_lookup(&clients, &handle, client_params);
+	confused = client && client->pod != pod && client->tgid == tgid;
+	rcu_read_unlock();
+	return confused;
+}
+
 void qgpu_client_unlink(struct qgpu_client *client)
 {
 	lockdep_assert_held(&client->lock);

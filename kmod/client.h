@@ -38,6 +38,12 @@ bool qgpu_clients_remove(struct list_head *file_clients);
 /* The caller holds the lock and has removed the objects: forget the client itself. */
 void qgpu_client_unlink(struct qgpu_client *client);
 
+/*
+ * Whether RM takes the maker of another pod's client for this process: it compares their numbers, and numbers are given
+ * again (client_resource.c: cliresShareCallback_IMPL, RS_SHARE_TYPE_PID).
+ */
+bool qgpu_client_confused(u32 handle, const struct qgpu_pod *pod, u32 tgid);
+
 /* The memory object of any client, with a reference to the memory, or NULL. */
 struct qgpu_mem *qgpu_client_mem(u32 client, u32 handle);
 /* The stamp of an object of the fabric of any client; 0: there is no such object. */

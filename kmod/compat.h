@@ -69,16 +69,15 @@ static inline const char *qgpu_kernel_unfit(void)
 }
 
 /* No kernel has a setter beside regs_get_kernel_argument(). */
-static inline void qgpu_set_argument_2(struct pt_regs *regs, unsigned long value)
-{
 #if defined(CONFIG_X86_64)
-	regs->dx = value;
+#define qgpu_set_argument_1(regs, value)	((regs)->si = (value))
+#define qgpu_set_argument_2(regs, value)	((regs)->dx = (value))
 #elif defined(CONFIG_ARM64)
-	regs->regs[2] = value;
+#define qgpu_set_argument_1(regs, value)	((regs)->regs[1] = (value))
+#define qgpu_set_argument_2(regs, value)	((regs)->regs[2] = (value))
 #else
 #error "qgpu is for x86-64; arm64 compiles, but lacks probes by ftrace, so limits are refused there"
 #endif
-}
 
 /* Wait uninterruptibly, but let the machine sleep meanwhile. Since 6.1 (f5d39b020809) that is a state of the task. */
 #ifdef TASK_FREEZABLE

@@ -13,6 +13,7 @@
 #include "gate_penalty.h"
 #include "mem.h"
 #include "rule_lookup.h"
+#include "toctou.h"
 #include "trace.h"
 #include "tsg.h"
 
@@ -65,13 +66,16 @@ static long set_preemption(struct qgpu_call *call)
 	return qgpu_call_forward(call);
 }
 
-/* RM notes each policy that names a client in that client, whosever it is, and reads all notes when it ends. */
+/*
+ * RM notes each policy that names a client in that client, whosever it is, and reads all notes when it ends. Without a
+ * seal another thread could name a client after the check.
+ */
 static long set_share_policy(struct qgpu_call *call)
 {
 	struct rs_share_policy *policy = (struct rs_share_policy *)call->room;
 
 	qgpu_call_look(call, call->in.control.params, policy, sizeof(*policy));
-	if ((u16)policy->how == RS_SHARE_TYPE_CLIENT)
+	if (!qgpu_toctou_sealed() || (u16)policy->how == RS_SHARE_TYPE_CLIENT)
 		return refuse(call, NV_ERR_INSUFFICIENT_PERMISSIONS);
 	return qgpu_call_forward(call);
 }

@@ -6,6 +6,8 @@
  * TSG (docs/decisions/0044-groups.md). Any other object that carries a gate, or that takes channels with it when it is
  * freed, may have only one name.
  */
+#include <linux/sched.h>
+
 #include "client.h"
 #include "context.h"
 #include "dup.h"
@@ -196,13 +198,20 @@ static long dup_locked(struct qgpu_call *call, struct qgpu_arrival *arrival)
 	return ret;
 }
 
-static long dup(struct qgpu_call *call, struct qgpu_arrival *arrival)
+/* RM compares the number of the process that made the client. Of a client that is not in the table this may be it. */
+static bool is_confused(const struct qgpu_call *call, const struct qgpu_client *client)
 {
-	struct qgpu_client *client = qgpu_client_lock(call->in.dup.client, call->pod);
+	u32 tgid = client ? client->tgid : task_tgid_nr(current);
+
+	return qgpu_client_confused(call->in.dup.client_src, call->pod, tgid) && !READ_ONCE(call->pod->gone);
+}
+
+static long dup_to(struct qgpu_call *call, struct qgpu_arrival *arrival, struct qgpu_client *client)
+{
 	long ret;
 
-	if (IS_ERR(client))
-		return PTR_ERR(client);
+	if (is_confused(call, client))
+		return qgpu_refuse_alloc(call, offsetof(struct nvos55, status), NV_ERR_INSUFFICIENT_PERMISSIONS);
 	if (!client)
 		return qgpu_call_forward(call);
 	arrival->client = client;
@@ -213,7 +222,19 @@ static long dup(struct qgpu_call *call, struct qgpu_arrival *arrival)
 		ret = dup_locked(call, arrival);
 		qgpu_mem_put(arrival->spare);
 	}
-	qgpu_client_unlock(client);
+	return ret;
+}
+
+static long dup(struct qgpu_call *call, struct qgpu_arrival *arrival)
+{
+	struct qgpu_client *client = qgpu_client_lock(call->in.dup.client, call->pod);
+	long ret;
+
+	if (IS_ERR(client))
+		return PTR_ERR(client);
+	ret = dup_to(call, arrival, client);
+	if (client)
+		qgpu_client_unlock(client);
 	return ret;
 }
 

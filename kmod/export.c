@@ -241,7 +241,7 @@ static long import_locked(struct qgpu_call *call, struct qgpu_client *client, st
 	parent = (are_many(call) ? imports->many.parent : imports->one.parent) ?: client->handle;
 	if (call->out.control.status != NV_OK) {
 		while ((handle = next_import(call, imports, &i)))
-			qgpu_free_unsaid(client, parent, handle, NULL);
+			qgpu_free_unsaid(call, call->out.control.status, client, parent, handle, NULL);
 		return ret;
 	}
 	note_taken(call, client, importing);

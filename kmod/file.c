@@ -115,10 +115,10 @@ struct qgpu_file *qgpu_file_of(struct file *filp)
 	pod = qgpu_pod_of_current();
 	if (!pod)
 		return file;	/* of a removed pod: what is allocated is still noted, for the pod may come back */
-	if (file)	/* ... and stays its, without gate and limit */
-		qgpu_pod_flag(pod, QGPU_POD_LATE, QGPU_EVENT_LATE_FILE);
-	else
+	if (!file)
 		file = adopt(filp, pod);
+	else if (file->pod != pod)	/* what this pod made by it would have no limit and no gate */
+		file = ERR_PTR(-EPERM);
 	qgpu_pod_put(pod);
 	return file;
 }

@@ -123,6 +123,13 @@ void qgpu_gpu_wait(struct qgpu_gpu *gpu, u64 asked)
 	wait_event_idle(gpu->waiters, READ_ONCE(gpu->all_done) >= asked || READ_ONCE(gpu->stalled));
 }
 
+void qgpu_gpu_wait_briefly(struct qgpu_gpu *gpu, u64 asked, u64 slices_ns)
+{
+	wait_event_idle(gpu->waiters, READ_ONCE(gpu->gates_done) >= asked || READ_ONCE(gpu->stalled));
+	wait_event_idle_timeout(gpu->waiters, READ_ONCE(gpu->all_done) >= asked || READ_ONCE(gpu->stalled),
+				nsecs_to_jiffies(slices_ns));
+}
+
 static void tell(struct qgpu_gpu *gpu, const char *what, u64 ns)
 {
 	pr_warn_ratelimited("qgpu: %04x:%02x:%02x.%x: %s (%llu ms)\n", gpu->domain, gpu->bus, gpu->slot, gpu->function,

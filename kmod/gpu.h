@@ -101,6 +101,8 @@ u64 qgpu_gpu_ask(struct qgpu_gpu *gpu);
 void qgpu_gpu_wait_gates(struct qgpu_gpu *gpu, u64 asked);
 /* ... and timeslices; but no longer than until the card stalls: a daemon must not hang with RM. */
 void qgpu_gpu_wait(struct qgpu_gpu *gpu, u64 asked);
+/* ... and timeslices for this long at most: pods decide how many there are, and meanwhile the daemon renews nothing. */
+void qgpu_gpu_wait_briefly(struct qgpu_gpu *gpu, u64 asked, u64 slices_ns);
 
 /*
  * One control, in the pGPU's thread and with its lock, which is released meanwhile. A control that takes too long, and

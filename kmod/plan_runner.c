@@ -17,6 +17,9 @@
 #include "plan_runner.h"
 #include "trace.h"
 
+/* A new plan waits for its timeslices for this part of its lease at most: the daemon sets one for each card of a host. */
+#define LEASE_PARTS	16
+
 static void set_closed(struct qgpu_share *share, bool closed, u64 now_ns)
 {
 	if (closed == share->closed)
@@ -179,7 +182,7 @@ int qgpu_runner_set(struct qgpu_gpu *gpu, void *owner, struct qgpu_timeline *pla
 	follow_clock(gpu);
 	asked = qgpu_gpu_ask(gpu);
 	mutex_unlock(&gpu->lock);
-	qgpu_gpu_wait(gpu, asked);
+	qgpu_gpu_wait_briefly(gpu, asked, div_u64(lease_ns, LEASE_PARTS));
 	return 0;
 }
 
@@ -214,7 +217,7 @@ int qgpu_runner_idle(struct qgpu_gpu *gpu, void *owner, u64 pod, bool idle)
 		}
 	}
 	mutex_unlock(&gpu->lock);
-	qgpu_gpu_wait(gpu, asked);
+	qgpu_gpu_wait_briefly(gpu, asked, 0);
 	return ret;
 }
 

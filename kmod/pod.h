@@ -73,6 +73,7 @@ struct qgpu_pod {
 	atomic_t nr_os_events;	/* in it */
 	struct xarray event_objects;	/* event_object.c: by client and handle; under events_lock */
 	u32 nr_event_objects;	/* in it */
+	atomic_t nr_tsgs;
 	atomic_t nr_further;	/* handles on TSGs, without the first of each */
 	struct list_head kept;	/* memory that stays charged until the last file goes: mem.c, under mem_lock */
 	struct qgpu_share shares[QGPU_MAX_GPUS];

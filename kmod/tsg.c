@@ -46,11 +46,16 @@ static void name(struct qgpu_tsg_handle *as, const struct qgpu_client *client, u
 
 struct qgpu_tsg *qgpu_tsg_add(struct qgpu_client *client, struct qgpu_gpu *gpu, u32 handle, u32 device, u32 engine)
 {
-	struct qgpu_tsg *tsg = kzalloc(sizeof(*tsg), GFP_KERNEL_ACCOUNT);
 	u64 pod = client->pod->id, id, asked;
+	struct qgpu_tsg *tsg;
 
-	if (!tsg)
+	if (!atomic_add_unless(&client->pod->nr_tsgs, 1, QGPU_POD_TSGS_MAX))
+		return ERR_PTR(-ENOSPC);
+	tsg = kzalloc(sizeof(*tsg), GFP_KERNEL_ACCOUNT);
+	if (!tsg) {
+		atomic_dec(&client->pod->nr_tsgs);
 		return ERR_PTR(-ENOMEM);
+	}
 	kref_init(&tsg->ref);
 	tsg->listed = true;
 	tsg->pod = client->pod;
@@ -191,6 +196,7 @@ void qgpu_tsg_drop(struct qgpu_tsg *tsg, u32 client, u32 handle, bool held)
 	if (last) {
 		list_del(&tsg->node);
 		tsg->listed = false;
+		atomic_dec(&tsg->pod->nr_tsgs);
 	} else {
 		gone = take_out(tsg, client, handle);
 		tsg->hold -= held;

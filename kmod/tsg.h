@@ -9,6 +9,7 @@
 
 #define QGPU_TSG_CHANNELS_MAX 128	/* RM's own limit */
 #define QGPU_TSG_HANDLES_MAX 128	/* an MPS server has up to 60 clients */
+#define QGPU_POD_TSGS_MAX 512	/* on all pGPUs: plans and the daemon go through them. A CUDA process has four */
 #define QGPU_POD_FURTHER_MAX 1024	/* handles besides the first ones, on all TSGs of a pod: the daemon asks for each */
 
 /* A TSG as one RM client names it: that of its maker, or a duplicate in another client of the pod. */
@@ -56,7 +57,10 @@ struct qgpu_tsg {
 	struct qgpu_channel channels[QGPU_TSG_CHANNELS_MAX];
 };
 
-/* Returns once its timeslice and those of its channels that exist are as they should be. */
+/*
+ * Returns once its timeslice and those of its channels that exist are as they should be. ERR_PTR(-ENOSPC): the pod has
+ * too many.
+ */
 struct qgpu_tsg *qgpu_tsg_add(struct qgpu_client *client, struct qgpu_gpu *gpu, u32 handle, u32 device, u32 engine);
 void qgpu_tsg_put(struct qgpu_tsg *tsg);
 /* The stamp of one of its handles; 0: it has no such handle. */

@@ -88,12 +88,26 @@ static struct uvm_file *find(struct file *filp)
 	return NULL;
 }
 
+static void drop(struct uvm_file *file)
+{
+	lockdep_assert_held(&files_lock);
+	hash_del(&file->node);
+	qgpu_mem_put(file->mem);
+	qgpu_tables_put(file->tables);
+	kfree(file);
+}
+
+/* NULL: another pod has something of the file, and would be charged after its end too; or there is no kernel memory. */
 static struct uvm_file *find_or_add(struct file *filp, struct qgpu_pod *pod)
 {
 	struct uvm_file *file = find(filp);
 
-	if (file)
+	if (file && qgpu_mem_pod(file->mem) == pod)
 		return file;
+	if (file && (file->mappings || !qgpu_tables_empty(file->tables)))
+		return NULL;
+	if (file)
+		drop(file);
 	file = kzalloc(sizeof(*file), GFP_ATOMIC | __GFP_NOWARN);
 	if (!file)
 		return NULL;
@@ -111,15 +125,6 @@ err_mem:
 err_file:
 	kfree(file);
 	return NULL;
-}
-
-static void drop(struct uvm_file *file)
-{
-	lockdep_assert_held(&files_lock);
-	hash_del(&file->node);
-	qgpu_mem_put(file->mem);
-	qgpu_tables_put(file->tables);
-	kfree(file);
 }
 
 /* All or nothing, on every pGPU with a limit. */

@@ -12,10 +12,12 @@
  */
 #include <linux/hashtable.h>
 #include <linux/list.h>
+#include <linux/sched.h>
 #include <linux/slab.h>
 #include <linux/spinlock.h>
 
 #include "client.h"
+#include "compat.h"
 #include "hook.h"
 #include "mem.h"
 #include "nvrm.h"
@@ -167,11 +169,26 @@ bool qgpu_uvm_mem_found(struct qgpu_client *client, u32 handle, struct qgpu_mem 
 	return found;
 }
 
+/* For UVM RM compares the number of the source's maker with that of the process that maps. */
+static bool is_confused(u32 client)
+{
+	struct qgpu_pod *pod = qgpu_pod_of_current();
+	bool confused = pod && qgpu_client_confused(client, pod, task_tgid_nr(current));
+
+	qgpu_pod_put(pod);
+	return confused;
+}
+
 static int dup_called(struct kretprobe_instance *instance, struct pt_regs *regs)
 {
 	struct call *call = (struct call *)instance->data;
-	struct held *held = kzalloc(sizeof(*held), GFP_ATOMIC | __GFP_NOWARN);
+	struct held *held;
 
+	if (is_confused(regs_get_kernel_argument(regs, 1))) {
+		qgpu_set_argument_1(regs, 0);	/* RM has no such client */
+		return 1;
+	}
+	held = kzalloc(sizeof(*held), GFP_ATOMIC | __GFP_NOWARN);
 	if (!held) {
 		atomic_long_inc(&unseen);
 		return 1;

@@ -69,6 +69,11 @@ void qgpu_tables_put(struct qgpu_tables *tables)
 		kref_put(&tables->ref, tables_free);
 }
 
+bool qgpu_tables_empty(const struct qgpu_tables *tables)
+{
+	return !READ_ONCE(tables->now);
+}
+
 int qgpu_tables_add(struct qgpu_tables *tables, u64 size)
 {
 	int ret = 0;

@@ -17,6 +17,8 @@ struct qgpu_tables *qgpu_tables_new(struct qgpu_pod *pod);
 struct qgpu_tables *qgpu_tables_get(struct qgpu_tables *tables);
 void qgpu_tables_put(struct qgpu_tables *tables);
 
+/* Whether nothing is charged for them. */
+bool qgpu_tables_empty(const struct qgpu_tables *tables);
 /* -EDQUOT: the pod has no room. */
 int qgpu_tables_add(struct qgpu_tables *tables, u64 size);
 void qgpu_tables_sub(struct qgpu_tables *tables, u64 size);

@@ -59,10 +59,13 @@ void qgpu_take_back(struct qgpu_client *client, u32 parent, u32 handle, struct q
 		qgpu_mem_grow(mem, size);
 }
 
-void qgpu_free_unsaid(struct qgpu_client *client, u32 parent, u32 handle, struct qgpu_mem *mem)
+void qgpu_free_unsaid(const struct qgpu_call *call, u32 status, struct qgpu_client *client, u32 parent, u32 handle,
+		      struct qgpu_mem *mem)
 {
 	u32 class;
 
+	if (call->sealed && (status == NV_ERR_INVALID_CLIENT || status == NV_ERR_INSERT_DUPLICATE_NAME))
+		return;
 	if (qgpu_object_find(client, handle) || qgpu_rm_class(client->handle, handle, &class) != NV_OK)
 		return;
 	if (class == NV01_MEMORY_LOCAL_USER)
@@ -130,15 +133,16 @@ static u32 word_at(const struct qgpu_call *call, size_t at)
  */
 static long without_card(struct qgpu_call *call, struct qgpu_client *client, const struct qgpu_vram *vram)
 {
-	u32 handle, class;
+	u32 handle, status, class;
 	long ret;
 
 	if (qgpu_object_device(client, vram->parent))
 		return qgpu_call_answer(call, vram->status_at, NV_ERR_INVALID_STATE);
 	ret = qgpu_call_forward(call);
 	handle = word_at(call, vram->handle_at);
-	if (word_at(call, vram->status_at) != NV_OK) {
-		qgpu_free_unsaid(client, vram->parent, handle, NULL);
+	status = word_at(call, vram->status_at);
+	if (status != NV_OK) {
+		qgpu_free_unsaid(call, status, client, vram->parent, handle, NULL);
 		return ret;
 	}
 	if (qgpu_rm_class(client->handle, handle, &class) != NV_OK ||
@@ -153,6 +157,7 @@ long qgpu_vram_alloc(struct qgpu_call *call, const struct qgpu_vram *vram)
 	struct qgpu_client *client = qgpu_client_lock(vram->root, call->pod);
 	int gpu = client && !IS_ERR(client) ? qgpu_object_gpu(client, vram->parent) : -1;
 	struct qgpu_mem *mem;
+	u32 status;
 	u64 size;
 	long ret;
 
@@ -172,11 +177,12 @@ long qgpu_vram_alloc(struct qgpu_call *call, const struct qgpu_vram *vram)
 		goto out;
 	}
 	ret = qgpu_call_forward(call);
-	if (word_at(call, vram->status_at) == NV_OK) {
+	status = word_at(call, vram->status_at);
+	if (status == NV_OK) {
 		ret = book(call, client, vram, word_at(call, vram->handle_at), gpu, mem) ?: ret;
 		goto out;
 	}
-	qgpu_free_unsaid(client, vram->parent, word_at(call, vram->handle_at), mem);
+	qgpu_free_unsaid(call, status, client, vram->parent, word_at(call, vram->handle_at), mem);
 	if (call->sealed || !qgpu_toctou_sealed() || (ret && ret != -EFAULT))
 		qgpu_mem_put(mem);
 	else			/* the call missed the probe */

@@ -70,7 +70,8 @@ class Program:
             handle = self.last
         block = ctypes.create_string_buffer(params, max(len(params), 1))
         at = ctypes.addressof(block) if params else 0
-        data = bytearray(_ALLOC.pack(self.client, parent, handle, cls, at, 0, 0, 0, 0xFFFF, 0))
+        root = 0 if cls == ROOT else self.client  # a client's handle is RM's choice
+        data = bytearray(_ALLOC.pack(root, parent, handle, cls, at, 0, 0, 0, 0xFFFF, 0))
         self.send(self.ctl, 0x2B, data)
         fields = _ALLOC.unpack(data)
         if fields[8]:

@@ -297,6 +297,20 @@ def test_nothing_is_shared_while_calls_are_not_sealed(web):
     qg.until(lambda: web.processes[0].run(share, own) == 0)
 
 
+def share_all(state):
+    """Share whatever a client has and will have with all."""
+    return status_of(state, "control", state["p"].client, 0xD04, struct.pack("IIHH", 0, 1, 1, 0))
+
+
+def test_no_policy_is_set_while_calls_are_not_sealed(web):
+    """Another thread could name a neighbour's client after the check."""
+    (process,) = web.processes
+    with qg.switched_off(qg.KPROBES):
+        qg.until(lambda: process.run(share_all) == nv.NO_PERMISSION)
+
+    qg.until(lambda: process.run(share_all) != nv.NO_PERMISSION)
+
+
 def test_os_events_of_a_pod_are_bounded(web):
     process = web.processes[0]
     own = process.run(own_client)

@@ -35,7 +35,7 @@ def gated(qgpu, pod):
 
     def close(lease_ns):
         daemon.run(own, a.id, lease_ns)
-        assert [(tsg["off"], tsg["slice_ns"]) for tsg in qg.sim_tsgs()] == [(1, 5_000_000)]
+        qg.until(lambda: [(tsg["off"], tsg["slice_ns"]) for tsg in qg.sim_tsgs()] == [(1, 5_000_000)])
         return daemon
 
     yield close

@@ -14,7 +14,7 @@ from pathlib import Path
 import nv
 import pytest
 import qg
-from programs import MIB, ROOM
+from programs import MIB, ROOM, lasting, program, succeed
 
 INITIALIZE, DISABLE_HMM, SHARING = 0x30000001, 1, 2
 PARAMETERS = Path("/sys/module/nvidia_uvm/parameters")
@@ -346,6 +346,80 @@ def test_memory_mapped_before_it_is_refused_counts_too(web, late):
     assert maker.run(allocate, 1) == -nv.NO_MEMORY
     mapper.run(unmap)
     assert web.held() == 16 * MIB
+
+
+def open_uvm(state):
+    state["p"], state["uvm"] = nv.Program(), os.open("/dev/nvidia-uvm", os.O_RDWR)
+    return os.getpid(), state["uvm"]
+
+
+def initialize(state, flags=0):
+    fcntl.ioctl(state["uvm"], INITIALIZE, bytearray(struct.pack("QQ", flags, 0)), True)
+
+
+def receive(state, pid, fd):
+    state["uvm"] = qg.take_descriptor(pid, fd)
+
+
+@pytest.fixture
+def heirs(qgpu, pod):
+    """Hand a file of UVM to a process of another pod, and end the first pod when it has done something with it."""
+    ended, made = pod("ended", memory=512 * MIB + ROOM), pod("heirs", memory=256 * MIB + ROOM)
+
+    def end(first, *args):
+        process, heir = ended.process(), made.process()
+        named = process.run(open_uvm)
+        process.run(first, *args)
+        heir.run(receive, *named)
+        process.kill()
+        qgpu.ioctl("POD_REMOVE", pod=ended.id)
+        heir.run(initialize)
+        return made
+
+    return end
+
+
+def test_a_file_of_an_ended_pod_is_charged_to_its_heir(heirs):
+    """UVM refuses the first pod's mapping, because nobody has initialised the file."""
+    web = heirs(take, 2 * MIB)
+    (process,) = web.processes
+
+    assert process.run(take, 512 * MIB) == -errno.ENOMEM
+    assert process.run(take, 32 * MIB) > 0
+    assert web.usage().memory == cost(32 * MIB)
+
+
+def test_what_an_ended_pod_left_in_a_file_keeps_others_out(heirs):
+    def use(state):
+        fcntl.ioctl(state["uvm"], INITIALIZE, bytearray(struct.pack("QQ", 0, 0)), True)
+        fcntl.ioctl(state["uvm"], 74, struct.pack("QQ", 0, 48 * MIB))
+
+    web = heirs(use)
+    (process,) = web.processes
+
+    assert process.run(take, 2 * MIB) == -errno.ENOMEM
+    with pytest.raises(OSError, match="Invalid"):
+        process.run(lambda state: fcntl.ioctl(state["uvm"], 74, struct.pack("QQ", 0, 48 << 20)))
+    assert (web.usage().memory, web.info().refused_allocs) == (0, 2)
+
+
+@pytest.mark.skipif(not qg.LAST_PID.exists(), reason="this kernel gives no number that is asked for")
+def test_memory_of_a_maker_with_ones_number_is_not_mapped(web, pod):
+    """RM knows the process by its number, which another pod's had before."""
+    has = pod("has")
+    first, heir = has.process(), has.process()
+    first.run(program)
+    heir.run(succeed, *first.run(lasting))
+    memory = heir.run(allocate, 48 * MIB)
+    client = heir.run(lasting)[1]["client"]
+    first.kill()
+    thief = web.numbered(first.pid)
+    thief.run(start)
+
+    with pytest.raises(OSError, match="Invalid"):
+        thief.run(map_memory, memory, client)
+    thief.run(map_memory, thief.run(allocate, 48 * MIB))
+    assert web.held() == 48 * MIB + tables(48 * MIB)
 
 
 def test_hmm_is_off_under_a_limit(web):

@@ -78,6 +78,15 @@ static u32 query(struct sim_file *file, struct sim_query *arg)
 	return NV_OK;
 }
 
+/* rs_server.c:serverAllocClient: a client has its handle before RM looks at the rights it asks for; refused, it goes. */
+static u32 deny(const struct sim_file *file, u32 client)
+{
+	struct nvos00 arg = { .root = client, .object = client };
+
+	sim_free(file, &arg);
+	return NV_ERR_INSUFFICIENT_PERMISSIONS;
+}
+
 /* The answer is the escape's own; what an object call came to stands in its status. */
 static u32 dispatch(struct sim_file *file, u32 nr, void *data, u32 size)
 {
@@ -92,13 +101,16 @@ static u32 dispatch(struct sim_file *file, u32 nr, void *data, u32 size)
 			return NV_ERR_INVALID_ARGUMENT;
 		if (narrow->class <= NV01_ROOT_NON_PRIV)
 			narrow->class = NV01_ROOT_CLIENT;	/* and so it is answered */
-		if (size == sizeof(*wide))
+		if (size == sizeof(*wide)) {
 			wide->status = sim_alloc(file, wide->root, wide->parent, &wide->object, wide->class, wide->params);
-		else if (size == sizeof(*narrow))
+			if (wide->rights && wide->class == NV01_ROOT_CLIENT && wide->status == NV_OK)
+				wide->status = deny(file, wide->object);
+		} else if (size == sizeof(*narrow)) {
 			narrow->status = sim_alloc(file, narrow->root, narrow->parent, &narrow->object, narrow->class,
 					       narrow->params);
-		else
+		} else {
 			return NV_ERR_INVALID_ARGUMENT;
+		}
 		return NV_OK;
 	case NV_ESC_RM_ALLOC_OBJECT:
 		if (size != sizeof(*bare))

@@ -226,15 +226,28 @@ u32 sim_insert(struct sim_client *client, u32 parent, u32 *handle, u32 class, st
 	return NV_OK;
 }
 
-static u32 alloc_client(struct sim_file *file, u32 *handle)
+static u32 free_handle(void)
 {
-	struct sim_client *client = kzalloc(sizeof(*client), GFP_KERNEL);
+	do {
+		last_client++;
+	} while (sim_client(last_client, NULL));	/* chosen by a caller */
+	return last_client;
+}
 
+/* rs_server.c:serverAllocClient: the root is the handle that the caller chooses; 0: RM does. */
+static u32 alloc_client(struct sim_file *file, u32 root, u32 *handle)
+{
+	struct sim_client *client;
+
+	if (sim_client(root, NULL))
+		return NV_ERR_INSERT_DUPLICATE_NAME;
+	client = kzalloc(sizeof(*client), GFP_KERNEL);
 	if (!client)
 		return NV_ERR_NO_MEMORY;
 	xa_init(&client->objects);
-	client->handle = next_client ?: ++last_client;
-	next_client = 0;
+	client->handle = root ?: next_client ?: free_handle();
+	if (!root)
+		next_client = 0;
 	client->owner = file->control ?: file;
 	list_add(&client->node, &clients);
 	sim_nr_clients++;
@@ -257,12 +270,14 @@ u32 sim_alloc(struct sim_file *file, u32 root, u32 parent, u32 *handle, u32 clas
 {
 	struct sim_client *client;
 	struct sim_object *object;
-	u32 status;
+	u32 status, first;
 
 	if (class == NV01_ROOT || class == NV01_ROOT_NON_PRIV || class == NV01_ROOT_CLIENT) {
 		if (file->minor != NV_MINOR_CONTROL)
 			return NV_ERR_INVALID_ARGUMENT;
-		return alloc_client(file, handle) ?: write_back(file, params);
+		if (params && sim_copy_in(file, &first, params, sizeof(first)))
+			return NV_ERR_INVALID_ADDRESS;
+		return alloc_client(file, root, handle) ?: write_back(file, params);
 	}
 	client = sim_client(root, file);
 	if (!client)

@@ -23,7 +23,6 @@
 #define SIM_LATENCIES		512
 #define SIM_HELD_MAX		16
 
-#define NV_ERR_INVALID_ADDRESS	0x1e
 #define NV_ERR_INVALID_CHANNEL	0x21
 
 /* The simulator's own escapes, for tests: a real process would write memory and ring a doorbell. */
