@@ -174,6 +174,12 @@ def _in_kernel(perform: Callable[[int, int, Any], int]) -> Callable[[int, int, A
     return both
 
 
+def there() -> dict[Any, Any]:
+    """Return the objects that RM has from the start: the recorded clients, and devices, which the kernel makes."""
+    made = allocated(_TRACE)
+    return {key: made[key] for key in made if key[0] == key[1] or made[key][0] == abi.NV01_DEVICE_0}
+
+
 def start(command: Sequence[str], parts: Parts | None, rm: FakeRm | None) -> tuple[bytes, float]:
     """Start a program in a pod; return what it printed, and the CPU time of the main loop meanwhile, in s."""
     with guardian(parts, rm) as (path, loop):
@@ -205,15 +211,13 @@ def start(command: Sequence[str], parts: Parts | None, rm: FakeRm | None) -> tup
 def calls(script: Script) -> list[Figure]:
     """Start a program in a pod again and again, in turn as a whole and by part."""
     replayed = script.bench.simulated
-    made = allocated(_TRACE)
-    there = {key: made[key] for key in made if key[0] == key[1] or made[key][0] == abi.NV01_DEVICE_0}
     seen: list[list[int]] = []
     starts: list[float] = []
     loops: list[float] = []
     by_part: list[Parts] = []
     for round_ in range(2 * round(_ROUNDS * script.scale)):
         parts = Parts() if round_ % 2 else None
-        rm = FakeRm(there) if replayed else None
+        rm = FakeRm(there()) if replayed else None
         command = ["--replay"] if replayed else [*LOAD, *script.bench.load_options("1ms", "--duration", "50ms")]
         said, loop_s = start(command, parts, rm)
         if parts is not None:

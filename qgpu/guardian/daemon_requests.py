@@ -36,7 +36,7 @@ class DaemonRequests:
         return found
 
     def _op_hello(self, session: DaemonSession, message: dict[str, Any], _: list[int]) -> Answer:
-        session.watching = bool(message.get("watch"))
+        session.watching = message.get("watch", False)
         answer = {
             "protocol": PROTOCOL,
             "version": self._version,
@@ -117,7 +117,7 @@ class DaemonRequests:
         for (name, i), size in held.items():
             if name not in self._shared.table.pods and i in instances:
                 left[instances[i]] = left.get(instances[i], 0) + size
-        return {"pods": pods, "left": left}, []
+        return {"pods": pods, "left": left, "stuck": self._shared.listeners.stuck()}, []
 
     def _op_admit(self, _: DaemonSession, message: dict[str, Any], __: list[int]) -> Answer:
         if not message["cgroup"]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import selectors
+import struct
+import termios
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,6 +26,10 @@ _log = structlog.get_logger("guardian")
 
 #: How long a message to a daemon may take; then the session ends.
 _PATIENCE_S = 0.1
+#: A session that has left so much of the socket's memory unread gets no events, so that its next answer fits as well.
+_MOST_UNREAD = 16 << 10
+#: How many events a session may be owed; then it ends. There is one for each listener at most, and one for all changes.
+_MOST_OWED = 1024
 #: How long to pause when a connection cannot be accepted.
 _PAUSE_S = 0.01
 
@@ -34,7 +42,28 @@ class DaemonSession:
 
     connection: wire.Connection
     cards: set[int] = field(default_factory=set)
-    watching: bool = False
+    #: The kind of events that it wants; True, from a daemon of an earlier version, stands for all kinds.
+    watching: str | bool = False
+    #: Events that it gets once it has read more.
+    _owed: list[dict[str, Any]] = field(default_factory=list)
+
+    def tell(self, event: dict[str, Any]) -> None:
+        """Send an event, or owe it, without waiting for the peer. Raises OSError if it is gone or owed too many."""
+        if event not in self._owed:
+            self._owed.append(event)
+        self.send_owed()
+        if len(self._owed) > _MOST_OWED:
+            raise BlockingIOError(errno.EAGAIN, "events are not read")
+
+    def send_owed(self) -> None:
+        """Send events as long as little is unread. Raises OSError."""
+        while self._owed and self._unread() < _MOST_UNREAD:
+            self.connection.send(self._owed[0])
+            del self._owed[0]
+
+    def _unread(self) -> int:
+        """Return how many bytes of the socket's memory hold what the peer has not read (SIOCOUTQ, unix_outq_len)."""
+        return int(struct.unpack("i", fcntl.ioctl(self.connection, termios.TIOCOUTQ, bytes(4)))[0])
 
 
 class DaemonSessions:
@@ -79,11 +108,11 @@ class DaemonSessions:
         return len(self._sessions)
 
     def broadcast(self, event: dict[str, Any]) -> None:
-        """Send an event to all sessions that watch."""
+        """Send an event to all sessions that watch its kind. One that does not read gets it when it next asks."""
         for number, session in list(self._sessions.items()):
-            if session.watching:
+            if session.watching in (True, event["event"]):
                 try:
-                    session.connection.send(event)
+                    session.tell(event)
                 except OSError:
                     self._hang_up(number)
 
@@ -128,6 +157,7 @@ class DaemonSessions:
             alive = session.connection.fill()
             while (message := session.connection.next_buffered()) is not None:
                 reply, fds = self._reply(session, *message)
+                session.send_owed()
                 session.connection.send(reply, fds)
         except (OSError, wire.WireError) as error:
             _log.warning("session broken", reason=str(error))

@@ -37,7 +37,7 @@ from qgpu.linux import capabilities
 from qgpu.linux.open_file_set import FileSets
 from qgpu.linux.pod_threads import PodThreads
 from qgpu.linux.timerfd import Timer
-from qgpu.model import NS_PER_MS, NS_PER_S
+from qgpu.model import NS_PER_MS, NS_PER_S, Grant
 from qgpu.model.plane_api import MigInstance
 from qgpu.nvidia import mig, uvm
 from qgpu.nvidia.ctxsw_log import ContextSwitches, CtxswLog, DividedLog, InstanceLog
@@ -76,9 +76,9 @@ class Guardian:
         listeners: Mapping[int, tuple[str, int]],
     ) -> None:
         version = installed()
-        client, self.table = RmClient(), table
+        client, branch, self.table = RmClient(), find(version), table
         devices = open_devices(client)
-        self.gpu_ops = GpuOps(table, find(version), client, devices)
+        self.gpu_ops = GpuOps(table, branch, client, devices)
         for device in devices:
             self.gpu_ops.open_gates(device)  # first of all: a pod may be waiting behind a gate
         self._search_for_moved_files()
@@ -96,12 +96,14 @@ class Guardian:
             self._wake,
             uvm_major=uvm.major(),
             uvm_layouts=uvm.layouts(version),
+            multicast_keeps=branch.multicast_keeps,
             uuids={device.uuid(): mig.card_of(device.instance) for device in devices},
             files=files,
         )
         self._add_cards(devices, mig.shared(runtime_dir))
         self.lock = self.shared.lock
-        self._allowances: dict[str, Allowance] = {}
+        #: By pod, what its grants allow, with the grants from which that follows.
+        self._allowances: dict[str, tuple[Mapping[int, Grant], Allowance]] = {}
         self._threads: dict[int, threading.Thread] = {}
         self._dispatchers: dict[str, Dispatcher] = {}
         self._looked_ns = self._list_exports_ns = 0
@@ -274,18 +276,20 @@ class Guardian:
     # -- pods -------------------------------------------------------------------------------------------------
 
     def _allowance(self, pod: str) -> Allowance:
-        if pod not in self.table.pods:
+        """Return what a pod's grants allow. Pods' threads ask without the lock, while the main loop changes grants."""
+        if (entry := self.table.pods.get(pod)) is None:
             return NO_POD
-        found = self._allowances.get(pod)
-        if found is None:
-            grants = self.table.pods[pod].grants
+        grants = entry.grants
+        known, found = self._allowances.get(pod, (None, NO_POD))
+        if known is not grants:
             granted = [(self.cards[index].device, grant) for index, grant in grants.items() if index in self.cards]
-            found = self._allowances[pod] = Allowance(
+            found = Allowance(
                 {device.instance: device.minor for device, _ in granted},
                 {device.instance: grant.memory for device, grant in granted if grant.memory is not None},
                 profiling=bool(grants) and all(grant.profiling for grant in grants.values()),
                 graphics=bool(grants) and all(grant.graphics for grant in grants.values()),
             )
+            self._allowances[pod] = grants, found
         return found
 
     def _open_for_free(self, channels: list[Key]) -> None:
@@ -433,7 +437,7 @@ class Guardian:
         self._threads[number] = thread
 
     def _amended(self, pod: str) -> None:
-        self._allowances.pop(pod, None)
+        self._allowances.pop(pod, None)  # of a pod that was retired, too
         self._changed()
 
     def _retired(self, pod: str) -> None:

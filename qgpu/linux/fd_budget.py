@@ -25,6 +25,8 @@ _FEW = 4096
 #: How long a call waits for a descriptor, and how often it retries. Normal use is much shorter; after that the host is
 #: broken.
 _PATIENCE_S, _TRY_AGAIN_S = 60.0, 0.02
+#: How many of anything are reserved for pods that have none.
+FOR_NEW_PODS = 64
 
 _T = TypeVar("_T")
 
@@ -60,11 +62,11 @@ def headroom(used: int) -> int:
 
 
 def within_fair_share(own: int, remaining: int) -> bool:
-    """Tell whether a pod may have one more of something: it has less than half of what remains.
+    """Tell whether a pod may have one more of something: it has less than half of what remains besides the reserve.
 
-    So however many pods take as many as they can, a new pod still gets some.
+    A pod that has none may use the reserve. So when others have taken all they can, many a new pod still gets one.
     """
-    return 2 * own < remaining
+    return remaining > 0 if own == 0 else 2 * own < remaining - FOR_NEW_PODS
 
 
 def retry_on_emfile(do: Callable[[], _T], may_wait: Callable[[], bool] = lambda: True) -> _T:

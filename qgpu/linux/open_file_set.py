@@ -14,9 +14,14 @@ import struct
 import threading
 from contextlib import suppress
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
-#: The descriptor numbers under which epoll registers files: for root clients, for devices, for exported memory.
+#: Process numbers are below 2**22 (PID_MAX_LIMIT): eleven digits to base 4.
+_DIGITS, _BASE = 11, 4
+#: The descriptor numbers under which epoll registers files: for each digit of the process that makes clients on a file,
+#: for root clients, for devices, for exported memory.
+_MAKERS = range(1000 - _DIGITS * _BASE, 1000)
 _ROOTS, _DEVICES = 1000, 1001
 #: How many exports of one file can be told apart.
 _CARRIERS = range(1002, 1010)
@@ -90,6 +95,34 @@ class FileSet:
             os.dup2(_nothing(), place, inheritable=False)
 
 
+class FileMakers:
+    """Which process makes clients on a file: for each digit of its number, the set of files with that digit.
+
+    Epoll cannot be asked for a file's mark without a look at all files.
+    """
+
+    def __init__(self, epoll: int) -> None:
+        self._digits = [[FileSet(epoll, place) for place in _MAKERS[at::_DIGITS]] for at in range(_DIGITS)]
+
+    def claim(self, file: int, pid: int) -> bool:
+        """Note a process as the one that makes clients on a file; False if another one does. Raises OSError."""
+        if any(files.has(file) for files in self._digits[0]):
+            return self.is_by(file, pid)
+        return all(files.add(file) for files in self._of(pid))
+
+    def is_by(self, file: int, pid: int) -> bool:
+        """Tell whether this process is noted of a file. Raises OSError."""
+        return all(files.has(file) for files in self._of(pid))
+
+    def forget(self, file: int) -> None:
+        """Forget who makes clients on a file."""
+        for files in chain.from_iterable(self._digits):
+            files.discard(file)
+
+    def _of(self, pid: int) -> list[FileSet]:
+        return [sets[pid // _BASE**at % _BASE] for at, sets in enumerate(self._digits)]
+
+
 class FileSets:
     """All sets, in the epoll behind ``fd``; without ``fd``, they are new."""
 
@@ -102,12 +135,19 @@ class FileSets:
         #: Control files on which a root client was made, and those on which a device was.
         self.roots = FileSet(fd, _ROOTS)
         self.devices = FileSet(fd, _DEVICES)
+        self.makers = FileMakers(fd)
         #: Files that carry exported memory.
         self.carriers = FileSet(fd, *_CARRIERS)
         _nothing()
 
+    def forget_root(self, file: int) -> None:
+        """Record that a file has no root client that the kernel made; one that reaches a device may have others."""
+        if not self.devices.has(file):
+            self.makers.forget(file)
+        self.roots.discard(file)
+
 
 def reserve_fds() -> None:
     """Reserve the sets' descriptor numbers; call it before other descriptors arrive."""
-    for place in (_ROOTS, _DEVICES, *_CARRIERS):
+    for place in (*_MAKERS, _ROOTS, _DEVICES, *_CARRIERS):
         os.dup2(_nothing(), place, inheritable=False)

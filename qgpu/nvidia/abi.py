@@ -196,7 +196,10 @@ NV_VASPACE_ALLOCATION_INDEX_GPU_DEVICE = 3
 
 # Who may duplicate an object (SDK/rs_access.h).
 RS_ACCESS_DUP_OBJECT = 1 << 0
+RS_SHARE_TYPE_NONE = 0
+RS_SHARE_TYPE_ALL = 1
 RS_SHARE_TYPE_CLIENT = 3
+RS_SHARE_TYPE_PID = 4
 RS_SHARE_ACTION_FLAG_REVOKE = 1 << 0
 RS_SHARE_ACTION_FLAG_COMPOSE = 1 << 2
 
@@ -223,6 +226,7 @@ NV_MEMORY_FABRIC = 0x00F8
 NV00F8_ALLOC_FLAGS_FLEXIBLE_FLA = 1
 NV_EVENT_BUFFER = 0x90CD
 NV01_MEMORY_DEVICELESS = 0x90CE
+NV_MEMORY_MULTICAST_FABRIC = 0xFD
 NV_MEMORY_MAPPER = 0xFE
 #: RM's own numbers of its classes FlaMemory, PhysicalMemory and RegisterMemory, from 535 on (generated/g_*_nvoc.h): all
 #: classes of memory by address below a device, but for those that RM itself makes.

@@ -23,20 +23,22 @@ class Branch:
     major: int
     #: Whether RM returns a channel's context id, which context-switch records carry (ctrla06fgpfifo.h).
     context_ids: bool
+    #: Whether a multicast object keeps memory that is attached to it and freed (mem_multicast_fabric.c: hDupedPhysMem).
+    multicast_keeps: bool
 
 
 BRANCHES = (
-    Branch(535, context_ids=False),
-    Branch(545, context_ids=False),
-    Branch(550, context_ids=False),
-    Branch(555, context_ids=False),
-    Branch(560, context_ids=False),
-    Branch(565, context_ids=False),
-    Branch(570, context_ids=True),
-    Branch(575, context_ids=True),
-    Branch(580, context_ids=True),
-    Branch(590, context_ids=True),
-    Branch(595, context_ids=True),
+    Branch(535, context_ids=False, multicast_keeps=True),
+    Branch(545, context_ids=False, multicast_keeps=True),
+    Branch(550, context_ids=False, multicast_keeps=True),
+    Branch(555, context_ids=False, multicast_keeps=True),
+    Branch(560, context_ids=False, multicast_keeps=True),
+    Branch(565, context_ids=False, multicast_keeps=True),
+    Branch(570, context_ids=True, multicast_keeps=False),
+    Branch(575, context_ids=True, multicast_keeps=False),
+    Branch(580, context_ids=True, multicast_keeps=False),
+    Branch(590, context_ids=True, multicast_keeps=False),
+    Branch(595, context_ids=True, multicast_keeps=False),
 )
 
 

@@ -16,10 +16,9 @@ from collections.abc import Callable
 
 from qgpu import guardian, linux
 from qgpu.guardian.failover.journal import Journal
-from qgpu.linux.open_file_set import FileSets
 from qgpu.nvidia import abi, uvm
 from tests.fuzz.judged import CountingRm
-from tests.guardian.pod import PATIENCE_S, Pod
+from tests.guardian.pod import PATIENCE_S, Files, Pod
 
 _INVALID_DEVICE = 0x21
 REGISTER_VIDMEM, UNREGISTER_VIDMEM = 0x503C0104, 0x503C0105
@@ -171,7 +170,7 @@ class MortalPod(Pod):
             os.close(self.rm.fd)
         self.rm = LastingRm()
         os.close(self.files.fd)
-        self.files = FileSets()
+        self.files = Files()
         self._lives += 1
         if self._lives % 25 == 0:
             gc.collect()  # journals that are mapped

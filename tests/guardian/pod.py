@@ -22,7 +22,7 @@ from qgpu.guardian.failover.journal import Journal
 from qgpu.guardian.proxy.dispatcher import Dispatcher
 from qgpu.guardian.proxy.shared_state import SharedState
 from qgpu.linux import proc
-from qgpu.linux.open_file_set import FileSets
+from qgpu.linux.open_file_set import FileMakers, FileSets
 from qgpu.nvidia import abi, uvm
 from tests.guardian.asked import DEVICE_PARAMS, alloc, alloc_status, device, memory_params, subdevice
 from tests.guardian.fake_rm import FakeRm
@@ -40,6 +40,28 @@ def until(condition):
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+class _Makers(FileMakers):
+    """Takes whoever asks for the maker of a client that RM's table has from the start."""
+
+    def __init__(self, files):
+        super().__init__(files.fd)
+        self._roots = files.roots
+
+    def is_by(self, file, pid):
+        try:
+            return not self._roots.has(file) or super().is_by(file, pid)
+        except PermissionError:  # a file that cannot be polled stands for RM's
+            return True
+
+
+class Files(FileSets):
+    """Sets of files of which some have root clients that no call made."""
+
+    def __init__(self):
+        super().__init__()
+        self.makers = _Makers(self)
 
 
 class Child:
@@ -89,7 +111,7 @@ class Pod:
         self.left, self.cancel_free = [], []
         self.rm = FakeRm(objects)
         self.minors, self.limits, self.profiling, self.graphics = {0: MINOR}, {0: LIMIT}, False, False
-        self.files = FileSets()
+        self.files = Files()
         self.shared = self.fresh(Journal())
         self.shared.note({"fact": "pod", "name": "web", "grants": {}})
         self.number = self.shared.listeners.add("web", self.listener)

@@ -18,17 +18,19 @@ from qgpu.guardian.accounting.managed_search import ManagedSearch
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.failover.journal import Journal
 from qgpu.guardian.gpu.enforcer import Enforcer, Moved
+from qgpu.guardian.proxy import listeners
 from qgpu.guardian.proxy.shared_state import SharedState
 from qgpu.guardian.server import Guardian
 from qgpu.ipc import wire
 from qgpu.linux import cgroup
-from qgpu.linux.open_file_set import FileSets, reserve_fds
+from qgpu.linux.open_file_set import reserve_fds
 from qgpu.model.plane_api import MigInstance
 from qgpu.nvidia import abi, mig, uvm
+from qgpu.planes.seccomp.hang_detector import waits_for_pages
 from tests.guardian.asked import DEVICE_PARAMS, alloc, alloc_status, device, memory_params, subdevice
 from tests.guardian.fake_device import FakeDevice
 from tests.guardian.fake_rm import PAGE, FakeRm
-from tests.guardian.pod import PATIENCE_S, Child, until
+from tests.guardian.pod import PATIENCE_S, Child, Files, until
 
 #: How many processes end at once.
 MANY = 100
@@ -67,7 +69,7 @@ def guardian(monkeypatch, tmp_path, devices):
     rm.gate = lambda device, channels, closed, preempt=True: Moved()
     rm.open_gates = lambda device: None
     rm.timeslice = lambda tsg, us: True
-    made = Guardian(tmp_path, Journal(), FileSets(), ObjectTable(), {})
+    made = Guardian(tmp_path, Journal(), Files(), ObjectTable(), {})
     made.rm = rm
     made.shared.major, made.shared.perform = 1, rm.perform
     made.shared.uvm_files.perform = rm.perform
@@ -285,6 +287,25 @@ def test_programs_started_without_limit_get_none_later(pods, guardian, daemon):
     assert a.allocate(7, 10, 2 * PAGE) == abi.NV_OK
 
 
+def test_limit_changed_while_it_is_looked_up_takes_effect(guardian, daemon):
+    """Pods' threads look it up without the lock."""
+    grant = {"class": "offline", "cores": None}
+    daemon("admit", name="a", cgroup=None, grants={"0": grant | {"memory": 2 * PAGE}})
+
+    class Changing(dict):
+        def values(self):
+            guardian.table.pods["a"].grants = {}  # the main loop must not come here
+            daemon("amend", name="a", grants={"0": grant | {"memory": PAGE}})
+            return super().values()
+
+    with guardian.lock:
+        guardian.table.pods["a"].grants = Changing(guardian.table.pods["a"].grants)
+    guardian._allowances.clear()
+    guardian._allowance("a")
+
+    assert list(guardian._allowance("a").limits.values()) == [PAGE]
+
+
 def test_a_pod_whose_memory_never_comes_holds_up_nobody_else(pods, daemon):
     a, b = pods
     a.begin(abi.NV_ESC_RM_CONTROL, bytes(32), slow=True)  # its argument lies where nobody answers a page fault
@@ -293,6 +314,26 @@ def test_a_pod_whose_memory_never_comes_holds_up_nobody_else(pods, daemon):
     assert not ready
     assert b.allocate(8, 10, PAGE) == abi.NV_OK
     assert daemon("pods")["pods"]
+
+
+def test_calls_that_outlive_their_pods_are_told_of(pods, guardian, daemon, monkeypatch):
+    """Only a process outside the pod can deliver the page that such a call waits for."""
+    monkeypatch.setattr(listeners, "_STUCK_S", 0)
+    a, b = pods
+    a.begin(abi.NV_ESC_RM_CONTROL, bytes(32), slow=True)
+    fds, process = f"/proc/{a.process.pid}/fd", os.pidfd_open(a.process.pid)
+    until(lambda: waits_for_pages(os.getpid()))
+    (fault,) = (int(fd) for fd in os.listdir(fds) if "userfaultfd" in os.readlink(f"{fds}/{fd}"))
+    page = abi.pidfd_getfd(process, fault)
+    before = daemon("pods")["stuck"]
+    a.end()
+    until(lambda: daemon("pods")["stuck"])
+    during = daemon("pods")["stuck"], b.allocate(8, 10, PAGE)
+    for fd in (page, process):
+        os.close(fd)
+    until(lambda: not daemon("pods")["stuck"])
+
+    assert (before, during) == (0, (1, abi.NV_OK))
 
 
 def test_memory_comes_back_when_a_process_is_killed(pods, guardian, daemon):

@@ -99,6 +99,17 @@ def test_greedy_pods_leave_something_for_the_next(pods, most):
     assert fd_budget.within_fair_share(0, most - sum(own))
 
 
+@given(st.integers(0, 60), st.integers(100, 700))
+def test_pods_that_take_all_in_turn_leave_some_for_the_next(pods, most):
+    left = most
+    for _ in range(pods):
+        own = 0
+        while fd_budget.within_fair_share(own, left):
+            own, left = own + 1, left - 1
+
+    assert fd_budget.within_fair_share(0, left)
+
+
 def test_long_held_fds_are_refused_early_and_leave_a_reserve():
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = max(int(fd) for fd in os.listdir("/proc/self/fd")) + 400

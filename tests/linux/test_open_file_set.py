@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from qgpu.linux.open_file_set import FileSets
+
+_PIDS = st.integers(1, (1 << 22) - 1)
 
 
 def test_a_file_is_known_by_every_descriptor_it_has(pipe):
@@ -45,3 +49,19 @@ def test_what_cannot_be_polled_is_an_error():
     with pytest.raises(PermissionError):
         FileSets().roots.add(fd)
     os.close(fd)
+
+
+@given(maker=_PIDS, other=_PIDS)
+def test_a_file_knows_who_made_its_client_and_nobody_else(maker, other):
+    makers, (reading, writing) = FileSets().makers, os.pipe()
+    assert makers.claim(reading, maker)
+    copy = os.dup(reading)
+
+    assert makers.is_by(copy, maker)
+    assert makers.claim(copy, other) == makers.is_by(copy, other) == (other == maker)
+    assert not makers.is_by(writing, maker)
+    makers.forget(copy)
+    assert not makers.is_by(reading, maker)
+    assert makers.claim(reading, other)
+    for fd in (reading, writing, copy):
+        os.close(fd)

@@ -28,7 +28,8 @@ class Allocation:
     handles: set[Key] = field(default_factory=set)
     #: Open files that carry it, by their marks in ``FileSets.carriers``.
     carriers: set[int] = field(default_factory=set)
-    #: Something unseen may keep it: it counts until the pod has no process and no file carries memory of the pod.
+    #: Something unseen may keep it: it counts until the pod has no process and no client, and no file carries memory of
+    #: the pod.
     pinned: bool = False
 
     @property
@@ -82,7 +83,9 @@ class Allocations:
     _looked: Place | None = field(default=None, compare=False)
     #: The allocations that each carrier carries.
     _carried: dict[int, set[int]] = field(default_factory=dict)
-    #: How many times memory of a pod is carried, and the pods that ended while some was.
+    #: How many clients each pod has: one whose file is open elsewhere may keep what is pinned.
+    _clients: Counter[str] = field(default_factory=Counter, compare=False)
+    #: How many times memory of a pod is carried, and the pods that ended while some was, or while they had clients.
     _carries: Counter[str] = field(default_factory=Counter)
     _ended: set[str] = field(default_factory=set)
     #: Pins of ended pods, to be removed in steps.
@@ -133,7 +136,7 @@ class Allocations:
         self._count(self.memories[number], 1)
 
     def pin(self, number: int) -> None:
-        """Charge an allocation until every process of its pod has ended and no file carries memory of the pod."""
+        """Charge an allocation until every process and client of its pod is gone and no file carries its memory."""
         if (memory := self.memories.get(number)) is not None:
             memory.pinned = True
             self._pins.pop(number, None)
@@ -199,15 +202,23 @@ class Allocations:
             self._discharge_if_unused(memory)
 
     def pod_ended(self, pod: str) -> None:
-        """Record that a pod has no process; memory that a file elsewhere still carries stays charged."""
+        """Record that a pod has no process; what a file or client elsewhere may still keep stays charged."""
         self.managed_left.pop(pod, None)
-        if self._carries[pod]:
+        if self._carries[pod] or self._clients[pod]:
             self._ended.add(pod)
             return
         self._ended.discard(pod)
         del self._carries[pod]
         for numbers in self._kept_by_size.pop(pod, {}).values():
             self._pins |= numbers
+
+    def count_client(self, pod: str, more: int) -> None:
+        """Record that a pod has one client more or less."""
+        self._clients[pod] += more
+        if not self._clients[pod]:
+            del self._clients[pod]
+            if pod in self._ended:
+                self.pod_ended(pod)
 
     def begins(self, pid: int, pod: str) -> None:
         """Record a process of a pod; it may keep what is pinned."""
@@ -391,8 +402,10 @@ class Allocations:
     def facts(self) -> Iterator[dict[str, Any]]:
         """Yield the facts beyond those of objects: mappings, charged allocations, managed memory.
 
-        What keeps an allocation comes before the allocation, so that something keeps it from the start.
+        What keeps an allocation comes before the allocation, so that something keeps it from the start. Which pods
+        ended comes first, because their last clients may go meanwhile, and after what files carry.
         """
+        yield from self._ended_facts()
         for pid, space in list(self.mappings.items()):
             for mapping in space.walk():
                 if (pid, mapping) not in self._mapped.get(mapping.memory, ()):
@@ -405,14 +418,17 @@ class Allocations:
                 whose = {"pod": memory.pod, "instance": memory.instance, "size": memory.size}
                 yield {"fact": "kept", "memory": number, **whose, "pinned": memory.pinned and number not in self._pins}
                 yield from ({"fact": "carrier", "carrier": each, "memory": number} for each in sorted(memory.carriers))
-        for pod in sorted(self._ended):
-            if pod in self._ended:
-                yield {"fact": "ended", "name": pod}
+        yield from self._ended_facts()
         for pid in list(self.managed):
             if pid in self.managed:
                 yield {"fact": "managed", "pid": pid, "bytes": self.managed[pid]}
         for pod in list(self.managed_left):  # after what processes have: one that ends meanwhile leaves that
             yield {"fact": "managed_left", "pod": pod, "bytes": self.managed_left.get(pod, 0)}
+
+    def _ended_facts(self) -> Iterator[dict[str, Any]]:
+        for pod in sorted(self._ended):
+            if pod in self._ended:
+                yield {"fact": "ended", "name": pod}
 
     def _name(self, memory: Allocation, key: Key) -> None:
         memory.handles.add(key)

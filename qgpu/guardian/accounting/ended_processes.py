@@ -76,6 +76,10 @@ class EndedProcesses(LatelyEnded):
             if not self._made[pid]:
                 del self._made[pid]
 
+    def made_for_others(self, number: int, pod: str) -> bool:
+        """Tell whether a process of this number made a client that exists and is another pod's."""
+        return any(of != pod for of in self._made.get(number, {}).values())
+
     def pod_of(self, number: int) -> str | None:
         """Return the pod of a process that ended: of the latest client that it made, else its own."""
         if (made := self._made.get(number)) is not None:

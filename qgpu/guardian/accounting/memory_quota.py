@@ -116,8 +116,9 @@ class MemoryQuota:
         held = allocations.held.get((pod, instance), 0)
         if instance in self._allowance(pod).limits:
             held += allocations.managed_of[pod] + allocations.managed_left.get(pod, 0) + self._mapping_of[pod]
-            # UVM allocates page tables without a call.
-            held += self._uvm_files(pod) * object_table.SPACE_BYTES
+            # UVM allocates page tables without a call, and RM the address space of a device of whichever card.
+            spaces = self._uvm_files(pod) + self._table.unplaced_devices[pod]
+            held += spaces * object_table.SPACE_BYTES
             held += sum(allocations.tables_of[pod, uuid] for uuid, of in self._uuids().items() if of == instance)
         return held
 
@@ -141,11 +142,11 @@ class MemoryQuota:
         return all(self.fits(pod, [self._uuids()[uuid]], size) for uuid, size in more.items())
 
     def over_limit(self, pod: str, instance: int, more: int = 0) -> bool:
-        """Tell whether a pod is over its limit on a card."""
-        if not self._allowance(pod).known:
-            return True
-        limit = self._allowance(pod).limits.get(instance)
-        return limit is not None and self.used(pod, instance) + more > limit
+        """Tell whether a pod is over its limit on a card; if the card is unknown (NO_INSTANCE), on any."""
+        allowance = self._allowance(pod)
+        places = allowance.limits if instance == object_table.NO_INSTANCE else allowance.limits.keys() & {instance}
+        over = any(self.used(pod, place) + more > allowance.limits[place] for place in places)
+        return over or not allowance.known
 
     def fits(
         self, pod: str, instances: Collection[int], more: int = 0, then: Callable[[], object] = lambda: None
@@ -280,7 +281,7 @@ class MemoryQuota:
                 return None
             for owner, more in Counter(self._table.allocations.memories[each].pod for each in numbers).items():
                 own, every = self._table.allocations.carries(owner)
-                if own + more > _MOST_CARRIED or not fd_budget.within_fair_share(own + more, _ALL_CARRIED - every):
+                if own + more > _MOST_CARRIED or not fd_budget.within_fair_share(own + more - 1, _ALL_CARRIED - every):
                     raise OSError(errno.ENOSPC, "too many open exports of the pod")
             mark = self._table.allocations.next_carrier()
         if not self._carriers.add(carrier, mark):

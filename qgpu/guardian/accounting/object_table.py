@@ -42,6 +42,9 @@ _FORMER_NAMES = {"wish": "timeslice", "unpod": "pod_retired", "carry": "carrier"
 #: What the driver's checkpoint takes off a card but cannot put back (docs/decisions/0043-suspend.md).
 IMPORTED, PEER_ACCESS = "memory of another process (CUDA IPC)", "peer access between cards"
 
+#: Stands for all objects of a client: RM gives no object this handle.
+ALL_OBJECTS = 0
+
 
 @dataclass(slots=True)
 class RmClientEntry:
@@ -87,8 +90,10 @@ class ObjectTable:
     #: Devices by client, and their number per pod.
     devices: dict[int, set[int]] = field(default_factory=dict, compare=False)
     device_counts: Counter[str] = field(default_factory=Counter, compare=False)
-    #: Subdevices by client.
-    _subdevices: dict[int, set[int]] = field(default_factory=dict, compare=False)
+    #: How many devices of each pod are on a card that is unknown so far: any of its cards may have their address space.
+    unplaced_devices: Counter[str] = field(default_factory=Counter, compare=False)
+    #: Subdevices by device.
+    _subdevices: dict[Key, set[int]] = field(default_factory=dict, compare=False)
     #: Number of objects per pod.
     counts: Counter[str] = field(default_factory=Counter, compare=False)
     #: By process, the descriptors of UVM files on which it has registered cards.
@@ -105,6 +110,9 @@ class ObjectTable:
     _children: dict[Key, set[int]] = field(default_factory=dict)
     _tsgs: TsgHandles = field(default_factory=TsgHandles, compare=False)
     _channels: dict[int, set[Key]] = field(default_factory=dict, compare=False)
+    #: By client, the objects that it shares with all, and how many of each pod are.
+    _shared_with_all: dict[int, set[int]] = field(default_factory=dict)
+    shared_counts: Counter[str] = field(default_factory=Counter, compare=False)
     #: Changes whenever the set of scheduled objects may change, so that callers can cache what they derive.
     revision: int = field(default=0, compare=False)
     #: Changes whenever a grant may change. It starts at the time, so that no two guardians count alike.
@@ -160,7 +168,8 @@ class ObjectTable:
     def _exit(self, fact: Fact) -> None:
         """Remove a process; its clients stay until RM drops them, because their files may be open elsewhere."""
         if (pod := self.processes.pop(fact["pid"], None)) is not None:
-            self.ended_processes.add(fact["pid"], pod)
+            if pod in self.pods:  # else it was retired meanwhile, and nothing would forget the process
+                self.ended_processes.add(fact["pid"], pod)
             self.started.pop(fact["pid"], None)
             self._pids[pod].discard(fact["pid"])
             if not self._pids[pod]:
@@ -208,8 +217,10 @@ class ObjectTable:
                 del self.unrestorable[entry.pod, what]
 
     def _add_client(self, client: int, pod: str, maker: int) -> None:
+        self.allocations.count_client(pod, 1)
         if (before := self.clients.get(client)) is not None:
             self._count_unrestorable(before, -1)
+            self.allocations.count_client(before.pod, -1)
         self.clients[client] = RmClientEntry(pod, maker)
         self.ended_processes.client_made(client, maker, pod)
         self._transferred.discard(client)
@@ -230,18 +241,29 @@ class ObjectTable:
             self._add_user(fact["client"], fact["pid"], fact["fd"])
 
     def _owner(self, fact: Fact) -> None:
-        """Move a client to the pod that has its file, with its objects and the memory without a handle elsewhere."""
-        client, pod, pid = fact["client"], fact["pod"], fact["pid"]
+        """Move a client to the pod that has its file, with its objects and the memory without a handle elsewhere.
+
+        RM still names its maker, unless it has reused the handle.
+        """
+        client, pod = fact["client"], fact["pod"]
         if (entry := self.clients.get(client)) is None:
             return
         handles = self._handles.get(client, set())
-        for counts, count in ((self.counts, len(handles)), (self.device_counts, len(self.devices.get(client, ())))):
-            counts[entry.pod] -= count
-            counts[pod] += count
+        for counts, found in (
+            (self.counts, handles),
+            (self.device_counts, self.devices.get(client, ())),
+            (self.unplaced_devices, self._unplaced_of(client)),
+            (self.shared_counts, self._shared_with_all.get(client, ())),
+        ):
+            counts[entry.pod] -= len(found)
+            counts[pod] += len(found)
         self._of_pod[entry.pod].discard(client)
         self._of_pod.setdefault(pod, set()).add(client)
         self._count_unrestorable(entry, -1)
-        entry.pod, entry.maker = pod, pid
+        before, entry.pod = entry.pod, pod
+        if "maker" in fact:
+            entry.maker, entry.made_here = fact["maker"], False
+            self.ended_processes.client_made(client, entry.maker, pod)
         self.ended_processes.client_moved(client, pod)
         self._count_unrestorable(entry, 1)
         for handle in handles:
@@ -250,6 +272,8 @@ class ObjectTable:
         self._transferred.add(client)
         self._reached(fact)
         self.allocations.transfer([(client, handle) for handle in handles], pod)
+        self.allocations.count_client(before, -1)
+        self.allocations.count_client(pod, 1)
 
     def _object(self, fact: Fact) -> None:
         # RM reads parent 0 as the client itself (rs_server.c:serverAllocResource).
@@ -269,8 +293,9 @@ class ObjectTable:
         if rm.rm_class == abi.NV01_DEVICE_0:
             self.devices.setdefault(rm.client, set()).add(rm.handle)
             self.device_counts[self.pod_of(rm)] += 1
+            self.unplaced_devices[self.pod_of(rm)] += rm.detail == NO_INSTANCE
         if rm.rm_class == abi.NV20_SUBDEVICE_0:
-            self._subdevices.setdefault(rm.client, set()).add(rm.handle)
+            self._subdevices.setdefault((rm.client, rm.parent), set()).add(rm.handle)
         if rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A or self.stands_alone(rm):
             self._tsgs.add(rm.key, rm.same_as)
         if rm.rm_class in abi.GPFIFO_CLASSES:
@@ -292,6 +317,20 @@ class ObjectTable:
                 return True
             at = above.parent
         return False
+
+    def _shared(self, fact: Fact) -> None:
+        """Record that an object is shared with all, or no longer."""
+        if (entry := self.clients.get(fact["client"])) is None:
+            return
+        self._unshare((fact["client"], fact["handle"]))
+        if fact["there"]:
+            self._shared_with_all.setdefault(fact["client"], set()).add(fact["handle"])
+            self.shared_counts[entry.pod] += 1
+
+    def _unshare(self, key: Key) -> None:
+        if key[1] in self._shared_with_all.get(key[0], ()):
+            self._shared_with_all[key[0]].discard(key[1])
+            self.shared_counts[self.clients[key[0]].pod] -= 1
 
     def _confirm(self, fact: Fact) -> None:
         if (rm := self.objects.get((fact["client"], fact["handle"]))) is not None:
@@ -323,6 +362,8 @@ class ObjectTable:
         if (entry := self.clients.pop(client, None)) is None:
             return
         self._count_unrestorable(entry, -1)
+        self.allocations.count_client(entry.pod, -1)
+        self.shared_counts[entry.pod] -= len(self._shared_with_all.pop(client, ()))
         self._of_pod[entry.pod].discard(client)
         if not self._of_pod[entry.pod]:
             del self._of_pod[entry.pod]
@@ -333,6 +374,7 @@ class ObjectTable:
         """Forget an object and all below it, as RM frees a subtree."""
         for handle in self._children.pop(key, set()):
             self._drop((key[0], handle))
+        self._unshare(key)
         if (rm := self.objects.pop(key, None)) is not None:
             self.counts[self.pod_of(rm)] -= 1
             self._handles[rm.client].discard(rm.handle)
@@ -348,13 +390,14 @@ class ObjectTable:
             channels.discard(rm.key)
             if not channels:
                 del self._channels[rm.client]
-        if (subdevices := self._subdevices.get(rm.client)) is not None:
+        if (subdevices := self._subdevices.get((rm.client, rm.parent))) is not None:
             subdevices.discard(rm.handle)
             if not subdevices:
-                del self._subdevices[rm.client]
+                del self._subdevices[rm.client, rm.parent]
         self.allocations.drop(rm.key)
         if rm.rm_class == abi.NV01_DEVICE_0 and rm.handle in self.devices.get(rm.client, ()):
             self.device_counts[self.pod_of(rm)] -= 1
+            self.unplaced_devices[self.pod_of(rm)] -= rm.detail == NO_INSTANCE
             self.devices[rm.client].discard(rm.handle)
             if not self.devices[rm.client]:
                 del self.devices[rm.client]
@@ -447,6 +490,8 @@ class ObjectTable:
                 known = {"pod": client.pod, "maker": client.maker, "made_here": client.made_here}
                 known |= {"unrestorable": sorted(client.unrestorable)} if client.unrestorable else {}
                 yield {"fact": "client", "client": handle} | known | {"users": [list(user) for user in client.users]}
+            shared = {"fact": "shared", "client": handle, "there": True}
+            yield from (shared | {"handle": each} for each in list(self._shared_with_all.get(handle, ())))
         yield from self.allocations.facts()
         for key in list(self.objects):
             if (rm := self.objects.get(key)) is not None:
@@ -467,8 +512,12 @@ class ObjectTable:
     def records(self, pod: str) -> tuple[int, int]:
         """Return how many clients, objects, allocations and mappings are known, of a pod and of all pods."""
         held = self.allocations
-        own = len(self._of_pod.get(pod, ())) + self.counts[pod] + held.records[pod]
-        return own, len(self.clients) + len(self.objects) + held.all_records
+        own = len(self._of_pod.get(pod, ())) + self.counts[pod] + self.shared_counts[pod] + held.records[pod]
+        return own, len(self.clients) + len(self.objects) + self.shared_counts.total() + held.all_records
+
+    def is_shared(self, key: Key) -> bool:
+        """Tell whether an object is shared with all, or its client shares all of them."""
+        return not self._shared_with_all.get(key[0], set()).isdisjoint((key[1], ALL_OBJECTS))
 
     def pids_of(self, pod: str) -> list[int]:
         """List a pod's processes that have made calls."""
@@ -486,6 +535,10 @@ class ObjectTable:
         """List a pod's RM clients."""
         return list(self._of_pod.get(pod, ()))
 
+    def retired_pods(self) -> set[str]:
+        """Name the retired pods that still have RM clients: another pod may have the files."""
+        return {pod for pod in self._of_pod.keys() - self.pods.keys() if self._of_pod[pod]}
+
     def clients_used_by(self, pid: int) -> list[int]:
         """List the RM clients that a process uses."""
         return list(self._used.get(pid, ()))
@@ -502,6 +555,10 @@ class ObjectTable:
                 return at.detail if at.detail != NO_INSTANCE else None
             at = self.objects.get((at.client, at.parent))
         return None
+
+    def _unplaced_of(self, client: int) -> list[int]:
+        """List the devices of a client whose card is unknown."""
+        return [each for each in self.devices.get(client, ()) if self.objects[client, each].detail == NO_INSTANCE]
 
     def instances_of(self, client: int) -> set[int]:
         """Return the device instances of the cards on which a client has devices."""
@@ -573,9 +630,9 @@ class ObjectTable:
             elif (rm := self.objects.get((key[0], handle))) is not None:
                 yield rm
 
-    def subdevice_of(self, client: int) -> int | None:
-        """Return the handle of a subdevice of a client; None without one."""
-        return next(iter(self._subdevices.get(client, ())), None)
+    def subdevice_of(self, device: Key) -> int | None:
+        """Return the handle of a subdevice of a device; None without one."""
+        return next(iter(self._subdevices.get(device, ())), None)
 
     def has_channels(self, client: int) -> bool:
         """Tell whether a client has channels."""

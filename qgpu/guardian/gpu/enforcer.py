@@ -2,7 +2,8 @@
 
 A gate covers a pod's compute TSGs. It covers the pod's copy TSGs only if none of its windows is lent. Otherwise the
 copy engines are shared by timeslices alone, because a gate over fewer channels moves faster. If a plan gives the TSGs
-of a pod turns, the gate is open over all of them except those that wait for their turn.
+of a pod turns, the gate is open over all of them except those that wait for their turn. Under a plan, TSGs that no
+plan reaches do not run: those of lost clients, and those of retired pods.
 
 It decides nothing. The plan says everything; without a plan every gate is open, and every TSG has the timeslice that
 its owner set. Time comes in as an argument and goes out as the time of the next step.
@@ -271,9 +272,10 @@ class Enforcer:
         """Move gates; return whether a channel did not move, and the result of closing."""
         resting = {tsg for turns in self._tsg_turns.values() for tsg in turns.resting}
         lost = self.mechanism.unreachable() if self.plan is not None else frozenset()
-        compute_tsgs = self.table.compute_tsgs(self.instance) if wanted or resting or lost else ()
-        compute = self._channels(compute_tsgs, wanted, lost, resting)
-        with_copies = wanted & self._copies_gated
+        retired = self.table.retired_pods() if self.plan is not None else frozenset()
+        compute_tsgs = self.table.compute_tsgs(self.instance) if wanted or resting or lost or retired else ()
+        compute = self._channels(compute_tsgs, wanted | retired, lost, resting)
+        with_copies = (wanted & self._copies_gated) | retired
         copy_tsgs = self.table.copy_tsgs(self.instance) if with_copies or lost else ()
         copies = self._channels(copy_tsgs, with_copies, lost)
         to_open = self._closed_channels - compute - copies

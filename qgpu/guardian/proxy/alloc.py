@@ -42,6 +42,8 @@ PAGE_TABLES = "address space with its page tables"
 CHOSEN_PLACE = "memory at an address of the card"
 #: The refusal of an address space that processes share which map into none of their own.
 WHOLE_CARDS = "the whole card's address space"
+#: The refusal of compute that RM cannot take off the card in the middle of a kernel.
+NOT_PREEMPTIBLE = "compute that cannot be preempted"
 _OWN_SPACES = (abi.NV_VASPACE_ALLOCATION_INDEX_GPU_NEW, abi.NV_VASPACE_ALLOCATION_INDEX_GPU_DEVICE)
 
 
@@ -113,9 +115,7 @@ class AllocHandler(Handler):
         self.undo_interrupted(pod_call, request.rm.key)
         if (memory := self._uncounted_memory(request)) is not None:
             return self._refuse(request, abi.NV_ERR_NOT_SUPPORTED, memory)
-        if request.tracked and not self._shared.register_client(
-            pod_call.pid, pod_call.call.fd, pod_call.file, asked.client
-        ):
+        if not self._is_ours(request):
             return self._refuse(request, abi.NV_ERR_INVALID_CLIENT)
         if refusal := self.admit(pod_call.pid, request.rm):
             return self._refuse(request, refusal)
@@ -159,6 +159,13 @@ class AllocHandler(Handler):
         places = classes.ALLOWED_TO_SOME[request.rm.rm_class].clients
         return client_ownership.names_any(self._shared, self._pod, request.rm.client, places, request.params.data)
 
+    def _is_ours(self, request: _AllocRequest) -> bool:
+        """Tell whether the object's client is the pod's. RM checks that the call's file reaches it."""
+        pod_call, client = request.pod_call, request.rm.client
+        if not request.tracked and self._shared.owns(self._pod, client):
+            return True
+        return self._shared.register_client(pod_call.pid, pod_call.call.fd, pod_call.file, client)
+
     def _uncounted_memory(self, request: _AllocRequest) -> str | None:
         """Name memory that RM takes without a way to count it: a pod under a limit may not have it."""
         if not self._ctx.limited():
@@ -195,6 +202,8 @@ class AllocHandler(Handler):
             return self._passthrough.root_client(pod_call, block, asked)
         if not self._shared.may_have_another_client(self._pod):
             return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INSUFFICIENT_RESOURCES)
+        if not self._shared.files.makers.claim(pod_call.file, pod_call.pid):
+            return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INVALID_CLIENT, client_ownership.OTHER_PROCESS)
         if (request := self._copy_in(pod_call, escape, block, asked)) is None:
             return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INVALID_ADDRESS)
         self._passthrough.end_on(pod_call.file)
@@ -270,7 +279,7 @@ class AllocHandler(Handler):
         """Do what some classes need once RM has made the object."""
         rm, file = request.rm, request.pod_call.file
         if classes.on_compute_engine(rm.rm_class):
-            self._make_preemptible(file, rm)
+            self._make_preemptible(request)
         elif rm.rm_class in classes.EVENTS:
             self._events.add(rm.client, *_U32.unpack_from(request.block.data, _HANDLE_AT))
         elif rm.rm_class == abi.NV50_THIRD_PARTY_P2P:
@@ -339,17 +348,27 @@ class AllocHandler(Handler):
     def _in_compute_tsg(self, rm: RmObject) -> bool:
         return (tsg := self._tsg_of(rm)) is not None and self._shared.table.is_compute(tsg)
 
-    def _make_preemptible(self, file: int, rm: RmObject) -> None:
-        """Allow RM to preempt a compute TSG in the middle of a kernel, whether its program asks for that or not."""
-        table = self._shared.table
+    def _make_preemptible(self, request: _AllocRequest) -> None:
+        """Allow RM to preempt a compute TSG in the middle of a kernel, whether its program asks for that or not.
+
+        Where RM does not, nothing would take the TSG's kernels off the card: the new object may not stay.
+        """
+        rm, file, table = request.rm, request.pod_call.file, self._shared.table
         with self._shared.lock:
             # RM may reuse a handle for another TSG.
             self._preemptible = {key: was for key, was in self._preemptible.items() if table.objects.get(key) is was}
-            if (tsg := self._tsg_of(rm)) is None or tsg.key in self._preemptible:
+            if (tsg := self._tsg_of(rm)) is not None and tsg.key in self._preemptible:
                 return
-            subdevice = table.subdevice_of(rm.client)
-        if subdevice is not None and self._gpu_ops.make_preemptible(file, rm.client, subdevice, tsg.handle):
+            subdevice = table.subdevice_of((rm.client, tsg.parent)) if tsg is not None else None
+        if tsg and subdevice and self._gpu_ops.make_preemptible(file, rm.client, subdevice, tsg.handle):
             self._preemptible[tsg.key] = tsg
+            return
+        if self._shared.allowance(self._pod).graphics:
+            return  # its draws cannot be preempted anyway (docs/decisions/0057-graphics.md)
+        (handle,) = _U32.unpack_from(request.block.data, _HANDLE_AT)
+        self.discard(request.pod_call, (rm.client, handle))
+        request.answer(abi.NV_ERR_INVALID_STATE)
+        self._shared.refusals.count(self._pod, NOT_PREEMPTIBLE)
 
     def _learn_context(self, file: int, key: Key) -> None:
         """Ask RM which context a channel has before the pod can use it: it may run and be freed at once."""
@@ -402,7 +421,7 @@ class AllocHandler(Handler):
         if gone and unbinds:
             self._shared.monitors.unbound(self._pod, client)
         if gone and client == handle:  # the file has no other root client
-            self._shared.files.roots.discard(pod_call.file)
+            self._shared.files.forget_root(pod_call.file)
         if not error:
             block.store()
         return error
@@ -457,7 +476,8 @@ class AllocHandler(Handler):
         """Make memory by the old call: the process's own memory for the card, or system memory.
 
         With a descriptor RM also prepares the mapping, which it does for the process alone that made the client
-        (osapi.c, rm_create_mmap_context). So the kernel performs these calls for the clients that it made.
+        (osapi.c, rm_create_mmap_context). So the kernel performs these calls for the clients that it made. What it
+        makes is looked for among the pod's clients (``continued_memory.py``), so the file must have no others.
         """
         entry = self._shared.table.clients.get(asked.client)
         if entry is not None and entry.pod != self._pod:
@@ -469,6 +489,9 @@ class AllocHandler(Handler):
         ):
             if wrapped:
                 return errno.EINVAL
+            if not self._shared.files.makers.is_by(pod_call.file, pod_call.pid):
+                what = client_ownership.OTHER_PROCESS
+                return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INVALID_CLIENT, what)
             self._continued.begin(pod_call)
             return PROCEED
         row = classes.CLASSES.get(asked.rm_class)
@@ -500,17 +523,28 @@ class AllocHandler(Handler):
         """Tie a file to a control file, whose clients it then reaches.
 
         Debuggers tie a control file, on which RM then tells them of events. Only pods that may profile do so, and the
-        kernel makes nothing more on either file.
+        kernel makes nothing more on either file. Of other files it is noted whose process makes clients there.
         """
-        end = None
+        makers, mine = self._shared.files.makers, False
         if minor == abi.NV_CONTROL_MINOR:
             if not self._ctx.may_profile():
                 self._shared.refusals.count(self._pod, tools.LINKED)
                 return errno.EINVAL
             self._passthrough.end_on(pod_call.file)
-            end = self._end_on_control_file
-        error = self._ctx.with_descriptor(pod_call, abi.NV_ESC_REGISTER_FD, block, 0, end)
-        return 0 if pod_call.is_retry and error == errno.EINVAL else error  # RM accepts it only once
+
+        def before(file: int) -> None:
+            nonlocal mine
+            if minor == abi.NV_CONTROL_MINOR:
+                self._end_on_control_file(file)
+            else:
+                mine = makers.claim(file, pod_call.pid)
+
+        error = self._ctx.with_descriptor(pod_call, abi.NV_ESC_REGISTER_FD, block, 0, before)
+        if pod_call.is_retry and error == errno.EINVAL:
+            error = 0  # RM accepts it only once
+        if mine and not error:
+            makers.claim(pod_call.file, pod_call.pid)
+        return error
 
     def _end_on_control_file(self, file: int) -> None:
         """Let the kernel make nothing more on a control file. Other files are left alone: RM refuses them."""

@@ -10,10 +10,11 @@ from __future__ import annotations
 import errno
 import struct
 
+from qgpu.guardian.proxy import client_ownership
 from qgpu.guardian.proxy.continued_memory import UNSEEN, ContinuedMemory
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
-from qgpu.guardian.rules import classes
+from qgpu.guardian.rules import classes, escapes
 from qgpu.nvidia import abi
 
 _FIELDS = struct.Struct("<IIII")  # client, device, address space or context DMA, memory
@@ -44,8 +45,10 @@ class CardMappings(Handler):
         return self._perform(pod_call, abi.NV_ESC_RM_ALLOC_CONTEXT_DMA2, block)
 
     def _perform(self, pod_call: PodCall, number: int, block: IoctlBuffer) -> int:
-        if self._continued.is_unseen(_FIELDS.unpack_from(block.data)[0]):
-            self._shared.refusals.count(self._pod, UNSEEN)
+        client, *_ = _FIELDS.unpack_from(block.data)
+        unseen = self._continued.is_unseen(client)
+        if unseen or not self._shared.owns(self._pod, client):
+            self._shared.refusals.count(self._pod, UNSEEN if unseen else client_ownership.name(escapes.name(number)))
             return errno.EPERM
         pod_call.begin()
         if not (error := self._proxy.escape(pod_call.file, number, block)):

@@ -11,6 +11,9 @@ from typing import Protocol
 
 from qgpu.guardian.rules.rows import At, handles
 
+#: The refusal of clients of another process: made by it, or to be made on a file on which it makes them.
+OTHER_PROCESS = "client on another process's file"
+
 
 class Owners(Protocol):
     """Knows the owners of clients (``SharedState``)."""

@@ -8,13 +8,14 @@ import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-from qgpu.guardian.accounting.object_table import IMPORTED
+from qgpu.guardian.accounting.object_table import ALL_OBJECTS, IMPORTED
 from qgpu.guardian.accounting.rm_object import Key
 from qgpu.guardian.proxy import bound_monitors, client_ownership, rm_calls, virtualize
 from qgpu.guardian.proxy.alloc import AllocHandler
 from qgpu.guardian.proxy.dup import DupHandler
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall, status_of
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
+from qgpu.guardian.proxy.rm_share import TOO_MANY, beyond_process
 from qgpu.guardian.rules import controls, profiling, rows, scheduling
 from qgpu.linux import proc
 from qgpu.nvidia import abi
@@ -84,6 +85,9 @@ class ControlHandler(Handler):
         if (refusal := self._refused_by_params(asked, params)) is not None:
             block.restore(_PARAMS_AT, 8)
             return self._ctx.refuse(block, asked.status_at, *refusal)
+        if asked.command == abi.NV0000_CLIENT_SET_INHERITED_SHARE_POLICY and beyond_process(_share_type(params)):
+            block.restore(_PARAMS_AT, 8)
+            return self._share_all(pod_call, block, asked)
         self._undo_interrupted_import(request)
         if self._imports_over(request):
             block.restore(_PARAMS_AT, 8)
@@ -102,6 +106,14 @@ class ControlHandler(Handler):
             if taken is not None and taken >= 0:
                 os.close(taken)  # no lock is held: the close may take as long as its owner likes
         return self._write_back(request, error)
+
+    def _share_all(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Control) -> int:
+        """Note that a client shares all its objects with all: RM does not hear of that (``rm_share.py``)."""
+        if not self._shared.register_client(pod_call.pid, pod_call.call.fd, pod_call.file, asked.client):
+            return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INVALID_CLIENT)
+        if self._shared.share_with_all(asked.client, ALL_OBJECTS, there=True):
+            return self._ctx.answer(block, asked.status_at, abi.NV_OK)
+        return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INSUFFICIENT_RESOURCES, TOO_MANY)
 
     def _copy_in(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Control) -> _ControlRequest | None:
         """Copy what the call points to, and point the call at the copies; None if that is missing or not readable."""
@@ -182,7 +194,7 @@ class ControlHandler(Handler):
                 return abi.NV_ERR_INSUFFICIENT_PERMISSIONS, row.name
             case abi.NVA06C_PREEMPT if params is None or not self._ends_own_turn(asked, params):
                 return abi.NV_ERR_INSUFFICIENT_PERMISSIONS, row.name
-            case abi.NV0000_CLIENT_SET_INHERITED_SHARE_POLICY if params is not None and _shares_with_client(params):
+            case abi.NV0000_CLIENT_SET_INHERITED_SHARE_POLICY if _share_type(params) == abi.RS_SHARE_TYPE_CLIENT:
                 return abi.NV_ERR_INSUFFICIENT_PERMISSIONS, row.name
         if row.why is controls.PROFILING and profiling.refuses(command, params.data if params is not None else b""):
             return abi.NV_ERR_INSUFFICIENT_PERMISSIONS, f"{controls.name(command)} with other arguments"
@@ -386,10 +398,10 @@ def _u32s(params: bytearray, at: int, most: int) -> list[int]:
     return list(struct.unpack_from(f"<{max(0, min(most, (len(params) - at) // 4))}I", params, at))
 
 
-def _shares_with_client(params: IoctlBuffer) -> bool:
-    """Tell whether a policy shares with one client: RM notes each such call in that client (``rm_share.py``)."""
-    (share_type,) = _U16.unpack_from(params.data.ljust(_SHARE_TYPE_AT + 2, b"\0"), _SHARE_TYPE_AT)
-    return bool(share_type == abi.RS_SHARE_TYPE_CLIENT)
+def _share_type(params: IoctlBuffer | None) -> int:
+    """Return with whom a policy shares a client's objects; NONE without parameters."""
+    data = params.data if params is not None else bytearray()
+    return int(_U16.unpack_from(data.ljust(_SHARE_TYPE_AT + 2, b"\0"), _SHARE_TYPE_AT)[0])
 
 
 def _gives_up_preemption(params: IoctlBuffer) -> bool:

@@ -1,12 +1,16 @@
 """One pod's second handles: duplicates of objects, and what an import brings back.
 
-Memory of a known allocation is charged once. Of gated objects, only a TSG can have a second handle, and only in its own
-pod: a client of an MPS server makes its channels in the server's TSG.
+Only objects of the pod's own are duplicated; another pod's come by descriptor. Memory of a known allocation is charged
+once. Of gated objects, only a TSG can have a second handle: a client of an MPS server makes its channels in the
+server's TSG.
 
 A copy of an object of the NVLink fabric keeps all memory below it (mem_fabric.c), and RM tells only how much of it the
 object shows. So a copy by handle must be of an object over known memory, and no descriptor carries an object that shows
-only a part (``check_exports``). A copy that keeps memory of another pod stays charged until its own pod has ended,
-because no figure of RM's shows when that memory is gone.
+only a part (``check_exports``). One that came by descriptor stays charged until its pod has ended, because no figure of
+RM's shows when memory of another pod is gone.
+
+A multicast object keeps the memory attached to it up to branch 565, and nobody says how much. Its memory stays charged
+while its pod has a process or a client (``allocations.py``), so under a limit the object stays in the pod's clients.
 """
 
 from __future__ import annotations
@@ -38,6 +42,8 @@ _MOST_FURTHER = 1024
 #: Refusals of objects of the fabric: copies that cannot be charged, and exports of which an import could not be.
 UNKNOWN_ON_FABRIC = "object of the fabric over unknown memory"
 PART_ON_FABRIC = "object of the fabric over a part of memory"
+#: The refusal of what would keep memory attached to a multicast object beyond the end of the pod that pays for it.
+MULTICAST = "multicast object for another process"
 
 
 class DupHandler(Handler):
@@ -66,38 +72,33 @@ class DupHandler(Handler):
             self._shared.record_unrestorable(asked.client, IMPORTED)
         if source is not None and source.rm_class in classes.GATED:
             return self._share_tsg(pod_call, block, asked, source)
-        owner = self._shared.table.clients.get(asked.source_client)
-        with self._shared.pod_lock(owner.pod if owner is not None else self._pod):
+        with self._shared.pod_lock(self._pod):
             before = self._shared.quota.number_of(source_key)
             pod_call.begin()
-            with self._rm_share.by_process(source_key, asked.client):
+            with self._rm_share.meanwhile(source_key, asked.client):
                 error = self._proxy.escape(pod_call.file, abi.NV_ESC_RM_DUP_OBJECT, block)
         if error or status_of(block, asked.status_at) != abi.NV_OK:
             block.store()
             return error
         (handle,) = _U32.unpack_from(block.data, 8)
-        after = self._shared.quota.number_of(source_key)
-        # Another pod's memory counts for both pods. If only its maker paid, the maker could free it and make more.
-        same = before == after and self._shared.owns(self._pod, asked.source_client)
-        number, parent = before if same else None, asked.parent or asked.client
-        unchanged = before == after and self._shared.table.objects.get(source_key) is source
-        memory = self._shared.table.allocations.memories.get(before) if before is not None and unchanged else None
-        if status := self.admit_handle(pod_call, (asked.client, handle), parent, number, memory, is_import=False):
+        same = self._shared.table.objects.get(source_key) is source
+        number = before if same and self._shared.quota.number_of(source_key) == before else None
+        parent = asked.parent or asked.client
+        if status := self.admit_handle(pod_call, (asked.client, handle), parent, number, is_import=False):
             return self._ctx.answer(block, asked.status_at, status)
         block.store()
         return 0
 
     def _may_take_from(self, pod_call: PodCall, client: int) -> bool:
-        """Tell whether a client is this pod's, or one from which RM refuses what its owner does not share.
+        """Tell whether a client is this pod's, or an unknown one on the call's own file.
 
-        RM lets the clients of one process share, by the process's number. So another pod's client must have been made
-        by a process that still has its number: not by this one, and by none that has ended.
+        Handles can be guessed. RM would give away what another pod shares with all, as CUDA IPC does, and anything that
+        was made by a process whose number this one has.
         """
         entry = self._shared.table.clients.get(client)
         if entry is None:
             return self._gpu_ops.object_info(pod_call.file, client, client) is not None
-        told_apart = not entry.made_here and self._shared.table.processes.get(entry.maker) == entry.pod
-        return told_apart or entry.pod == self._pod
+        return entry.pod == self._pod
 
     def _is_other_process(self, asked: rm_calls.Dup) -> bool:
         """Tell whether an object comes from a client of another process."""
@@ -120,7 +121,8 @@ class DupHandler(Handler):
         if refusal := self._alloc_handler.admit(pod_call.pid, rm) or self._ctx.claim(rm):
             return self._ctx.answer(block, asked.status_at, refusal)
         pod_call.begin()
-        error = self._proxy.escape(pod_call.file, abi.NV_ESC_RM_DUP_OBJECT, block)
+        with self._rm_share.meanwhile(source.key, asked.client):
+            error = self._proxy.escape(pod_call.file, abi.NV_ESC_RM_DUP_OBJECT, block)
         if error or status_of(block, asked.status_at) != abi.NV_OK:
             self._shared.cancel_claim(rm.key)
         elif not self._shared.confirm(rm.key):
@@ -135,13 +137,12 @@ class DupHandler(Handler):
         key: Key,
         parent: int,
         number: int | None,
-        known: Allocation | None = None,
         *,
         is_import: bool = True,
     ) -> int:
         """Charge what RM put under a new handle; free it if it cannot stay. Return a status.
 
-        ``number`` is the pod's own allocation that it is a handle of, ``known`` the allocation of whichever pod.
+        ``number`` is the pod's own allocation that it is a handle of, None if that is unknown.
         """
         file = pod_call.file
         about = self._gpu_ops.object_info(file, *key)
@@ -150,6 +151,10 @@ class DupHandler(Handler):
         space = about[0] == abi.FERMI_VASPACE_A and self._ctx.limited()  # its page tables are charged by handle
         if space or about[0] in classes.GATED | classes.PHYSICAL:
             return self._discard(pod_call, key, "second handle")
+        if about[0] == abi.NV_MEMORY_MULTICAST_FABRIC:
+            if is_import and self._shared.multicast_keeps and self._ctx.limited():
+                return self._discard(pod_call, key, MULTICAST)
+            return self._record(pod_call, RmObject(*key, about[1] or parent, about[0], 0), None)
         if about[0] not in (abi.NV01_MEMORY_LOCAL_USER, abi.NV_MEMORY_FABRIC):
             return abi.NV_OK
         on_fabric = about[0] == abi.NV_MEMORY_FABRIC
@@ -157,22 +162,33 @@ class DupHandler(Handler):
         if not on_fabric:
             rm.detail = self._gpu_ops.bytes_of(file, *key)
         elif number is None:
-            if not (size := self._bytes_below(file, rm, known, is_import=is_import)):
+            if not (size := self._bytes_below(file, rm, is_import=is_import)):
                 return self._discard(pod_call, key, UNKNOWN_ON_FABRIC)
             rm.detail = size
         if number is None:
             number = self._find_exported(file, rm)
         if on_fabric and number is not None:
             rm.detail = 0
-        if (status := self._ctx.claim(rm, number)) != abi.NV_OK:
-            self._alloc_handler.discard(pod_call, key)
-            return status
-        if not self._shared.confirm(key):
-            self._alloc_handler.discard(pod_call, key)
-            return abi.NV_ERR_INSUFFICIENT_RESOURCES
-        if rm.detail and on_fabric and self._ctx.limited():
+        status = self._record(pod_call, rm, number)
+        if status == abi.NV_OK and rm.detail and on_fabric and self._ctx.limited():
             self._shared.quota.pin_handles(key[0], [key[1]])
-        return abi.NV_OK
+        return status
+
+    def _record(self, pod_call: PodCall, rm: RmObject, number: int | None) -> int:
+        """Enter what RM has made in the object table; free it if it does not fit. Return a status."""
+        status = self._ctx.claim(rm, number)
+        if status == abi.NV_OK and not self._shared.confirm(rm.key):
+            status = abi.NV_ERR_INSUFFICIENT_RESOURCES
+        if status != abi.NV_OK:
+            self._alloc_handler.discard(pod_call, rm.key)
+        return status
+
+    def _may_export(self, key: Key) -> bool:
+        """Tell whether a descriptor may carry an object: under a limit, no multicast object that keeps memory."""
+        rm = self._shared.table.objects.get(key)
+        free = self._shared.owns(self._pod, key[0]) and not self._ctx.limited()
+        keeps = self._shared.multicast_keeps and rm is not None and rm.rm_class == abi.NV_MEMORY_MULTICAST_FABRIC
+        return free or not keeps
 
     def _discard(self, pod_call: PodCall, key: Key, what: str) -> int:
         """Free what may not stay, and count the refusal; return its status."""
@@ -180,24 +196,27 @@ class DupHandler(Handler):
         self._shared.refusals.count(self._pod, what)
         return abi.NV_ERR_NOT_SUPPORTED
 
-    def _bytes_below(self, file: int, rm: RmObject, known: Allocation | None, *, is_import: bool) -> int:
-        """Return how much memory a copy of an object of the fabric keeps, at most; 0 if nobody can say.
+    def _bytes_below(self, file: int, rm: RmObject, *, is_import: bool) -> int:
+        """Return how much memory an object of the fabric keeps that a descriptor carried; 0 if nobody can say.
 
-        RM does not say on which card that memory is. Under a limit it must be on the card that is charged.
+        No descriptor carries one that shows only a part. Of a copy by handle that is not known. Without a limit it does
+        not matter.
         """
         if (info := self._gpu_ops.fabric_info(file, *rm.key)) is None:
             return 0
         size, flags = info
-        if self._ctx.limited():
-            if flags & abi.NV00F8_ALLOC_FLAGS_FLEXIBLE_FLA:
-                return 0
-            if not is_import and (known is None or known.instance != self._shared.table.instance_of(rm)):
-                return 0
-        return max(size, known.size) if known is not None else size
+        if self._ctx.limited() and (flags & abi.NV00F8_ALLOC_FLAGS_FLEXIBLE_FLA or not is_import):
+            return 0
+        return size
 
     def check_exports(self, file: int, client: int, handles: Iterable[int]) -> None:
-        """Raise OSError if a handle is an object of the fabric over a part of memory, or if RM does not say."""
+        """Raise OSError if a handle is an object of the fabric over a part of memory, or if RM does not say.
+
+        Also if it is a multicast object that stays in the pod's clients.
+        """
         for handle in handles:
+            if not self._may_export((client, handle)):
+                raise OSError(errno.ENOTSUP, MULTICAST)
             with self._shared.lock:
                 memory = self._shared.table.allocations.by_handle.get((client, handle))
                 on_fabric = memory is not None and self._shared.table.is_on_fabric((client, handle))

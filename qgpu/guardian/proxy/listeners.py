@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import select
+import time
 from pathlib import Path
 
 from qgpu.errors import RefusedError
 from qgpu.guardian.failover.journal import Journal
 from qgpu.linux import fd_budget, kcmp
 from qgpu.linux.seccomp_notify import Listener, UnansweredCall, has_call, read_slot
+
+#: A listener without processes is given up by its thread at once, unless that waits for memory or for the driver. After
+#: this long, the daemon is told.
+_STUCK_S = 10.0
 
 
 class Listeners(dict[int, tuple[str, Listener]]):
@@ -20,6 +26,8 @@ class Listeners(dict[int, tuple[str, Listener]]):
         self._next = 1 + max(journal.listeners(), default=0)
         #: The pods that a dead guardian served, until their mappings are charged.
         self.inherited: set[str] = set()
+        #: By listener without processes, when that was seen first, in s.
+        self._ended_s: dict[int, float] = {}
 
     def add(self, pod: str, fd: int, number: int | None = None) -> int:
         """Take over a pod's listener and return its number. Raises RefusedError.
@@ -60,6 +68,16 @@ class Listeners(dict[int, tuple[str, Listener]]):
             if pod not in found and listener.has_processes():
                 found.add(pod)
         return found
+
+    def stuck(self) -> int:
+        """Return how many listeners had no process ``_STUCK_S`` ago and still wait for the end of a call."""
+        numbers = {listener.fd: number for number, (_, listener) in self.items()}
+        poll, now_s = select.poll(), time.monotonic()
+        for fd in numbers:
+            poll.register(fd, 0)
+        ended = [numbers[fd] for fd, found in poll.poll(0) if found & select.POLLHUP]
+        self._ended_s = {number: self._ended_s.get(number, now_s) for number in ended}
+        return sum(now_s - since_s >= _STUCK_S for since_s in self._ended_s.values())
 
     def unanswered_call(self, number: int) -> UnansweredCall | None:
         """Return the call that a dead guardian received on a listener and did not answer."""

@@ -47,7 +47,7 @@ class Passthrough(Handler):
         """Tell whether the kernel may make a root client on this file: it has none, and reaches no device."""
         files = self._shared.files
         if pod_call.unanswered is not None:  # the call is unanswered, so the file has no client of it yet
-            files.roots.discard(pod_call.file)
+            files.forget_root(pod_call.file)
         return not (files.devices.has(pod_call.file) or files.roots.has(pod_call.file))
 
     def makes_devices(self, pod_call: PodCall) -> bool:
@@ -117,16 +117,19 @@ class Passthrough(Handler):
 
     def _continue_while_frozen(self, pod_call: PodCall, device: RmObject | None) -> int:
         """Continue a call while its sibling threads are stopped; return the status of a refused device, or NV_OK."""
-        files = self._shared.files.roots if device is None else self._shared.files.devices
+        files = self._shared.files
+        chosen = files.roots if device is None else files.devices
         with thread_freezer.frozen_siblings(pod_call.pid, pod_call.call.tid, self._threads):
             if not self._ctx.fd_is_unchanged(pod_call) or not self._is_harmless(pod_call, device):
                 raise OSError(errno.EBUSY, "another file is in the descriptor's place")
-            if not files.add(pod_call.file) and device is None:
+            if not chosen.add(pod_call.file) and device is None:
                 raise OSError(errno.EBUSY, "the file has a client")
+            if device is None and not files.makers.claim(pod_call.file, pod_call.pid):
+                raise OSError(errno.EBUSY, "the file has clients of another process")
             if (refusal := self._ctx.claim(device) if device is not None else abi.NV_OK) == abi.NV_OK:
                 self._devices += [device] if device is not None else []
                 if not pod_call.listener.proceed(pod_call.call.id) and device is None:  # it restarts, or has ended
-                    files.discard(pod_call.file)
+                    files.forget_root(pod_call.file)
                 InflightSyscall.of(pod_call.call, pod_call.pid).wait()
             return refusal
 

@@ -3,6 +3,10 @@
 RM would share anybody's object. It notes each sharing with a client in that client, also one that is repeated or taken
 back, and goes through these notes under its lock when the client ends (rs_client.c, clientAddAccessBackRef). So no pod
 shares with another pod's client, and a pod's notes have a bound.
+
+What a pod shares with all, or with all of a kind, RM would let UVM map for any process, and nobody would be charged. So
+RM does not hear of it: the guardian notes it, and shares the object with one client of the same pod while it duplicates
+it for that client.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.nvidia import abi
 
-_OWNER_AND_OBJECT, _TARGET, _TYPE = struct.Struct("<II"), struct.Struct("<I"), struct.Struct("<H")
+_OWNER_AND_OBJECT, _TARGET, _TYPE_AND_ACTION = struct.Struct("<II"), struct.Struct("<I"), struct.Struct("<HB")
 _POLICY_AT = abi.offsetof("NVOS57_PARAMETERS", "sharePolicy")
 _TARGET_AT, _TYPE_AT = (_POLICY_AT + abi.offsetof("RS_SHARE_POLICY", field) for field in ("target", "type"))
 _STATUS_AT = abi.offsetof("NVOS57_PARAMETERS", "status")
@@ -27,6 +31,11 @@ _MOST_NOTES = 1 << 17
 #: Sharing and taking back: two notes.
 _BOTH = 2
 TOO_MANY = "too many shared objects"
+
+
+def beyond_process(share_type: int) -> bool:
+    """Tell whether RM would share with processes that the call does not name: with all, or all of a kind."""
+    return share_type not in (abi.RS_SHARE_TYPE_NONE, abi.RS_SHARE_TYPE_CLIENT, abi.RS_SHARE_TYPE_PID)
 
 
 class RmShare(Handler):
@@ -41,34 +50,42 @@ class RmShare(Handler):
     def share(self, pod_call: PodCall, block: IoctlBuffer) -> int:
         """Share an object of one of the pod's clients, as CUDA IPC does."""
         client, handle = _OWNER_AND_OBJECT.unpack_from(block.data)
-        (target,), (share_type,) = _TARGET.unpack_from(block.data, _TARGET_AT), _TYPE.unpack_from(block.data, _TYPE_AT)
-        with_client = share_type == abi.RS_SHARE_TYPE_CLIENT
+        (target,) = _TARGET.unpack_from(block.data, _TARGET_AT)
+        share_type, action = _TYPE_AND_ACTION.unpack_from(block.data, _TYPE_AT)
         own = self._shared.owns(self._pod, client) and not self._continued.is_unseen(client)
-        own = own and (not with_client or self._shared.owns(self._pod, target))
+        own = own and (share_type != abi.RS_SHARE_TYPE_CLIENT or self._shared.owns(self._pod, target))
         if not own or self._gpu_ops.find_object(RmObject(client, handle, client, 0)) is None:
             what = client_ownership.name("NV_ESC_RM_SHARE")
             return self._ctx.refuse(block, _STATUS_AT, abi.NV_ERR_INSUFFICIENT_PERMISSIONS, what)
-        if with_client and not self._note(target):
+        if beyond_process(share_type):
+            there = not action & abi.RS_SHARE_ACTION_FLAG_REVOKE
+            if self._shared.share_with_all(client, handle, there=there):
+                return self._ctx.answer(block, _STATUS_AT, abi.NV_OK)
+        if beyond_process(share_type) or (share_type == abi.RS_SHARE_TYPE_CLIENT and not self._note(target)):
             return self._ctx.refuse(block, _STATUS_AT, abi.NV_ERR_INSUFFICIENT_RESOURCES, TOO_MANY)
         pod_call.begin_repeatable()
         if not (error := self._proxy.escape(pod_call.file, abi.NV_ESC_RM_SHARE, block)):
             block.store()
         return error
 
-    def by_process(self, source: Key, target: int) -> AbstractContextManager[None]:
-        """Let a process's clients share meanwhile as RM lets them by default, although the guardian made some of them.
-
-        RM lets clients share that one process made. Of a process's clients the kernel makes some, the guardian others.
-        """
-        entry, own = (self._shared.table.clients.get(client) for client in (source[0], target))
-        if entry is None or own is None or entry is own or not (entry.made_here or own.made_here):
-            return nullcontext()
-        if (entry.pod, entry.maker) != (own.pod, own.maker):
+    def meanwhile(self, source: Key, target: int) -> AbstractContextManager[None]:
+        """Let a client duplicate an object meanwhile, if it is shared with all, or one process made both clients."""
+        if not self._shared.table.is_shared(source) and not self._is_by_one_process(source[0], target):
             return nullcontext()
         if not self._note(target, _BOTH):
             self._shared.refusals.count(self._pod, TOO_MANY)
             return nullcontext()
         return self._gpu_ops.shared_with(source, target)
+
+    def _is_by_one_process(self, source: int, target: int) -> bool:
+        """Tell whether two clients are a process's of which the guardian made one: RM does not see that they are.
+
+        RM lets clients share that one process made. Of a process's clients the kernel makes some, the guardian others.
+        """
+        entry, own = (self._shared.table.clients.get(client) for client in (source, target))
+        if entry is None or own is None or entry is own or not (entry.made_here or own.made_here):
+            return False
+        return (entry.pod, entry.maker) == (own.pod, own.maker)
 
     def _note(self, client: int, more: int = 1) -> bool:
         """Record notes that RM will keep in a client; False if the pod has too many. They end with their client."""

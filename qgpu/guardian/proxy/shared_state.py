@@ -19,11 +19,12 @@ import structlog
 
 from qgpu.guardian.accounting.allocations import charged_bytes
 from qgpu.guardian.accounting.memory_quota import Allowance, MemoryQuota
-from qgpu.guardian.accounting.object_table import MOST_USERS, ObjectTable
+from qgpu.guardian.accounting.object_table import MOST_USERS, ObjectTable, RmClientEntry
 from qgpu.guardian.accounting.rm_object import Fact, Key, RmObject, confirm_fact, gone_fact, object_fact
 from qgpu.guardian.failover.journal import Journal, Writes
 from qgpu.guardian.gpu.gpu_ops import GpuOps
 from qgpu.guardian.gpu.reconciler import BATCH, Reconciler
+from qgpu.guardian.proxy import client_ownership
 from qgpu.guardian.proxy.bound_monitors import BoundMonitors
 from qgpu.guardian.proxy.ioctl_proxy import Perform
 from qgpu.guardian.proxy.listeners import Listeners
@@ -38,6 +39,8 @@ _log = structlog.get_logger("guardian")
 
 #: Limits per pod. Freeing a client walks all of its pod's objects, so their number is bounded.
 _MOST_OBJECTS, _MOST_CLIENTS, _MOST_PROCESSES = 100_000, 1 << 12, 1 << 12
+#: How many objects a pod may share with all.
+_MOST_SHARED = 1 << 13
 #: This many devices of a pod are allowed even when their memory does not fit.
 _FREE_DEVICES = 16
 #: How many objects a client may have that moves to another pod.
@@ -73,6 +76,8 @@ class SharedState:
     major: int = abi.NV_MAJOR
     uvm_major: int | None = None
     uvm_layouts: Mapping[int, uvm.Layout] = field(default_factory=dict)
+    #: Whether multicast objects keep memory (``Branch``).
+    multicast_keeps: bool = True
     #: Device instances by the UUID that UVM uses; also, once registered, the places of MIG instances.
     uuids: Mapping[bytes, int] = field(default_factory=dict)
     perform: Perform = abi.perform
@@ -213,18 +218,21 @@ class SharedState:
                 self.moved.setdefault(pod, set()).add(pid)
             return False
         try:
-            return self.hold_uvm_file(pid, fd, file, self.uuids)
+            return self.hold_uvm_file(pid, fd, file)
         finally:
             self.gpu_ops.closer.close(pod, file)
 
-    def hold_uvm_file(self, pid: int, fd: int, file: int, cards: Iterable[bytes]) -> bool:
-        """Hold a UVM file so that it can be emptied; False if the pod has too many or the process has ended."""
+    def hold_uvm_file(self, pid: int, fd: int, file: int) -> bool:
+        """Hold a UVM file so that it can be emptied; False if the pod has too many or the process has ended.
+
+        It is emptied of every card: which ones it maps memory of is known from the pod alone.
+        """
         pod = self.table.processes.get(pid, "")
         used = self.uvm_files.total + len(self.table.processes)
         more = not self.uvm_files.has(pid, file)
         if more and not fd_budget.within_fair_share(self.uvm_files.count(pod), fd_budget.headroom(used)):
             return False
-        if (known := self.uvm_files.hold(pod, pid, fd, file, cards)) is None:
+        if (known := self.uvm_files.hold(pod, pid, fd, file, self.uuids)) is None:
             return False
         with self.lock:
             if pid in self.table.processes:
@@ -254,12 +262,15 @@ class SharedState:
     def register_process(self, pod: str, pid: int) -> None:
         """Enter a process in the object table. Raises OSError when it has ended, or EAGAIN.
 
-        For a moment a pid can still be that of another pod's process that has ended.
+        For a moment a pid can still be that of another pod's process that has ended. It stays that of the process that
+        made a client, for as long as the client exists: RM lets UVM map the client's memory for whoever has the pid.
         """
         with self.lock:
             if self.table.processes.get(pid, pod) != pod:
                 raise OSError(errno.EAGAIN, "its pid is still that of a process of another pod, which has just ended")
             if pid not in self.table.processes:
+                if self.table.ended_processes.made_for_others(pid, pod):
+                    raise OSError(errno.EAGAIN, "its pid is that of a process that made a client of another pod")
                 own, every = self.table.processes_of(pod), len(self.table.processes)
                 remaining = min(fd_budget.headroom(every), _ALL_PROCESSES - every)
                 if own >= _MOST_PROCESSES or not fd_budget.within_fair_share(own, remaining):
@@ -272,9 +283,11 @@ class SharedState:
     def register_client(self, pid: int, fd: int, file: int, client: int, *, made_here: bool = False) -> bool:
         """Enter a client in the object table; False if RM does not know it on this file, or if it is another pod's.
 
-        A client belongs to the pod that made it, even when another pod uses the file: the maker pays. Once no process
-        of the maker has that file any more, the client belongs to the pod that uses it, if its memory fits there. The
-        same holds when RM has reused the handle. ``made_here`` says that the guardian has just made it.
+        A client belongs to the pod that made it, even when another pod uses the file: the maker pays. Once its process
+        has ended, and no other one of that pod has the file, the client belongs to the pod that uses it, if its memory
+        fits there. The same holds when RM has reused the handle. ``made_here`` says that the guardian has just made it.
+        Nobody but the process that made a client may use it first: RM lets UVM map a client's memory for that process
+        alone, so what UVM may keep is looked for there.
         """
         pod, entry = self.table.processes.get(pid, ""), self.table.clients.get(client)
         if entry is not None and entry.pod == pod and (pid, fd) in entry.users and not made_here:
@@ -282,12 +295,19 @@ class SharedState:
         if self.gpu_ops.object_info(file, client, client) is None:
             return False
         if entry is not None and entry.pod != pod and not self.gpu_ops.pod_has_file(client, entry.pod, file):
+            reused = self.files.makers.is_by(file, pid)
+            if not reused and self._may_be_mapped_by_maker(entry):
+                self.refusals.count(pod, client_ownership.OTHER_PROCESS)
+                return False
             if not self._can_move(client):
                 self.refusals.count(pod, "another pod's client with too many objects")
                 return False
-            if not self._move(client, pod, pid, fd):
+            if not self._move(client, pod, pid, fd, reused=reused):
                 self.refusals.count(pod, "another pod's memory over the limit")
                 return False
+        elif entry is None and not made_here and not self.files.makers.is_by(file, pid):
+            self.refusals.count(pod, client_ownership.OTHER_PROCESS)
+            return False
         elif entry is None and not self.may_have_another_client(pod):
             return False
         elif entry is None or made_here or len(entry.users) < MOST_USERS:
@@ -303,7 +323,12 @@ class SharedState:
             _wait_until(lambda: self.table.handles_of(client) <= _MOST_MOVED)
         return self.table.handles_of(client) <= _MOST_MOVED
 
-    def _move(self, client: int, pod: str, pid: int, fd: int) -> bool:
+    def _may_be_mapped_by_maker(self, entry: RmClientEntry) -> bool:
+        """Tell whether the process that made a client, and that alone, can still map its memory, or has done so."""
+        alive = self.table.processes.get(entry.maker) == entry.pod
+        return alive or not self.uvm_files.has_none(entry.maker)
+
+    def _move(self, client: int, pod: str, pid: int, fd: int, *, reused: bool) -> bool:
         """Move a client to a pod, with its memory; False if that exceeds a limit of the pod.
 
         If RM has reused the client's handle, it no longer has that memory. So RM is asked about it before the refusal.
@@ -326,17 +351,21 @@ class SharedState:
             if self.table.handles_of(client) > _MOST_MOVED or not self._has_room(pod, client):
                 return False
             self.gpu_ops.lost.discard(client)
-            self.note({"fact": "owner", "client": client, "pod": pod, "pid": pid, "fd": fd})
+            maker = {"maker": pid} if reused else {}
+            self.note({"fact": "owner", "client": client, "pod": pod, "pid": pid, "fd": fd} | maker)
             self.reconciler.recheck([(client, client)], include_memory=True)
             return True
 
     def _has_room(self, pod: str, client: int) -> bool:
         """Tell whether the memory that moves with a client fits a pod, and lies on the pod's own cards.
 
-        It takes as long as the client has objects, so it needs no lock.
+        A multicast object may keep more memory of its pod, so it does not move. This takes as long as the client has
+        objects, so it needs no lock.
         """
-        by_handle = self.table.allocations.by_handle
-        behind = (by_handle.get(rm.key) for rm in self.table.below((client, client)))
+        by_handle, moved = self.table.allocations.by_handle, self.table.below((client, client))
+        if self.multicast_keeps and any(rm.rm_class == abi.NV_MEMORY_MULTICAST_FABRIC for rm in moved):
+            return False
+        behind = (by_handle.get(rm.key) for rm in moved)
         moving: Counter[int] = Counter()
         for memory in {memory.number: memory for memory in behind if memory is not None}.values():
             # As ``Allocations.transfer``: what has a handle in another client stays where it is.
@@ -362,6 +391,15 @@ class SharedState:
             except OSError:
                 return False
             self.note({"fact": "reached", "client": client, "pid": pid, "fd": fd})
+            return True
+
+    def share_with_all(self, client: int, handle: int, *, there: bool) -> bool:
+        """Record that a pod shares an object with all, or no longer; ALL_OBJECTS of a client. False for too many."""
+        with self.lock:
+            entry = self.table.clients.get(client)
+            if entry is None or (there and self.table.shared_counts[entry.pod] >= _MOST_SHARED):
+                return False
+            self.note({"fact": "shared", "client": client, "handle": handle, "there": there})
             return True
 
     def record_unrestorable(self, client: int, what: str) -> None:
@@ -390,12 +428,11 @@ class SharedState:
         with self.lock:
             self.quota.exited(pid)
             used = self.table.clients_used_by(pid)
-            pod = self.table.processes.get(pid, "")
             self.reconciler.recheck([(client, client) for client in used])
             self.note({"fact": "exit", "pid": pid})
             self.monitors.exited(pid)
             self.gpu_ops.unwatch(pid)
-            return any(map(self.table.has_channels, used)) or not self.table.pids_of(pod)
+            return any(map(self.table.has_channels, used))
 
     # -- objects --------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import errno
 import struct
 from collections.abc import Callable, Set
 
+from qgpu.guardian.proxy import client_ownership
 from qgpu.guardian.proxy.handler_context import ANSWERED, PROCEED, Handler, HandlerContext, PodCall, status_of
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.proxy.passthrough import Passthrough
@@ -133,8 +134,7 @@ class UvmHandler(Handler):
         if error or _U32.unpack_from(again.data, uvm.STATUS_AT_INITIALIZE)[0] != abi.NV_OK:
             self._shared.refusals.count(self._pod, "UVM initialised with other flags")
             return abi.NV_ERR_INVALID_STATE
-        known_to_uvm = [uuid for uuid, of in self._shared.uuids.items() if of == place]
-        if not self._shared.hold_uvm_file(pid, call.fd, file, known_to_uvm):
+        if not self._shared.hold_uvm_file(pid, call.fd, file):
             self._shared.refusals.count(self._pod, "too many UVM files")
             return abi.NV_ERR_INSUFFICIENT_RESOURCES
         return abi.NV_OK
@@ -143,6 +143,8 @@ class UvmHandler(Handler):
         """Record the mapping that is about to be made; return why it may not be made, or None."""
         assert layout.client_at is not None
         client, memory = uvm.CLIENT_AND_OBJECT.unpack_from(block.data, layout.client_at)
+        if not self._shared.owns(self._pod, client):
+            return client_ownership.name("UVM_MAP_EXTERNAL_ALLOCATION")
         base, length = uvm.BASE_AND_LENGTH.unpack_from(block.data)
         end = layout.status_at - 20
         (count,) = _U64.unpack_from(block.data, end)
@@ -162,7 +164,7 @@ class UvmHandler(Handler):
             return "too many mappings of UVM"
         if not self._shared.quota.fits_mapping(self._pod, pid, base, length, cards):
             return "page tables over the limit"
-        held = self._shared.hold_uvm_file(pid, pod_call.call.fd, pod_call.file, cards)
+        held = self._shared.hold_uvm_file(pid, pod_call.call.fd, pod_call.file)
         return None if held else "too many UVM files"
 
     def _map_tables(self, pod_call: PodCall, block: IoctlBuffer, layout: uvm.Layout) -> int:

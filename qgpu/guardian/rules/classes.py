@@ -244,7 +244,7 @@ EVENTS = frozenset({abi.NV01_EVENT, abi.NV01_EVENT_OS_EVENT})
 #: Classes whose objects the object table keeps.
 KEPT = GATED | {
     *(abi.NV01_DEVICE_0, abi.NV20_SUBDEVICE_0, abi.NV01_MEMORY_LOCAL_USER, abi.FERMI_VASPACE_A),
-    *(abi.AMPERE_SMC_PARTITION_REF, abi.NV_MEMORY_FABRIC),
+    *(abi.AMPERE_SMC_PARTITION_REF, abi.NV_MEMORY_FABRIC, abi.NV_MEMORY_MULTICAST_FABRIC),
 }
 
 #: Classes that are charged before the object is made: memory, and objects for which RM allocates memory.

@@ -14,6 +14,8 @@ from qgpu.model import NS_PER_MS, Grant, Plan, Sample
 from qgpu.nvidia.nvml import Utilization
 from qgpu.planes.seccomp.guardian_link import GuardianLink
 
+#: The events of the guardian that matter here.
+_CHANGED = "changed"
 #: How often the guardian must answer, however long a period is.
 _SIGN_NS = 100 * NS_PER_MS
 
@@ -30,7 +32,7 @@ class SeccompBackend:
         #: Connects to a guardian again, or starts one, after this link was lost.
         self._revive = revive
         self._pgpu = pgpu
-        self._link: GuardianLink | None = GuardianLink(socket, watch=True)
+        self._link: GuardianLink | None = GuardianLink(socket, watch=_CHANGED)
         self._applied: Plan | None = None
         self._utilization = utilization
         #: The pods' grants, and the guardian's revision of them; it sends them again once they changed.
@@ -85,5 +87,5 @@ class SeccompBackend:
             self._applied = None
             self._revive(self._link)
             self._link.close()
-            self._link = GuardianLink(self._socket, watch=True)
+            self._link = GuardianLink(self._socket, watch=_CHANGED)
             return self._link.call(op, **arguments)[0]

@@ -34,7 +34,8 @@ class GuardianHangsError(BackendGoneError):
 class GuardianLink:
     """A connection to the guardian: requests with answers, and unsolicited events."""
 
-    def __init__(self, path: Path, *, watch: bool) -> None:
+    def __init__(self, path: Path, *, watch: str | bool) -> None:
+        """Connect, and ask for one kind of events or none. A guardian of an earlier version sends all kinds."""
         try:
             self._connection = wire.connect(str(path), _PATIENCE_S)
         except OSError as error:

@@ -3,6 +3,8 @@
 A stopped, traced or frozen guardian will not answer. For any other, only the time counts in which it could have run,
 not the time that it waits for a CPU on a busy host, nor the time that it waits for a thread of its own that does. A
 guardian in a long driver call gets more time, because a successor would wait for the driver as well.
+
+It also finds out whether threads wait for pages of pods, and whether the guardian's end would end that.
 """
 
 from __future__ import annotations
@@ -26,6 +28,11 @@ _HANGS_S = 0.35
 _PATIENCE_S = 2.0
 #: The number of futex, in which a thread waits for another thread of its process (asm/unistd.h).
 _FUTEX = {"x86_64": "202", "aarch64": "98"}
+#: The numbers of process_vm_readv and process_vm_writev.
+_READ, _WRITE = {"x86_64": "310", "aarch64": "270"}, {"x86_64": "311", "aarch64": "271"}
+#: Where these wait for a page until a fatal signal comes: for a userfaultfd (fs/userfaultfd.c), and when they read, for
+#: the page of a file (mm/filemap.c, until and since Linux 5.16). Other waits may last until a file server answers.
+_USERFAULT, _FILE_PAGE = "handle_userfault", {"wait_on_page_bit_common", "folio_wait_bit_common"}
 
 
 @dataclass(slots=True)
@@ -88,6 +95,28 @@ def is_in_driver(pid: int, before: tuple[int, int] = (0, 0)) -> bool:
         return system - before[1] > user - before[0]
     ioctl = str(ARCHES[platform.machine()][0].ioctl)
     return call == ioctl or (call == _FUTEX[platform.machine()] and any(_call(pid, t) == ioctl for t in _threads(pid)))
+
+
+def waits_for_pages(pid: int) -> bool:
+    """Tell whether threads of a process wait for pages of others, and its end would end all that its threads wait for.
+
+    A thread that outlives SIGKILL keeps the journal from a successor, so without that no guardian may be killed.
+    """
+    found = False
+    for tid in _threads(pid):
+        if (waits := _waits_for_page(pid, tid)) is False:
+            return False
+        found = found or waits is True
+    return found
+
+
+def _waits_for_page(pid: int, tid: int) -> bool | None:
+    """Tell whether a thread waits for another process's page; False if SIGKILL might not end its wait."""
+    call, machine = _call(pid, tid), platform.machine()
+    if call not in (_READ[machine], _WRITE[machine]):
+        return False if _stat(pid, tid)[:1] == ["D"] else None
+    where = _read(pid, "wchan", tid)
+    return where == _USERFAULT or (call == _READ[machine] and where in _FILE_PAGE)
 
 
 def _waits_for_running_thread(pid: int) -> bool:

@@ -33,6 +33,7 @@ from qgpu.nvidia import mig
 from qgpu.nvidia.nvml import MigCards, Utilization, describe, mig_cards
 from qgpu.planes.seccomp.backend import SeccompBackend
 from qgpu.planes.seccomp.guardian_link import GuardianHangsError, GuardianLink, pidfd_of
+from qgpu.planes.seccomp.hang_detector import waits_for_pages
 from qgpu.planes.seccomp.preflight import check_kernel, lock_host
 from qgpu.planes.seccomp.restored_fds import RestoredFds
 from qgpu.planes.seccomp.standby_link import StandbyLink
@@ -40,8 +41,14 @@ from qgpu.planes.seccomp.standby_link import StandbyLink
 _log = structlog.get_logger("seccomp")
 _T = TypeVar("_T")
 
+#: The events of the guardian that matter here: they are read whenever something is asked.
+_GONE = "listener-gone"
 #: The end of the names under which the guardian counts memory that did not fit.
 _OVER_LIMIT = "over the limit"
+#: A guardian with so many threads that wait for memory of pods that have ended is ended: nothing else ends the waits.
+_MOST_STUCK = 8
+#: That is done if the standby is this old: it is loaded, and pods wait for a successor once a minute at most.
+_SETTLED_S = 60.0
 #: How long it may take until exactly one guardian runs, when two are starting or one has not quite ended.
 _DEATH_S = 2.0
 #: A standby that has ended by itself is replaced if it began this long ago.
@@ -131,6 +138,8 @@ class SeccompHost:
 
     def pods(self) -> Sequence[PodInfo]:
         """List the guardian's pods."""
+        answer = self._call("pods")
+        self._end_stuck_guardian(answer.get("stuck", 0))  # a guardian of an earlier version does not say
         return [
             PodInfo(
                 pod["name"],
@@ -145,7 +154,7 @@ class SeccompHost:
                 tuple(pod.get("joined", ())),  # a guardian of an earlier version has none
                 tuple(pod["unrestorable"]) if "unrestorable" in pod else None,
             )
-            for pod in self._call("pods")["pods"]
+            for pod in answer["pods"]
             for inside in (cgroup.members(pod["cgroup"], *pod.get("joined", ())),)
         ]
 
@@ -210,7 +219,7 @@ class SeccompHost:
             _kill(lost.pidfd)  # first: a thread that holds the lock may wait for this guardian too
         with self._lock:
             try:
-                link = GuardianLink(self.socket, watch=True)
+                link = GuardianLink(self.socket, watch=_GONE)
             except BackendGoneError:
                 why = lost.why if lost is not None else ""
                 _log.warning("guardian lost: starting another", pid=self.guardian_pid, reason=why)
@@ -257,16 +266,25 @@ class SeccompHost:
                 self.revive(self._link)
                 answer = self._link.call(op, fds, **arguments)[0]
             for event in self._link.events:
-                if event["event"] == "listener-gone" and event["listener"] in self._listeners:
+                if event["event"] == _GONE and event["listener"] in self._listeners:
                     self._drop_listener(event["listener"])
             self._link.events.clear()
             self._ensure_standby()
             return answer
 
+    def _end_stuck_guardian(self, stuck: int) -> None:
+        """Kill a guardian with too many ``stuck`` threads, if a standby takes over and SIGKILL frees all of them."""
+        with self._lock:
+            last = self._standby
+            ready = last is not None and last.lives and time.monotonic() - last.began_s >= _SETTLED_S
+            if stuck >= _MOST_STUCK and ready and waits_for_pages(self.guardian_pid):
+                _log.warning("guardian ended: its threads wait for memory of pods that have ended", threads=stuck)
+                _kill(self._link.pidfd)
+
     def _find(self, state: StateFds | None) -> GuardianLink:
         """Connect to the guardian that is there, or start one; ``state`` is what was stored."""
         try:
-            link = GuardianLink(self.socket, watch=True)
+            link = GuardianLink(self.socket, watch=_GONE)
         except GuardianHangsError as error:
             if state is None or Journal(state.journal).listeners() - self._listeners.keys():
                 raise  # only it has its pods' listeners: another one beside it would strand them
@@ -296,7 +314,7 @@ class SeccompHost:
         ):
             time.sleep(_LOOK_S)
             with suppress(BackendGoneError):
-                return GuardianLink(self.socket, watch=True)
+                return GuardianLink(self.socket, watch=_GONE)
         return None
 
     def _start(self, state: StateFds, *, killed: bool) -> GuardianLink:
@@ -323,7 +341,7 @@ class SeccompHost:
             emergency_open.open_gates(state.journal)
         while said is None and (said := process.wait_for_report(_LOOK_S)) is None:
             try:
-                link = GuardianLink(self.socket, watch=True)
+                link = GuardianLink(self.socket, watch=_GONE)
             except GuardianHangsError as error:  # another was first and hangs; we have all of its state
                 _kill_process(error.pid)
             except BackendGoneError:
@@ -333,7 +351,7 @@ class SeccompHost:
                 return link
         if not said["ready"]:
             raise errors.from_code(said["code"], said["error"])
-        return GuardianLink(self.socket, watch=True)
+        return GuardianLink(self.socket, watch=_GONE)
 
     def _prepare(self, state: StateFds) -> StandbyLink:
         """Start a standby. Raises BackendGoneError."""

@@ -189,6 +189,20 @@ def test_what_was_exported_counts_until_the_pod_ends():
     assert (still, held(found)) == ({("web", 0): SIZE}, {})
 
 
+def test_what_a_client_may_keep_counts_until_it_is_gone():
+    found = allocations()
+    found.count_client("web", 1)
+    found.pin(1)
+    found.drop(A)
+    found.pod_ended("web")
+    found.forget_some(1)
+    still = held(found)
+    found.count_client("web", -1)
+    found.forget_some(1)
+
+    assert (still, held(found)) == ({("web", 0): SIZE}, {})
+
+
 def test_a_handle_given_anew_names_the_new_memory():
     found = allocations()
     found.allocate(A, "web", 0, 2 * SIZE, 2)

@@ -138,12 +138,12 @@ def test_memory_adds_up_by_pod_and_card():
     assert charged(table, "web") == {0: 3 * 65536 + CONTEXT}
 
 
-def test_a_clients_subdevice_is_known_until_it_is_freed():
+def test_a_devices_subdevice_is_known_until_it_is_freed():
     table = grown(thing(9, 2, abi.NV20_SUBDEVICE_0))
-    there = table.subdevice_of(7)
+    there = table.subdevice_of((7, 2))
     table.note({"fact": "gone", "client": 7, "handle": 9})
 
-    assert (there, table.subdevice_of(7)) == (9, None)
+    assert (there, table.subdevice_of((7, 2))) == (9, None)
 
 
 def test_a_journal_rebuilds_the_register():
@@ -447,6 +447,14 @@ def second(handle: int, same_as: int, parent: int = 2) -> dict:
 def listed(table: ObjectTable) -> dict[int, set[int]]:
     """Return the channels of each TSG, by the TSG's handle."""
     return {tsg.handle: {channel.handle for channel in table.channels(tsg)} for tsg in table.compute_tsgs(0)}
+
+
+def test_process_that_ends_after_its_pod_is_not_remembered():
+    table = ObjectTable()
+    for fact in (POD, PROCESS, {"fact": "pod_retired", "name": "web"}, {"fact": "exit", "pid": 100}):
+        table.note(fact)
+
+    assert table.ended_processes.pod_of(100) is None
 
 
 def test_a_tsg_with_two_handles_is_listed_once_with_all_channels():

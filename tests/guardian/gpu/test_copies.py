@@ -11,7 +11,7 @@ from qgpu.guardian.accounting.rm_object import RmObject, object_fact
 from qgpu.guardian.gpu.gpu_ops import GpuOps
 from qgpu.model import NS_PER_MS, OnIdle, Plan, PodClass, PodPlan
 from qgpu.nvidia import abi
-from tests.guardian.gpu.test_enforcer import card, turns
+from tests.guardian.gpu.test_enforcer import card, retire, turns
 
 MS = NS_PER_MS
 COPY_TSG, COPY_CHANNEL = 31, 41
@@ -53,6 +53,14 @@ def test_copy_tsgs_get_their_pods_copy_slice():
 
     assert slices(engine) == {1: 4000, 2: 2000}
     assert {us for key, us in engine.slices.items() if key[1] == 30} == {5000}
+
+
+def test_copy_tsgs_of_a_retired_pod_do_not_run_under_a_plan():
+    enforcer, engine, _ = copying("gone", "a")
+    retire(engine.table, "gone", 1)
+    enforcer.adopt(shared(a=2000), 0)
+
+    assert gated(engine) == {1}
 
 
 def test_without_a_copy_slice_rm_is_not_asked_about_copy_tsgs():

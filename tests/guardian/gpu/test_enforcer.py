@@ -105,6 +105,42 @@ def test_a_tsg_whose_client_is_lost_does_not_run_under_a_plan():
     assert (off, found, engine.off) == ({1}, set(), set())
 
 
+def retire(table, name, client):
+    """End a pod's only process and the pod; RM still has its client, because another pod has the file."""
+    for fact in ({"fact": "exit", "pid": client}, {"fact": "pod_retired", "name": name}):
+        table.note(fact)
+
+
+def test_a_tsg_of_a_retired_pod_runs_in_nobodys_windows():
+    """Its timeslice is the plan's by chance, so none has to be set, and nobody notices that its file is elsewhere."""
+    enforcer, engine, _ = card("gone", "a", "b")
+    enforcer.adopt(Plan(0, 10 * MS, (PodPlan("gone", PodClass.OFFLINE, abi.RM_DEFAULT_TIMESLICE_US, None),)), 0)
+    retire(engine.table, "gone", 1)
+    enforcer.adopt(turns("a", "b"), 0)
+
+    seen = []
+    for at in (0, 5 * MS, 10 * MS, 15 * MS):
+        enforcer.step(at)
+        seen.append({key[0] for key in engine.off})
+
+    assert seen == [{1, 3}, {1, 3}, {1, 2}, {1, 2}]
+
+
+@pytest.mark.parametrize("then", ["no plan", "moved"])
+def test_a_tsg_of_a_retired_pod_runs_again_where_it_may(then):
+    enforcer, engine, _ = card("gone", "a")
+    plan = Plan(0, 10 * MS, (PodPlan("a", PodClass.OFFLINE, 5000, None),))
+    enforcer.adopt(plan, 0)
+    retire(engine.table, "gone", 1)
+    enforcer.refresh(1)
+    off = {key[0] for key in engine.off}
+    if then == "moved":
+        engine.table.note({"fact": "owner", "client": 1, "pod": "a", "pid": 2, "fd": 3})
+    enforcer.adopt(plan if then == "moved" else None, 2)
+
+    assert (off, engine.off) == ({1}, set())
+
+
 def test_gates_follow_the_windows():
     enforcer, engine, _ = card("a", "b")
     enforcer.adopt(turns("a", "b"), 0)

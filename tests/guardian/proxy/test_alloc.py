@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import errno
+import os
 import struct
 
 import pytest
 
 from qgpu.guardian.accounting import memory_quota
 from qgpu.guardian.accounting.object_table import OTHER_TSG_BYTES, ObjectTable
+from qgpu.guardian.proxy import client_ownership, os_events, shared_state
 from qgpu.guardian.proxy import dup as dup_calls
-from qgpu.guardian.proxy import os_events, shared_state
 from qgpu.guardian.rules import classes
+from qgpu.linux import fd_budget
 from qgpu.nvidia import abi
+from qgpu.nvidia.rm_client import take
 from tests.guardian.asked import (
     DEVICE_PARAMS,
     TSG,
@@ -29,7 +32,7 @@ from tests.guardian.asked import (
 )
 from tests.guardian.charges import charged
 from tests.guardian.fake_rm import PAGE
-from tests.guardian.pod import MINOR, allocate, make_device
+from tests.guardian.pod import MINOR, allocate, device_of, make_device
 
 
 @pytest.mark.parametrize("form", ["long", "short"])
@@ -231,6 +234,48 @@ def made_root(pod):
     return struct.unpack_from("<I", answer[2], 8)[0]
 
 
+def test_a_client_is_used_first_by_the_process_that_made_it(pod):
+    """RM lets UVM map a client's memory for that process alone, so that one's files of UVM count."""
+    ask_for_root(pod)
+    pod.tell("fork")
+    pod.child.said()
+    answer = pod.call(abi.NV_ESC_RM_ALLOC, device(), DEVICE_PARAMS)
+
+    assert alloc_status(answer[2]) == abi.NV_ERR_INVALID_CLIENT
+    assert pod.shared.table.clients == {}
+    assert pod.shared.refusals.counts["web", client_ownership.OTHER_PROCESS] == 1
+
+
+def test_the_process_that_made_a_client_may_use_it(pod):
+    ask_for_root(pod)
+    pod.call(abi.NV_ESC_RM_ALLOC, device(), DEVICE_PARAMS)
+
+    assert pod.shared.table.clients[7].maker == pod.process.pid
+
+
+def test_a_freed_root_client_leaves_no_maker_on_its_file(pod):
+    """The next client of the file may be another process's."""
+    ask_for_root(pod)
+    pid, pidfd = pod.process.pid, os.pidfd_open(pod.process.pid)
+    file = take(pidfd, device_of(pod))
+    before = pod.files.makers.is_by(file, pid)
+    pod.call(abi.NV_ESC_RM_FREE, free(7))
+    pod.files.roots.add(file)
+    after = pod.files.makers.is_by(file, pid)
+    os.close(file)
+    os.close(pidfd)
+
+    assert (before, after) == (True, False)
+
+
+def test_only_one_process_makes_clients_on_a_file(pod):
+    ask_for_root(pod)
+    pod.tell("fork")
+    pod.child.said()
+
+    assert ask_for_root(pod) == abi.NV_ERR_INVALID_CLIENT
+
+
 def test_second_root_client_of_a_file_is_made_by_guardian(pod):
     assert ask_for_root(pod) == errno.EINVAL  # /dev/random's answer
     client = made_root(pod)
@@ -415,7 +460,7 @@ def test_children_of_a_pod_are_in_the_pod(pod):
 def test_pods_share_what_a_successor_has_to_read(on_card, monkeypatch):
     """Whatever one pod has, another gets some."""
     table = on_card.shared.table
-    monkeypatch.setattr(memory_quota, "_MOST_RECORDS", 60)
+    monkeypatch.setattr(memory_quota, "_MOST_RECORDS", 60 + fd_budget.FOR_NEW_PODS)
     first = [allocate(on_card, handle, PAGE) for handle in range(10, 40)]
     own, every = table.records("web")
 
@@ -426,7 +471,7 @@ def test_pods_share_what_a_successor_has_to_read(on_card, monkeypatch):
 
 def test_pinned_memory_that_was_freed_counts_to_the_share(on_card, monkeypatch):
     """A pod could have any number of these: each is charged, but a pod may have no limit on another card."""
-    monkeypatch.setattr(memory_quota, "_MOST_RECORDS", 30)
+    monkeypatch.setattr(memory_quota, "_MOST_RECORDS", 30 + fd_budget.FOR_NEW_PODS)
     statuses = []
     for handle in range(10, 40):
         statuses.append(allocate(on_card, handle, PAGE))
@@ -491,3 +536,56 @@ def test_event_objects_are_bounded(on_card, monkeypatch, rm_class):
     assert [make(30), make(32)] == [0, abi.NV_ERR_INSUFFICIENT_RESOURCES]
     del on_card.rm.objects[7, 31]  # it went with what it was below
     assert make(32) == 0
+
+
+def make_compute(pod, parent=2, handle=22):
+    """Make a TSG, a channel and a compute object; return RM's status of the last."""
+    pod.call(abi.NV_ESC_RM_ALLOC, alloc(20, parent, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
+    pod.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), bytes(368))
+    return alloc_status(pod.call(abi.NV_ESC_RM_ALLOC, alloc(handle, 21, 0xCBC0), bytes(16))[2])
+
+
+def test_compute_is_made_preemptible_on_its_own_card(on_card):
+    """RM refuses it through another card's subdevice."""
+    on_card.minors[1], on_card.limits[1] = MINOR, on_card.limits[0]
+    on_card.rm.instances[7, 4] = 1
+    on_card.call(abi.NV_ESC_RM_ALLOC, device(4), struct.pack("<I52x", 1))
+    on_card.call(abi.NV_ESC_RM_ALLOC, subdevice(5, parent=4), bytes(4))
+
+    assert (make_compute(on_card, parent=4), on_card.rm.preemptible) == (abi.NV_OK, [(7, 5, 20)])
+
+
+@pytest.mark.parametrize("handle", [22, 0], ids=["the pod's handle", "RM's handle"])
+def test_compute_that_rm_cannot_preempt_is_freed(on_card, monkeypatch, handle):
+    make = on_card.rm._alloc
+
+    def choosing(data):
+        if not struct.unpack_from("<I", data, 8)[0]:
+            struct.pack_into("<I", data, 8, 99)
+        return make(data)
+
+    monkeypatch.setattr(on_card.rm, "_alloc", choosing)
+    with monkeypatch.context() as patch:
+        patch.setattr(on_card.rm, "make_preemptible", lambda *asked: False)
+        assert make_compute(on_card, handle=handle) == abi.NV_ERR_INVALID_STATE
+
+    assert 0xCBC0 not in {rm_class for rm_class, _ in on_card.rm.objects.values()}
+    assert on_card.shared.refusals.counts["web", "compute that cannot be preempted"] == 1
+    assert alloc_status(on_card.call(abi.NV_ESC_RM_ALLOC, alloc(22, 21, 0xCBC0), bytes(16))[2]) == abi.NV_OK
+    assert on_card.rm.preemptible == [(7, 3, 20)]
+
+
+def test_pod_that_may_draw_keeps_what_rm_cannot_preempt(on_card, monkeypatch):
+    """No gate ends a draw either, and graphics programs begin with a 2D object."""
+    monkeypatch.setattr(on_card.rm, "make_preemptible", lambda *asked: False)
+    on_card.graphics = True
+
+    assert make_compute(on_card) == abi.NV_OK
+
+
+def test_compute_whose_device_lost_its_subdevice_is_freed(on_card):
+    """Another process of the pod can free it while the object is being made."""
+    on_card.call(abi.NV_ESC_RM_FREE, free(3))
+
+    assert make_compute(on_card) == abi.NV_ERR_INVALID_STATE
+    assert ((7, 22) in on_card.rm.objects, on_card.rm.preemptible) == (False, [])

@@ -19,6 +19,7 @@ from tests.guardian.asked import alloc, free, uvm_mapping, uvm_mapping_status, u
 from tests.guardian.charges import charged
 from tests.guardian.fake_rm import PAGE
 from tests.guardian.pod import LIMIT, MOST, allocate, held
+from tests.guardian.proxy.test_memory import someone_elses
 
 
 @pytest.fixture
@@ -83,6 +84,7 @@ def kept_by_a_sleeper(pod):
     pod.settle()
     between = memory(pod)
     pod.shared.listener_closed(pod.number)
+    pod.shared.note({"fact": "gone", "client": 7, "handle": 7})
     return between, memory(pod)
 
 
@@ -272,7 +274,7 @@ def test_memory_exported_while_it_is_made_counts_whole(on_card, carrier):
     assert memory(on_card) == PAGE
     carrier[1]()
     look(on_card)
-    on_card.shared.table.allocations.pod_ended("web")
+    on_card.shared.note({"fact": "gone", "client": 7, "handle": 7})
     assert memory(on_card) == 0
 
 
@@ -338,6 +340,25 @@ def test_unreported_mapping_charged_until_uvm_file_is_closed(on_card):
     on_card.shared.uvm_files_released(on_card.process.pid, [])
 
     assert (kept, held(on_card)) == (MOST, 0)
+
+
+def test_memory_of_another_pods_client_is_mapped_by_no_claim(on_card):
+    someone_elses(on_card, 9)
+    answer = on_card.uvm(uvm.MAP_EXTERNAL_ALLOCATION, uvm_mapping(1 << 40, PAGE, 10, client=9))[2]
+
+    assert uvm_mapping_status(answer) == abi.NV_ERR_NO_MEMORY
+
+
+def test_a_file_that_a_mapping_names_no_card_of_is_emptied_too(on_card):
+    """Another process has registered the card on it, and the pod can change the mapping's cards after the check."""
+    allocate(on_card, 10, MOST)
+    nameless = bytearray(uvm_mapping(1 << 40, PAGE, 10))
+    nameless[24:40] = b"\x01" * 16
+    on_card.uvm(uvm.MAP_EXTERNAL_ALLOCATION, bytes(nameless))
+    (file,) = on_card.shared.uvm_files.take(on_card.process.pid)
+    on_card.shared.uvm_files.release([file])
+
+    assert file.cards == set(on_card.shared.uuids)
 
 
 def test_exec_releases_old_memory_when_program_registers_card(on_card, monkeypatch):

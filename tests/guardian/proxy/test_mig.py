@@ -123,7 +123,7 @@ def test_instance_is_registered_with_uvm_by_the_pod_itself(on_instance, limited)
     assert (result, error) == (-1, errno.EINVAL)  # /dev/random has no such call
     assert uvm.REGISTER_GPU not in [request for request, _ in on_instance.rm.seen]
     held = on_instance.shared.uvm_files.take(on_instance.process.pid)
-    assert [each.cards for each in held] == ([{INSTANCE}] if limited else [])
+    assert [each.cards for each in held] == ([set(on_instance.shared.uuids)] if limited else [])
     on_instance.shared.uvm_files.release(held)
 
 

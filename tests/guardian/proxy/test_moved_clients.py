@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from qgpu.guardian.proxy import shared_state
+from qgpu.guardian.proxy import client_ownership, shared_state
 from qgpu.nvidia import abi
 from tests.guardian.asked import alloc, alloc_status, dup, dup_status, free, memory_params
 from tests.guardian.charges import charged
@@ -20,10 +22,13 @@ def no_wait(monkeypatch):
     monkeypatch.setattr(shared_state, "_FORGETTING_S", 0)
 
 
-def pass_on(pod, client):
+def pass_on(pod, client, *, maker_ends=True):
     """Let another pod make a client with memory, and leave its file to this pod alone; tell whether it is its now."""
     someone_elses(pod, client)
     pod.rm.stale.add(client)
+    pod.files.makers.is_by = lambda file, pid: False
+    if maker_ends:
+        pod.shared.exited(1)
     return pod.shared.register_client(pod.process.pid, 5, 5, client)
 
 
@@ -37,6 +42,36 @@ def test_clients_passed_on_one_by_one_stay_within_the_limit(on_card):
     assert moved == [True, False, False, False]
     assert both(on_card) == [3 * MOST, MOST]
     assert on_card.shared.refusals.counts["web", REFUSED] == 3
+
+
+def test_a_client_stays_while_its_maker_could_map_its_memory(on_card):
+    """RM lets UVM map it for that process, whosever the client is by now."""
+    assert not pass_on(on_card, 9, maker_ends=False)
+    assert both(on_card) == [MOST, 0]
+    assert on_card.shared.refusals.counts["web", client_ownership.OTHER_PROCESS] == 1
+
+
+def test_client_stays_while_a_uvm_file_of_its_maker_is_not_empty(on_card):
+    someone_elses(on_card, 9)
+    file = os.open("/dev/random", os.O_RDONLY)
+    on_card.shared.hold_uvm_file(1, file, file)
+    (held_file,) = on_card.shared.uvm_files.take(1)
+    moved = [pass_on(on_card, 9)]
+    on_card.shared.uvm_files.release([held_file])
+    moved.append(on_card.shared.register_client(on_card.process.pid, 5, 5, 9))
+    os.close(file)
+
+    assert moved == [False, True]
+
+
+def test_no_process_has_the_number_of_who_made_anothers_client(on_card):
+    """RM lets UVM map the client's memory for whoever has that number."""
+    someone_elses(on_card, 9)
+    on_card.shared.exited(1)
+    with pytest.raises(BlockingIOError):
+        on_card.shared.register_process("web", 1)
+
+    on_card.shared.register_process("other", 1)
 
 
 def test_nothing_is_made_through_a_client_that_does_not_fit(on_card):

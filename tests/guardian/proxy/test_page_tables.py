@@ -10,10 +10,12 @@ import pytest
 
 from qgpu.guardian.accounting import memory_quota, object_table
 from qgpu.guardian.accounting.allocations import Allocations
-from qgpu.guardian.accounting.object_table import ObjectTable
+from qgpu.guardian.accounting.object_table import NO_INSTANCE, ObjectTable
+from qgpu.guardian.accounting.rm_object import RmObject
 from qgpu.guardian.failover.journal import Journal
 from qgpu.guardian.proxy import shared_state, uvm_files
 from qgpu.guardian.proxy.handler_context import HandlerContext
+from qgpu.linux import fd_budget
 from qgpu.nvidia import abi, uvm
 from tests.guardian.asked import (
     DEVICE_PARAMS,
@@ -71,6 +73,46 @@ def test_devices_beyond_free_ones_must_fit_with_address_space(on_card, monkeypat
     assert (7, 51) not in on_card.shared.table.objects
 
 
+def first_device(pod, client):
+    """Return what a pod's call asks for that makes the first device of one more client."""
+    pod.rm.objects[client, client] = (abi.NV01_ROOT_CLIENT, 0)
+    pod.shared.note({"fact": "client", "client": client, "pid": pod.process.pid, "fd": 3})
+    return RmObject(client, 2, client, abi.NV01_DEVICE_0, NO_INSTANCE)
+
+
+@pytest.fixture
+def two_limits(on_card, monkeypatch):
+    """A pod with two cards, and room on the second for three address spaces."""
+    monkeypatch.setattr(object_table, "SPACE_BYTES", 1 << 16)
+    monkeypatch.setattr(shared_state, "_FREE_DEVICES", 2)
+    on_card.limits[1] = 3 << 16
+    return on_card
+
+
+def test_devices_on_an_unknown_card_must_fit_on_every_card(two_limits):
+    answers = [two_limits.shared.claim(first_device(two_limits, client)) for client in range(20, 24)]
+
+    assert answers == [abi.NV_OK] * 3 + [abi.NV_ERR_NO_MEMORY]
+    assert [two_limits.shared.quota.used("web", card) for card in (0, 1)] == [3 << 16] * 2
+
+
+def test_a_device_counts_on_one_card_once_that_is_known(two_limits):
+    device = first_device(two_limits, 20)
+    two_limits.shared.claim(device)
+    two_limits.shared.set_instance(device, 0)
+
+    assert [two_limits.shared.quota.used("web", card) for card in (0, 1)] == [1 << 16, 0]
+
+
+def test_device_on_an_unknown_card_moves_with_its_client(two_limits):
+    two_limits.shared.claim(first_device(two_limits, 20))
+    two_limits.shared.note({"fact": "owner", "client": 20, "pod": "other", "pid": two_limits.process.pid, "fd": 3})
+    moved = [two_limits.shared.quota.used(name, 1) for name in ("web", "other")]
+    two_limits.shared.note({"fact": "gone", "client": 20, "handle": 20})
+
+    assert (moved, two_limits.shared.quota.used("other", 1)) == ([0, 1 << 16], 0)
+
+
 @pytest.mark.parametrize("limited", [True, False])
 def test_memory_at_fixed_card_address_is_refused_under_a_limit(on_card, limited):
     """RM takes all that a large alignment spans, and tells of what was asked for."""
@@ -115,12 +157,14 @@ def test_page_tables_of_non_memory_ranges_charged_until_freed(on_card, request_,
 
 @pytest.mark.parametrize("size", abi.MAP_MEMORY_DMA_BYTES)
 def test_rm_dma_mappings_refused_under_limit_else_made(on_card, size):
-    under = on_card.call(abi.NV_ESC_RM_MAP_MEMORY_DMA, bytes(size))[:2]
+    own, others = (struct.pack("<I", client).ljust(size, b"\0") for client in (7, 9))
+    under = on_card.call(abi.NV_ESC_RM_MAP_MEMORY_DMA, own)[:2]
     on_card.limits = {}
 
     assert under == (-1, errno.EOPNOTSUPP)
     on_card.rm.seen.clear()
-    assert on_card.call(abi.NV_ESC_RM_MAP_MEMORY_DMA, bytes(size))[0] == 0
+    assert on_card.call(abi.NV_ESC_RM_MAP_MEMORY_DMA, others)[:2] == (-1, errno.EPERM)
+    assert on_card.call(abi.NV_ESC_RM_MAP_MEMORY_DMA, own)[0] == 0
     assert [number for number, _ in on_card.rm.seen] == [abi.NV_ESC_RM_MAP_MEMORY_DMA]
 
 
@@ -221,7 +265,7 @@ def test_unmapping_beyond_the_share_makes_no_more_records(on_card, monkeypatch):
 
 def test_mappings_beyond_a_pods_share_are_refused_and_counted(on_card, monkeypatch):
     own, _ = on_card.shared.table.records("web")
-    monkeypatch.setattr(memory_quota, "_MOST_RECORDS", 3 * (own + 2))
+    monkeypatch.setattr(memory_quota, "_MOST_RECORDS", 3 * (own + 2) + fd_budget.FOR_NEW_PODS)
     asked = [uvm_mapping(at << 40, 1 << 21, 10) for at in range(1, 4)]
     answers = [on_card.uvm(uvm.MAP_EXTERNAL_ALLOCATION, mapping)[2] for mapping in asked]
     table = on_card.uvm(REGION, struct.pack("<QQ", 1 << 50, 4096) + bytes(24))[2]

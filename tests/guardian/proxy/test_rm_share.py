@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import struct
 
 import pytest
 
-from qgpu.guardian.proxy import rm_share
+from qgpu.guardian.accounting.object_table import ObjectTable
+from qgpu.guardian.failover.journal import Journal
+from qgpu.guardian.proxy import rm_share, shared_state
 from qgpu.nvidia import abi
-from tests.guardian.asked import alloc, control, dup, status
+from tests.guardian.asked import alloc, control, dup, free, status
+from tests.guardian.fake_rm import PAGE
+from tests.guardian.pod import allocate
 
 NEIGHBOURS = 8
 
 
-def shared(pod, client, handle, share_type=1, target=0):
+def shared(pod, client, handle, share_type=abi.RS_SHARE_TYPE_ALL, target=0, action=0):
     """Share an object, by default as CUDA IPC does; return RM's status, and how often RM was asked."""
-    asked = struct.pack("<4IHBxI", client, handle, target, 1, share_type, 0, 0)
+    asked = struct.pack("<4IHBxI", client, handle, target, 1, share_type, action, 0)
     answer = pod.call(abi.NV_ESC_RM_SHARE, asked)
     at = abi.offsetof("NVOS57_PARAMETERS", "status")
     return struct.unpack_from("<I", answer[2], at)[0], [number for number, _ in pod.rm.seen].count(abi.NV_ESC_RM_SHARE)
@@ -49,7 +54,52 @@ def test_a_pod_shares_objects_of_its_own_clients_only(on_card):
     for client, handle in ((NEIGHBOURS, 2), (7, 999), (99, 2)):
         assert shared(on_card, client, handle) == (abi.NV_ERR_INSUFFICIENT_PERMISSIONS, 0)
     assert on_card.shared.refusals.counts["web", "NV_ESC_RM_SHARE on another pod's client"] == 3
-    assert shared(on_card, 7, 2) == (abi.NV_OK, 1)
+    assert shared(on_card, 7, 2) == (abi.NV_OK, 0)
+
+
+@pytest.mark.parametrize(("share_type", "heard"), [(0, 1), (1, 0), (2, 0), (4, 1), (5, 0), (6, 0), (7, 0)])
+def test_rm_hears_of_no_sharing_beyond_the_process(on_card, share_type, heard):
+    """Whoever else it is with, UVM could map the object for them."""
+    assert shared(on_card, 7, 2, share_type) == (abi.NV_OK, heard)
+    assert on_card.shared.table.is_shared((7, 2)) == (not heard)
+
+
+def test_rm_shares_with_one_client_what_is_shared_with_all(on_card):
+    """RM would let UVM map it for any process. The guardian shares it while it duplicates it."""
+    allocate(on_card, 10, PAGE)
+    on_card.shared.note({"fact": "client", "client": NEIGHBOURS, "pid": on_card.process.pid, "fd": 4})
+    on_card.rm.objects[NEIGHBOURS, NEIGHBOURS] = (abi.NV01_ROOT, 0)
+    on_card.rm.objects[NEIGHBOURS, 2] = (abi.NV01_DEVICE_0, NEIGHBOURS)
+    found = shared(on_card, 7, 10)
+    on_card.call(abi.NV_ESC_RM_DUP_OBJECT, dup(20, 10, client=NEIGHBOURS))
+    during = list(on_card.rm.shared)
+    again = ObjectTable()
+    for fact in Journal(os.dup(on_card.shared.journal.fd)).read()[1]:
+        again.note(fact)
+    after = shared(on_card, 7, 10, action=abi.RS_SHARE_ACTION_FLAG_REVOKE)
+    on_card.call(abi.NV_ESC_RM_DUP_OBJECT, dup(21, 10, client=NEIGHBOURS))
+
+    assert (found, after) == ((abi.NV_OK, 0), (abi.NV_OK, 0))
+    assert during == on_card.rm.shared == [((7, 10), NEIGHBOURS)]
+    assert again.is_shared((7, 10))
+    assert not on_card.shared.table.is_shared((7, 10))
+
+
+def test_what_is_freed_is_not_shared_any_more(on_card):
+    allocate(on_card, 10, PAGE)
+    shared(on_card, 7, 10)
+    on_card.call(abi.NV_ESC_RM_FREE, free(10))
+    allocate(on_card, 10, PAGE)
+
+    assert not on_card.shared.table.is_shared((7, 10))
+    assert on_card.shared.table.shared_counts.total() == 0
+
+
+def test_a_pod_shares_so_many_objects_with_all(on_card, monkeypatch):
+    monkeypatch.setattr(shared_state, "_MOST_SHARED", 2)
+    found = [shared(on_card, 7, allocated) for allocated in (2, 3, 7)]
+
+    assert [status for status, _ in found] == [abi.NV_OK, abi.NV_OK, abi.NV_ERR_INSUFFICIENT_RESOURCES]
 
 
 def test_a_pod_shares_with_its_own_clients_or_with_all(on_card):
@@ -62,16 +112,19 @@ def test_a_pod_shares_with_its_own_clients_or_with_all(on_card):
     assert shared(on_card, 7, 2, abi.RS_SHARE_TYPE_CLIENT, 7) == (abi.NV_OK, 1)
 
 
-@pytest.mark.parametrize(("share_type", "passes"), [(1, True), (4, True), (abi.RS_SHARE_TYPE_CLIENT, False)])
-def test_a_policy_for_all_objects_names_no_client(on_card, share_type, passes):
-    """RM notes it in that client, whosever it is. CUDA sets one for all that one process makes (4)."""
-    note_neighbour(on_card)
+@pytest.mark.parametrize("share_type", range(8))
+def test_a_policy_shares_all_objects_without_rm(on_card, share_type):
+    """RM hears of a policy for the client's process alone, as CUDA sets it; one client cannot be named."""
+    named = share_type == abi.RS_SHARE_TYPE_CLIENT
     policy = struct.pack("<IIHBx", NEIGHBOURS, 1, share_type, 0)
     asked = control(abi.NV0000_CLIENT_SET_INHERITED_SHARE_POLICY, 7, len(policy))
+    on_card.rm.seen.clear()
     answer = status(on_card.call(abi.NV_ESC_RM_CONTROL, asked, policy)[2])
+    heard = share_type in (abi.RS_SHARE_TYPE_NONE, abi.RS_SHARE_TYPE_PID)
 
-    assert (answer == abi.NV_OK) == passes
-    assert on_card.shared.refusals.counts.total() == (not passes)
+    assert (answer == abi.NV_OK) == (not named)
+    assert (abi.NV_ESC_RM_CONTROL in [number for number, _ in on_card.rm.seen]) == heard
+    assert on_card.shared.table.is_shared((7, 10)) == (not heard and not named)
 
 
 def test_notes_of_sharing_are_bounded_and_end_with_their_client(on_card, monkeypatch):

@@ -100,10 +100,10 @@ def test_numbers_of_files_that_are_closed_are_forgotten(pod, monkeypatch):
     shared.register_process("web", pid)
     stay, *others = (os.open("/dev/random", os.O_RDONLY) for _ in range(30))
     monkeypatch.setattr(uvm_files, "_has", lambda pid, held: held.theirs == stay)
-    shared.hold_uvm_file(pid, stay, stay, [bytes(16)])
+    shared.hold_uvm_file(pid, stay, stay)
     for fd in others:
         shared.release_closed_uvm_files("web")
-        assert shared.hold_uvm_file(pid, fd, fd, [bytes(16)])
+        assert shared.hold_uvm_file(pid, fd, fd)
         os.close(fd)
     shared.release_closed_uvm_files("web")
     os.close(stay)
@@ -118,7 +118,7 @@ def test_a_file_with_many_descriptors_is_recorded_once(pod):
     shared.register_process("web", pid)
     fds = [os.open("/dev/random", os.O_RDONLY)]
     fds += [os.dup(fds[0]) for _ in range(30)]
-    kept = [shared.hold_uvm_file(pid, fd, fd, [bytes(16)]) for fd in fds]
+    kept = [shared.hold_uvm_file(pid, fd, fd) for fd in fds]
     for fd in fds:
         os.close(fd)
 
@@ -131,12 +131,12 @@ def test_file_registered_again_before_release_is_noted_stays(pod, monkeypatch):
     shared, pid = pod.shared, os.getpid()
     shared.register_process("web", pid)
     fd = os.open("/dev/random", os.O_RDONLY)
-    shared.hold_uvm_file(pid, fd, fd, [CARD])
+    shared.hold_uvm_file(pid, fd, fd)
     with monkeypatch.context() as patch:
         patch.setattr(uvm_files, "_has", lambda pid, held: False)
         (files,) = shared.uvm_files.take_closed([pid]).values()
     shared.uvm_files.release(files)
-    shared.hold_uvm_file(pid, fd, fd, [CARD])
+    shared.hold_uvm_file(pid, fd, fd)
     shared.uvm_files_released(pid, files)
     again = ObjectTable()
     for fact in Journal(os.dup(shared.journal.fd)).read()[1]:
@@ -171,7 +171,7 @@ def test_a_file_of_a_process_that_ends_meanwhile_is_let_go(pod, monkeypatch):
 
     file = os.open("/dev/random", os.O_RDONLY)
     monkeypatch.setattr(UvmFiles, "hold", lambda _, *arguments: late(*arguments))
-    kept = shared.hold_uvm_file(pid, file, file, [bytes(16)])
+    kept = shared.hold_uvm_file(pid, file, file)
     os.close(file)
 
     assert (kept, shared.uvm_files.total) == (False, 0)

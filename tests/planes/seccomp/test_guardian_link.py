@@ -10,8 +10,11 @@ import pytest
 
 from qgpu.errors import BackendGoneError, NotSupportedError
 from qgpu.ipc.codec import PROTOCOL
+from qgpu.planes.seccomp import backend, host
+from qgpu.planes.seccomp.backend import SeccompBackend
 from qgpu.planes.seccomp.guardian_link import GuardianHangsError, GuardianLink
 from qgpu.planes.seccomp.hang_detector import is_in_driver
+from qgpu.planes.seccomp.host import SeccompHost
 
 _ANSWERS = """
 import os, signal, sys
@@ -168,3 +171,21 @@ def test_process_waiting_on_thread_in_driver_counts_as_in_driver(where):
     process.stdout.close()
 
     assert kept == (where == "in the driver")
+
+
+def test_host_and_backend_ask_for_the_events_that_they_read(monkeypatch, tmp_path):
+    asked = []
+
+    class Link:
+        def __init__(self, path, *, watch):
+            asked.append(watch)
+            self.hello = {"pid": 1, "listeners": {}}
+
+    monkeypatch.setattr(host, "GuardianLink", Link)
+    monkeypatch.setattr(backend, "GuardianLink", Link)
+    plane = SeccompHost.__new__(SeccompHost)
+    plane.socket, plane._standby = tmp_path, None
+    plane._find(None)
+    SeccompBackend(tmp_path, lambda link: None, 0)
+
+    assert asked == ["listener-gone", "changed"]

@@ -13,7 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from qgpu.planes.seccomp import hang_detector
-from qgpu.planes.seccomp.hang_detector import LOOK_MS, HangDetector
+from qgpu.planes.seccomp.hang_detector import LOOK_MS, HangDetector, waits_for_pages
+from tests.guardian.pod import until
 
 _LOOK_NS = LOOK_MS * 1_000_000
 
@@ -102,6 +103,54 @@ def test_thread_that_holds_the_interpreter_is_seen():
             child.kill()
 
     assert seen == {spin: True, sleep: False}
+
+
+_WAITS_FOR_PAGE = """
+import ctypes, os, sys
+from qgpu.linux.seccomp_notify import ProcessMemory
+from tests.guardian.child import never
+page = never(ctypes.CDLL(None))
+memory = ProcessMemory()
+print("ready", flush=True)
+memory.write(os.getpid(), [(page, b"x")]) if sys.argv[1] == "write" else memory.read(os.getpid(), page, 1)
+"""
+
+
+@pytest.fixture
+def waiting(request):
+    """A process that waits for a page, which it reads or writes as if it were another's."""
+    command = [sys.executable, "-c", _WAITS_FOR_PAGE, request.param]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[3]) as started:
+        assert started.stdout is not None
+        started.stdout.readline()
+        until(lambda: hang_detector._read(started.pid, "wchan") == "handle_userfault")
+        yield started.pid
+        started.kill()
+
+
+@pytest.mark.parametrize("waiting", ["read", "write"], indirect=True)
+def test_thread_that_waits_for_a_page_of_another_is_seen(waiting):
+    assert waits_for_pages(waiting)
+    assert not waits_for_pages(os.getpid())
+
+
+@pytest.mark.parametrize(
+    ("waiting", "where", "ends"),
+    [
+        ("read", "folio_wait_bit_common", True),
+        ("write", "folio_wait_bit_common", False),
+        ("read", "request_wait_answer", False),
+    ],
+    indirect=["waiting"],
+)
+def test_wait_that_sigkill_may_not_end_is_none_for_pages(waiting, where, ends, monkeypatch):
+    """A thread of a killed guardian would keep its successor waiting."""
+    read = hang_detector._read
+    monkeypatch.setattr(
+        hang_detector, "_read", lambda pid, what, tid: where if what == "wchan" else read(pid, what, tid)
+    )
+
+    assert waits_for_pages(waiting) == ends
 
 
 def _looked(pid):
