@@ -283,14 +283,17 @@ class GpuOps:
         return {self._devices[instance].gpu_id for instance in instances if instance in self._devices}
 
     def make_preemptible(self, file: int, client: int, subdevice: int, tsg: int) -> bool:
-        """Let RM preempt a TSG's compute at any instruction, as libcuda requests it; False if RM refuses."""
+        """Let RM preempt a TSG's compute at any instruction, as libcuda requests it; False if it does not know them.
+
+        A card that cannot is only logged.
+        """
         mode = {"flags": abi.PREEMPTION_MODE_FLAGS_CILP, "cilpPreemptMode": abi.PREEMPTION_MODE_COMPUTE_CILP}
         params = ffi.new("NV2080_CTRL_GR_SET_CTXSW_PREEMPTION_MODE_PARAMS *", mode | {"hChannel": tsg})
         try:
             control(file, client, subdevice, abi.NV2080_GR_SET_CTXSW_PREEMPTION_MODE, params)
         except (OSError, RmError) as error:
             _log.warning("compute preemption not enabled", reason=str(error))
-            return False
+            return isinstance(error, RmError) and error.status not in abi.UNKNOWN_TO_RM
         return True
 
     def register_p2p(self, file: int, client: int, handle: int) -> None:

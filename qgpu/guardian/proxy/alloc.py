@@ -351,7 +351,8 @@ class AllocHandler(Handler):
     def _make_preemptible(self, request: _AllocRequest) -> None:
         """Allow RM to preempt a compute TSG in the middle of a kernel, whether its program asks for that or not.
 
-        Where RM does not, nothing would take the TSG's kernels off the card: the new object may not stay.
+        Without a subdevice on the TSG's card RM cannot be asked, and nothing would take the TSG's kernels off the card:
+        the new object may not stay.
         """
         rm, file, table = request.rm, request.pod_call.file, self._shared.table
         with self._shared.lock:

@@ -336,3 +336,20 @@ def test_size_on_the_fabric_is_unknown_where_rm_does_not_say(reach, monkeypatch,
     monkeypatch.setattr(rm_client, "control", control)
 
     assert [reach.gpu_ops.fabric_info(3, CLIENT, 11) for _ in range(2)] == [(1 << 30, 1), None]
+
+
+@pytest.mark.parametrize(
+    ("failing", "known"),
+    [
+        (RmError("RM control", abi.NV_ERR_OBJECT_NOT_FOUND), False),
+        (OSError(errno.EBADF, "gone"), False),
+        (RmError("RM control", abi.NV_ERR_NOT_SUPPORTED), True),
+    ],
+)
+def test_card_that_cannot_preempt_compute_differs_from_a_lost_one(reach, monkeypatch, failing, known):
+    def control(*asked):
+        raise failing
+
+    monkeypatch.setattr(gpu_ops, "control", control)
+
+    assert reach.gpu_ops.make_preemptible(3, CLIENT, 5, 20) == known

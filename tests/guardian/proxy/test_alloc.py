@@ -556,7 +556,7 @@ def test_compute_is_made_preemptible_on_its_own_card(on_card):
 
 
 @pytest.mark.parametrize("handle", [22, 0], ids=["the pod's handle", "RM's handle"])
-def test_compute_that_rm_cannot_preempt_is_freed(on_card, monkeypatch, handle):
+def test_compute_whose_card_rm_does_not_find_is_freed(on_card, monkeypatch, handle):
     make = on_card.rm._alloc
 
     def choosing(data):
