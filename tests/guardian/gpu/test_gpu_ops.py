@@ -346,7 +346,7 @@ def test_size_on_the_fabric_is_unknown_where_rm_does_not_say(reach, monkeypatch,
         (RmError("RM control", abi.NV_ERR_NOT_SUPPORTED), True),
     ],
 )
-def test_card_that_cannot_preempt_compute_differs_from_a_lost_one(reach, monkeypatch, failing, known):
+def test_card_that_cannot_preempt_differs_from_a_lost_one(reach, monkeypatch, failing, known):
     def control(*asked):
         raise failing
 
