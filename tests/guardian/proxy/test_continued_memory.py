@@ -9,13 +9,16 @@ import subprocess
 
 import pytest
 
-from qgpu.guardian.proxy import continued_memory
+from qgpu.guardian.proxy import client_ownership, continued_memory
 from qgpu.guardian.proxy.continued_memory import BY_ADDRESS, UNSEEN, ContinuedMemory
 from qgpu.guardian.rules import escapes
 from qgpu.linux import cgroup, proc, thread_freezer
 from qgpu.linux.inflight_syscalls import InflightSyscalls
+from qgpu.linux.open_file_set import FileSets
 from qgpu.nvidia import abi, uvm
+from qgpu.nvidia.rm_client import take
 from tests.guardian.asked import control, dup, uvm_mapping
+from tests.guardian.pod import device_of
 
 MEMORY_BY_ADDRESS = 0xF3
 
@@ -51,6 +54,25 @@ def test_memory_by_address_is_freed_before_a_call(on_card, args, number, call):
     assert (7, 30) not in on_card.rm.objects
     assert (7, 31) not in on_card.rm.objects
     assert on_card.shared.refusals.counts["web", BY_ADDRESS] == 1
+
+
+@pytest.mark.parametrize("others", [False, True], ids=["own control file", "another's"])
+def test_such_a_call_continues_on_files_of_its_process_alone(on_card, others):
+    """What the kernel makes is looked for among the clients of the caller's pod. Libraries tie card files before."""
+    on_card.shared.files = files = FileSets()
+    pidfd = os.pidfd_open(on_card.process.pid)
+    file = take(pidfd, device_of(on_card))
+    if others:
+        files.makers.claim(file, 1)
+    pin(on_card)
+    before = on_card.shared.refusals.counts["web", client_ownership.OTHER_PROCESS]
+    on_card.call(abi.NV_ESC_REGISTER_FD, struct.pack("<i", device_of(on_card)))
+    pin(on_card)
+    for fd in (file, pidfd, files.fd):
+        os.close(fd)
+
+    assert before == 1
+    assert on_card.shared.refusals.counts["web", client_ownership.OTHER_PROCESS] == 1 + others
 
 
 def test_devices_are_looked_through_once_after_a_call(on_card):
