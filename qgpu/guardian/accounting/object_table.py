@@ -248,6 +248,9 @@ class ObjectTable:
         client, pod = fact["client"], fact["pod"]
         if (entry := self.clients.get(client)) is None:
             return
+        if "maker" in fact:  # its objects are other ones
+            for handle in list(self._shared_with_all.get(client, ())):
+                self._unshare((client, handle))
         handles = self._handles.get(client, set())
         for counts, found in (
             (self.counts, handles),
@@ -328,9 +331,12 @@ class ObjectTable:
             self.shared_counts[entry.pod] += 1
 
     def _unshare(self, key: Key) -> None:
-        if key[1] in self._shared_with_all.get(key[0], ()):
-            self._shared_with_all[key[0]].discard(key[1])
+        shared = self._shared_with_all.get(key[0], set())
+        if key[1] in shared:
+            shared.discard(key[1])
             self.shared_counts[self.clients[key[0]].pod] -= 1
+            if not shared:
+                del self._shared_with_all[key[0]]
 
     def _confirm(self, fact: Fact) -> None:
         if (rm := self.objects.get((fact["client"], fact["handle"]))) is not None:

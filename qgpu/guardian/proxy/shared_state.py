@@ -225,7 +225,7 @@ class SharedState:
     def hold_uvm_file(self, pid: int, fd: int, file: int) -> bool:
         """Hold a UVM file so that it can be emptied; False if the pod has too many or the process has ended.
 
-        It is emptied of every card: which ones it maps memory of is known from the pod alone.
+        Every card is unregistered from it: a pod can change which cards a mapping names after the check.
         """
         pod = self.table.processes.get(pid, "")
         used = self.uvm_files.total + len(self.table.processes)

@@ -58,7 +58,7 @@ def test_memory_by_address_is_freed_before_a_call(on_card, args, number, call):
 
 @pytest.mark.parametrize("others", [False, True], ids=["own control file", "another's"])
 def test_such_a_call_continues_on_files_of_its_process_alone(on_card, others):
-    """What the kernel makes is looked for among the clients of the caller's pod. Libraries tie card files before."""
+    """The guardian looks for what the kernel made among the pod's clients, and the file could reach another pod's."""
     on_card.shared.files = files = FileSets()
     pidfd = os.pidfd_open(on_card.process.pid)
     file = take(pidfd, device_of(on_card))

@@ -59,7 +59,7 @@ def test_a_pod_shares_objects_of_its_own_clients_only(on_card):
 
 @pytest.mark.parametrize(("share_type", "heard"), [(0, 1), (1, 0), (2, 0), (4, 1), (5, 0), (6, 0), (7, 0)])
 def test_rm_hears_of_no_sharing_beyond_the_process(on_card, share_type, heard):
-    """Whoever else it is with, UVM could map the object for them."""
+    """RM would let UVM map the object for every process that the pod shares it with."""
     assert shared(on_card, 7, 2, share_type) == (abi.NV_OK, heard)
     assert on_card.shared.table.is_shared((7, 2)) == (not heard)
 
@@ -92,6 +92,15 @@ def test_what_is_freed_is_not_shared_any_more(on_card):
     allocate(on_card, 10, PAGE)
 
     assert not on_card.shared.table.is_shared((7, 10))
+    assert on_card.shared.table.shared_counts.total() == 0
+
+
+def test_a_reused_client_shares_nothing_of_its_predecessor(on_card):
+    shared(on_card, 7, 2)
+    note_neighbour(on_card)
+    on_card.shared.note({"fact": "owner", "client": 7, "pod": "other", "pid": 1, "fd": 3, "maker": 1})
+
+    assert not on_card.shared.table.is_shared((7, 2))
     assert on_card.shared.table.shared_counts.total() == 0
 
 

@@ -45,7 +45,7 @@ def free_os_event(state, client):
 @pytest.mark.parametrize("file", ["ctl", "card"])
 @pytest.mark.parametrize("how", ["taken", "unreadable"])
 def test_a_client_that_rm_did_not_make_is_not_claimed(web, outside, file, how):
-    """What a process outside has is not the pod's, and the module frees none of it for the pod."""
+    """The module leaves the client and its objects to the process outside of pods that made them."""
     victim, (process,) = outside["p"], web.processes
     memory = victim.memory(16 * MIB)
     before = qg.sim()["objects"], qg.used()
