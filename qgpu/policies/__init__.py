@@ -1,1 +1,1 @@
-"""Policies: pure functions from snapshot to plan. ``registry`` names them all; beside them lies what they share."""
+"""Policies: pure functions from snapshot to plan. ``registry`` names them all; further files hold what they share."""

@@ -10,7 +10,8 @@ Properties:
   of its pod stays open during the windows of others, with short slices for all pods, until the pod has run a few ms in
   short turns, for three seconds at most. That time is charged like any use beyond the quota, and a pod in debt starts
   in its own windows. So a pod that runs without pause has the windows of others for one period. A pod that starts over
-  and over gets half a per cent of the card in this way, whatever it has left of its quota, and all pods together two.
+  and over gets half a per cent of the card in this way, whatever it has left of its quota; all pods together get two
+  per cent.
 """
 
 from __future__ import annotations

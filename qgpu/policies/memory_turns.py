@@ -1,7 +1,8 @@
 """Memory turns: which offline pods yield a card's memory by suspension, and which come back, where it is overcommitted.
 
-Room is counted by memory limits: a pod on the card may take all of its limit at any time. Offline pods that do not fit
-together take turns. Time on the card while another waits is charged by quota; who was charged least comes first.
+Limits count, not use, because a pod on the card may take all of its limit at any time. Offline pods that do not fit
+together take turns. Each is charged, by quota, for its time on the card while another waits; the pod that was charged
+least comes first.
 
 Properties:
 - Limits of pods on the card, or on the way, never exceed its memory, except while an online pod makes room for itself.
@@ -10,7 +11,7 @@ Properties:
 - Unless an online pod needs the room, a pod that came stays for ``TURN_NS``, and for so long that moving takes at most
   ``MOVING_PART`` of its time. A pod that yielded stays off for ``HOLD_NS`` and the time of its move.
 - Waiting pods get residence in the ratio of quotas: no two charges differ by more than two turns.
-- Every pod whose limit fits beside the online pods comes in the end: smaller ones that overtake it fit beside it.
+- Every pod whose limit fits beside the online pods comes in the end: a smaller pod overtakes it only if both fit.
 - Pods that are held (suspended or moved by hand, refused by the driver, on several pGPUs) are left alone.
 """
 
@@ -170,7 +171,7 @@ def _sizes(pods: Iterable[PodMemory], *places: Place) -> int:
 
 
 def _bound(pod: PodMemory, pace: Pace) -> bool:
-    """Tell whether a pod has yet to stay in its place."""
+    """Tell whether a pod must stay in its place for now."""
     if pod.place is Place.ON:
         return pod.stay_ns < turn_ns(pod, pace)
     return pod.place is Place.OFF and bool(pod.away) and pod.stay_ns < HOLD_NS + move_ns(pod, pace)

@@ -78,7 +78,7 @@ def accumulate(
 
 
 def is_conclusive(now: Tuning, pods: Mapping[str, RoundEntry], period_ns: int) -> bool:
-    """Tell whether the measurement is long enough: by time, and by the number of turns where pods have few."""
+    """Tell whether the measurement is long enough: in time, and in turns where pods have few."""
     if now.settled:
         return now.passed_ns >= max(WATCH_NS, 2 * period_ns)
     if now.sharing.by_gate:
@@ -107,7 +107,7 @@ def is_long(sharing: Sharing) -> bool:
 
 
 def work_debts(now: Tuning, pods: Mapping[str, RoundEntry], available_ns: int) -> dict[str, float]:
-    """Add each unsatisfied pod's work beyond its due of what those pods did; only credits where shares are far off.
+    """Return each unsatisfied pod's debt with its work beyond its due added; only credits where shares are far off.
 
     A slice that cuts a pod's steps gives it a half or a third of a step, never exactly its share. So the policy
     shortens the slices of debtors and lengthens those of creditors, and the share is right on average.

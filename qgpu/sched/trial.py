@@ -166,7 +166,7 @@ def short_of_share(trial: Trial, weights: Mapping[str, int], least: float) -> fr
 def satisfied_pods(trials: Sequence[Trial], hardware: HardwareTraits) -> frozenset[str]:
     """Name the pods that gained little when others' turns became shorter: they have all they ask for.
 
-    A pod that always waits would start its next turn earlier by exactly what the others' turns became shorter.
+    If others' turns become shorter by some time, a pod that always waits starts its next turn earlier by all of it.
     """
     slices = [each for each in trials if not each.sharing.by_gate]
     found: set[str] = set()
@@ -195,9 +195,10 @@ def guaranteed(trial: Trial, pods: Mapping[str, RoundEntry]) -> frozenset[str]:
 
 
 def dues(pods: Mapping[str, RoundEntry], done: float, available: float) -> dict[str, float]:
-    """Divide the work ``done`` in the ``available`` time, both in one unit: by weight, and what is lost, to guests.
+    """Return what is due to each pod of the work ``done`` in the ``available`` time, both in one unit.
 
-    Pods with a quota have their weight's part of the time. Pods without one, their guests, divide what is left.
+    A pod with a quota is due its weight's part of the time. Pods without one divide the rest by weight, so they bear
+    what switches and gates took.
     """
     whole = sum(entry.weight for entry in pods.values())
     owners = sum(entry.weight for entry in pods.values() if entry.grant.cores is not None)

@@ -42,7 +42,7 @@ class RestoredFds:
             self.standby.begin(killed=True)
 
     def close(self) -> None:
-        """Close everything on a plane without use for it; waiting pods have the guardian that has begun."""
+        """Close everything, on a plane that has no use for it; the guardian that has begun serves waiting pods."""
         if self.standby is not None:
             self.standby.end()
         if self.state is not None:

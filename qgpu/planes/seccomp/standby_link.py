@@ -99,7 +99,7 @@ class StandbyLink:
         return message[0]
 
     def _has_run(self) -> bool:
-        """Tell whether it ran while it was waited for; then it gets more time."""
+        """Tell whether it ran while we waited for it; then it gets more time."""
         before_s, self._used_s = self._used_s, proc.cpu_s(self._process.pid)
         self._until_s += _START_S
         return self._used_s - before_s > _PART * _START_S and self._until_s - self.began_s <= _LONGEST_S

@@ -50,7 +50,7 @@ class SimCheckpointer:
         """Let every load move."""
 
     def host_room(self) -> int | None:
-        """Return no bound, for the same reason."""
+        """Return no bound: simulated memory takes no room."""
         return None
 
     def free_memory(self, pgpu: int) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -234,6 +234,10 @@ class SimHost:
         """Return nothing: on this plane a pod's memory is freed with the pod."""
         return {}
 
+    def names_in_use(self) -> Collection[str]:
+        """Return nothing: on this plane a pod leaves nothing."""
+        return ()
+
     def retire(self, name: str) -> None:
         """Remove a pod, if it is there; its remaining loads run on ungated."""
         with self._world.changed:
@@ -343,7 +347,7 @@ class SimHost:
         self._card(pgpu).gpu.at(when_ns, call)
 
     def _keep(self, at: str) -> None:
-        """Keep the pods for the next daemon, if the one that has changed has a cgroup."""
+        """Keep the pods for the next daemon, if the pod that has changed has a cgroup."""
         if self._kept is not None and at:
             self._kept.write(self._pods.values())
 

@@ -1,6 +1,6 @@
 """The simulator's containers, for the next daemon: on other planes the kernel module or the guardian remembers them.
 
-Other pods end with their daemon, for their launchers are its clients; so does whatever runs on a simulated card.
+Other pods end with their daemon, because their launchers are its clients. So does all work on a simulated card.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class KeptPods:
         return [pod for pod in pods if cgroup.members(*pod.cgroups).alive]
 
     def write(self, pods: Iterable[PodInfo]) -> None:
-        """Keep these pods. Where that fails, the next daemon does not know them, and nothing real is out of bounds."""
+        """Keep these pods. If that fails, the next daemon does not know them, and no real card loses its limits."""
         rows = [
             {"name": each.name, "grants": grants_to_json(each.grants), "cgroup": each.cgroup, "joined": each.joined}
             for each in pods
