@@ -26,7 +26,8 @@ enum kind { POD = 1, GUARDIAN = 2 };
 enum counter { SEEN, OPEN, RECEIVE, IOCTL, MMAP, COUNTERS };
 
 #define MAX_FILES	(1 << 18)
-#define MAX_OF_A_POD	(1 << 14)	/* so that a few pods cannot use up all entries */
+#define MAX_OF_A_POD	(1 << 14)
+#define FIRST_OF_A_POD	(1 << 9)	/* which other pods' files leave room for: ten programs start with fewer */
 #define MAX_LEVELS	32		/* how deep below the root a pod's cgroup may be */
 #define NVIDIACTL	(195U << MINOR_BITS | 255)
 
@@ -75,13 +76,20 @@ struct {
 } trusted SEC(".maps");
 
 /* By the address of the kernel's struct file; the kernel frees the file after its entry is deleted. */
-struct {
+struct file_map {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__uint(max_entries, MAX_FILES);
 	__type(key, __u64);
 	__type(value, struct owner);
-} files SEC(".maps");
+};
+
+/*
+ * A few pods can fill the first map. The second one has room for the first files of each of MAX_FILES / FIRST_OF_A_POD
+ * pods: only a pod that has fewer than FIRST_OF_A_POD files in both maps together gets a place in it.
+ */
+struct file_map files SEC(".maps");
+struct file_map first_files SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -148,16 +156,32 @@ static __always_inline int is_trusted(void)
 	return bpf_task_storage_get(&trusted, process, 0, 0) || around_current(GUARDIAN, &unused);
 }
 
+static __always_inline struct owner *owner_of(__u64 file)
+{
+	struct owner *owner = bpf_map_lookup_elem(&first_files, &file);
+
+	return owner ? owner : bpf_map_lookup_elem(&files, &file);
+}
+
+static __always_inline int record(__u64 file, struct owner *owner, struct place *pod)
+{
+	if (pod->files >= MAX_OF_A_POD)
+		return -ENFILE;
+	if (pod->files < FIRST_OF_A_POD && !bpf_map_update_elem(&first_files, &file, owner, BPF_ANY))
+		return 0;
+	return bpf_map_update_elem(&files, &file, owner, BPF_ANY);
+}
+
 static __always_inline void forget(__u64 file)
 {
-	struct owner *owner = bpf_map_lookup_elem(&files, &file);
+	struct owner *owner = owner_of(file);
 	struct place *pod;
 	__u64 cgroup;
 
 	if (!owner)
 		return;
 	cgroup = owner->cgroup;
-	if (bpf_map_delete_elem(&files, &file))
+	if (bpf_map_delete_elem(&first_files, &file) && bpf_map_delete_elem(&files, &file))
 		return;
 	pod = bpf_map_lookup_elem(&cgroups, &cgroup);
 	if (pod)
@@ -190,7 +214,7 @@ static __always_inline int check(struct file *file, __u32 counter)
 	device = device_of(file);
 	if (!device)
 		return 0;
-	owner = bpf_map_lookup_elem(&files, &key);
+	owner = owner_of(key);
 	if (!owner || bpf_get_current_ancestor_cgroup_id(owner->level) == owner->cgroup || is_trusted())
 		return 0;
 	if (counter == RECEIVE && device == NVIDIACTL && around_current(POD, &unused))
@@ -245,7 +269,7 @@ int BPF_PROG(file_open, struct file *file, int ret)
 	pod = around_current(POD, &owner);
 	if (!pod)
 		return 0;
-	if (pod->files >= MAX_OF_A_POD || bpf_map_update_elem(&files, &key, &owner, BPF_ANY))
+	if (record(key, &owner, pod))
 		return refuse(owner.cgroup, OPEN, ENFILE);
 	__sync_fetch_and_add(&pod->files, 1);
 	return 0;

@@ -23,7 +23,7 @@ from qgpu.cli.output import (
     print_table,
 )
 from qgpu.cli.params import DURATION, FACTOR, PERCENT, PGPU
-from qgpu.cli.pod import USE_HEADER, follow, use_rows
+from qgpu.cli.pod import USE_HEADER, at_rest, follow, use_rows
 from qgpu.errors import InvalidValueError, QgpuError, RefusedError
 from qgpu.ipc.control_socket import SCHEMA
 from qgpu.policies.registry import POLICIES
@@ -146,8 +146,9 @@ def drain(context: Context, index: int, suspend: bool) -> None:
     Pods that you suspended stay: they hold no memory of the card.
     """
     here, left = context.gpu(index), []
-    there = [pod["name"] for pod in context.ask("pod.list")["pods"] if _is_on(pod, index)]
-    for pod in there:
+    there = [pod for pod in context.ask("pod.list")["pods"] if _is_on(pod, index)]
+    # those that wait for memory first: they would come back into what the others leave
+    for pod in [pod["name"] for pod in sorted(there, key=lambda pod: not pod["yielded"])]:
         try:
             _clear(context, pod, index, _others(context, here), suspend=suspend)
         except QgpuError as error:
@@ -179,14 +180,14 @@ def _clear(context: Context, name: str, index: int, others: Sequence[int], *, su
 
     What was suspended by hand stays so, and a move would resume it.
     """
-    found = context.pod(name)
+    found = at_rest(context, name)
     if found["state"] == "suspended" and not found["yielded"]:
         click.echo(f"pod {name} stays on pGPU {index}: it was suspended by hand, so its memory is off the card")
         return
     refused: QgpuError = RefusedError(f"pod {name}: there is no other pGPU of this model")
     for other in others:
         try:
-            context.ask("pod.move", **{"name": name, "gpu": other, "from": index})
+            _move(context, name, index, other)
             follow(context, name, "running", moved=True)
         except QgpuError as error:
             refused = error
@@ -196,6 +197,16 @@ def _clear(context: Context, name: str, index: int, others: Sequence[int], *, su
         raise refused
     context.ask("pod.suspend", name=name)
     follow(context, name, "suspended")
+
+
+def _move(context: Context, name: str, index: int, other: int) -> None:
+    """Begin to move a pod; once more if that is refused: it may have set out by itself just before."""
+    wanted = {"name": name, "gpu": other, "from": index}
+    try:
+        context.ask("pod.move", **wanted)
+    except RefusedError:
+        at_rest(context, name)
+        context.ask("pod.move", **wanted)
 
 
 @gpu.group()

@@ -147,9 +147,7 @@ def follow(context: Context, name: str, wanted: str, *, moved: bool = False) -> 
 
     With ``moved`` it should also be on another card.
     """
-    began_s = time.monotonic()
-    while (found := context.pod(name))["moving"] or found["state"] not in ("running", "suspended"):
-        time.sleep(_LOOK_S)
+    began_s, found = time.monotonic(), at_rest(context, name)
     if found["state"] != wanted or (moved and found["state_error"]):
         why = found["state_error"] or "it was told otherwise meanwhile"
         raise RefusedError(f"pod {name}: {found['state']}: {why}")
@@ -157,6 +155,13 @@ def follow(context: Context, name: str, wanted: str, *, moved: bool = False) -> 
     of = f", {size} in host memory" if wanted == "suspended" else ""
     at = f" on pGPU {', '.join(str(grant['gpu']) for grant in found['grants'])}" if moved else ""
     click.echo(f"pod {name} {wanted}{at} after {time.monotonic() - began_s:.1f} s{of}")
+
+
+def at_rest(context: Context, name: str) -> dict[str, Any]:
+    """Return a pod as soon as it is not on its way."""
+    while (found := context.pod(name))["moving"] or found["state"] not in ("running", "suspended"):
+        time.sleep(_LOOK_S)
+    return found
 
 
 def _facts(pod: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -373,9 +373,9 @@ class Suspensions:
             _log.warning("pod not moved", pod=name, residency=end.residency.value, reason=end.error)
         if end.moves:
             self._arrived(name, end.moves, not end.error)
-        end = replace(end, moves={})
-        self._put(name, end)
-        self._release(name)
+        with self._changed:  # whoever sees where it is now may move it
+            self._put(name, replace(end, moves={}))
+            self._release(name)
 
     def _put(self, name: str, found: Suspension) -> None:
         """Write where a pod is."""

@@ -22,7 +22,7 @@ import structlog
 
 from qgpu import errors
 from qgpu.errors import DaemonUnreachableError, ExitCode, PermissionDeniedError, QgpuError, TimedOutError
-from qgpu.ipc import wire
+from qgpu.ipc import subordinate_uids, wire
 from qgpu.ipc.client_limits import ClientLimits
 from qgpu.ipc.listener import SocketListener
 from qgpu.ipc.systemd import FdStore
@@ -98,12 +98,16 @@ class Session:
 #: connect.
 MAX_CLIENTS, FOR_ROOT = 512, 64
 #: Limits for clients that may only read or are in a pod: for all guests, for all pods, per user and per pod. They take
-#: no place from other clients.
+#: no place from other clients. All ids that are subordinate to a user count as one more user.
 MAX_GUESTS, MAX_OF_PODS, MAX_OF_USER, MAX_OF_POD = 128, 64, 16, 8
 #: Whoever is neither root nor the daemon's own user, outside of pods, sends at most this much at once, finishes a
 #: message within this time, and takes its answer within it. Who may only read, or is in a pod, also begins a message
 #: within it; others may be silent, as launchers of pods are.
 _MOST_BYTES, _PATIENCE_S = 1 << 16, 30.0
+#: Root and the daemon's own user send at most this much at once: while it is parsed, no other thread of Python's runs.
+#: Their largest message has a container's environment, which the kernel bounds to a quarter of a program's stack: 2 MiB
+#: as a rule.
+_MOST_OWN_BYTES = 1 << 22
 #: All guests together are answered one at a time, because answering takes time from the scheduling loops and the data
 #: plane. The pause before the next one is some times as long as the last answer took, within these bounds.
 #: Messages of bounded size are parsed one at a time, too, with a pause of as many times what that took.
@@ -191,11 +195,10 @@ class Server:
             untrusted_fds.close(*connection.detach())
 
     def _serve(self, connection: wire.Connection, session: Session, limits: Mapping[str, int], guest: bool) -> None:
+        bounded = guest or not _is_own(session.peer.uid)
         try:
             connection.sock.setblocking(True)
-            bounded = guest or not _is_own(session.peer.uid)
-            if bounded:
-                connection.max_message = _MOST_BYTES
+            connection.max_message = _MOST_BYTES if bounded else _MOST_OWN_BYTES
             if guest:
                 connection.max_fds = 0
             while (received := self._next(connection, guest) if bounded else connection.receive()) is not None:
@@ -204,8 +207,11 @@ class Server:
                     connection.send((self._answer_guest if guest else self._answer)(session, message, fds))
                 finally:
                     untrusted_fds.close_here(*fds)
-        except (OSError, wire.WireError):
-            pass  # a client that left or sent no valid message expects no answer
+        except OSError:
+            pass  # a client that left expects no answer
+        except wire.WireError as error:  # nor does one that sent no valid message
+            if not bounded:
+                _log.warning("client refused", pid=session.peer.pid, uid=session.peer.uid, reason=str(error))
         finally:
             for call in session.at_end:
                 call()
@@ -259,12 +265,13 @@ class Server:
     def _kinds(self, session: Session, pod: str) -> dict[str, int]:
         """Return the kinds that a client belongs to, each with the most clients allowed."""
         uid, others, places = session.peer.uid, "non-root clients", MAX_CLIENTS - FOR_ROOT
+        user = subordinate_uids.owner(uid)
         if pod:
             here = {"processes of pods": MAX_OF_PODS, f"processes of pod {pod}": MAX_OF_POD}
         elif not session.may_change:
-            here = {"guests": MAX_GUESTS, f"guests of user {uid}": MAX_OF_USER}
+            here = {"guests": MAX_GUESTS, f"guests of user {user}": MAX_OF_USER}
         elif not _is_own(uid):  # each of its pods may take a place: that of the launcher
-            kind = f"clients of user {uid}"
+            kind = f"clients of user {user}"
             here = {kind: self._limits.fair_part(kind, others, places)}
         else:
             here = {}

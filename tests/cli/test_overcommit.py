@@ -13,6 +13,7 @@ import pytest
 
 from qgpu.cli.gpu import facts
 from qgpu.errors import ExitCode
+from qgpu.ipc.control_socket import Client
 from tests.cli import programs
 from tests.cli.programs import TIMEOUT_S, Daemon
 
@@ -118,10 +119,27 @@ def test_draining_takes_pods_that_wait_for_their_turn(tmp_path: Path) -> None:
         drained = cards.ctl("gpu", "drain", "0")
         moved = shown(cards, "train")
 
-        assert (drained.returncode, drained.stderr) == (0, "")
+        assert drained.stderr == ""
+        assert drained.returncode == 0
         assert "by hand" not in drained.stdout
         assert (moved["state"], moved["yielded"], moved["grants"][0]["gpu"] in (1, 2)) == ("running", False, True)
         end(web, train)
+
+
+def test_draining_waits_for_a_pod_that_is_coming_back(tmp_path: Path) -> None:
+    with programs.daemon(tmp_path / "run", "--sim-gpus", "2") as cards:
+        assert cards.ctl("gpu", "policy", "set", "0", "--memory-overcommit", "2.0").returncode == 0
+        train = started(cards, "train", 140, uses=20)  # it takes four seconds to come back
+        web = cards.start("run", "--name", "web", "--memory", "20GiB", "--class", "online", "--", *load(1))
+        until(lambda: shown(cards, "train")["state"] == "suspended")
+        end(web)
+        with Client(cards.runtime_dir, TIMEOUT_S) as client:
+            until(lambda: client.call("pod.list")["pods"][0]["state"] != "suspended")
+        drained = cards.ctl("gpu", "drain", "0")
+
+        assert drained.stderr == ""
+        assert [grant["gpu"] for grant in shown(cards, "train")["grants"]] == [1]
+        end(train)
 
 
 def test_show_names_the_pods_that_cannot_yield_memory(daemon: Daemon) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -215,6 +216,26 @@ def test_a_second_operation_is_refused_while_one_runs(
 
     assert daemon.moves.wait("one", PATIENCE_S).residency is Residency.SUSPENDED
     assert len(refused) == 2
+
+
+def test_whoever_sees_where_a_pod_is_may_move_it(
+    host: SimHost, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.start_load("one", 0, FLOOD)
+    release, seen = Suspensions._release, threading.Event()
+
+    def late(moves: Suspensions, name: str) -> None:
+        seen.wait(1)
+        release(moves, name)
+
+    monkeypatch.setattr(Suspensions, "_release", late)
+    daemon.moves.suspend("one")
+    while daemon.moves.state("one").residency is not Residency.SUSPENDED:
+        time.sleep(0.001)
+    daemon.moves.resume("one")
+    seen.set()
+
+    assert daemon.moves.wait("one", PATIENCE_S).residency is Residency.RUNNING
 
 
 def test_nothing_is_touched_if_it_cannot_be_written(host: SimHost, tmp_path: Path) -> None:

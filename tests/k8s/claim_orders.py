@@ -57,6 +57,8 @@ class ClaimOrders(Orders):
         self.gone: dict[str, Live] = {}
         #: Claims whose pods are gone, and which go as soon as the kubelet has given them up.
         self.leaving: dict[str, Live] = {}
+        #: Pods that came to a claim later, and that qgpud has not told of yet.
+        self.joining: set[str] = set()
 
     def hold(self, choice: Choice) -> None:
         """The scheduler allocates what is left, as it knows it, and binds a pod."""
@@ -87,6 +89,11 @@ class ClaimOrders(Orders):
         reserved = [*each.claim["status"]["reservedFor"], {"resource": "pods", "name": pod, "uid": pod}]
         content = each.claim | {"status": each.claim["status"] | {"reservedFor": reserved}}
         each.claim = self.world.api.put("resourceclaims", "team", each.claim["metadata"]["name"], content)
+        self.joining.add(pod)
+
+    def is_early(self, pod: str, why: str) -> bool:
+        """The driver tells qgpud of a pod that comes later, and the kubelet starts its containers again meanwhile."""
+        return pod in self.joining and "is not reserved for its Kubernetes pod" in why
 
     def delete_claim(self, choice: Choice) -> None:
         """A claim goes: when the kubelet has given it up, or by force, while its processes may still run."""
@@ -157,6 +164,8 @@ class ClaimOrders(Orders):
 
     def check(self, grants: dict[str, Any], files: set[str]) -> None:
         """What the kubelet was told is prepared is prepared; what has processes is held."""
+        for grant in grants.values():
+            self.joining.difference_update(grant["consumers"])
         for uid in self.live.keys() & self.world.kubelet.checkpoint.keys():
             known = self.world.kubelet.checkpoint[uid]
             if known.devices is not None and known.pods & self.live[uid].pods:
@@ -195,9 +204,11 @@ class ClaimOrders(Orders):
         return ""
 
     def settled(self) -> bool:
-        """Tell whether exactly the live claims are prepared, and the node's cards are for sale."""
+        """Tell whether exactly the live claims are prepared, for all of their pods, and the cards are for sale."""
         prepared = all(self.world.kubelet.prepared(uid) for uid in self.live)
         slice_there = self.world.api.slice() is not None
+        if any(each.pods & self.joining for each in self.live.values()):
+            return False
         return prepared and not self.leaving and slice_there and self.world.grants().keys() == self.live.keys()
 
     def judge(self) -> None:
@@ -205,7 +216,7 @@ class ClaimOrders(Orders):
         grants = self.world.grants().keys()
         if left := grants - self.live.keys():
             self.broken("leaks", f"{left}")
-        self.broken("grants_lost", f"{self.live.keys() - grants}")
+        self.broken("grants_lost", f"{self.live.keys() - grants}, unknown pods: {self.joining}")
 
     def close(self) -> None:
         """Take everything away."""

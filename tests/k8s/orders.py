@@ -110,6 +110,10 @@ class Orders(RuleBasedStateMachine):
         """Check that qgpud keeps what is held."""
         raise NotImplementedError
 
+    def is_early(self, _pod: str, _why: str) -> bool:
+        """Tell whether a pod's container may be refused with these words, because qgpud cannot know the pod yet."""
+        return False
+
     def containers_work(self, _choice: Choice | None = None) -> None:
         """Check that containers are held to what they hold."""
 
@@ -211,7 +215,7 @@ class Orders(RuleBasedStateMachine):
         if why := container.bind(may_be_refused=True):
             container.kill()
             # else a part stays away, or is longer in coming than a hook waits
-            if "tried for" not in why and STARTS.isdisjoint(self.failing):
+            if "tried for" not in why and not self.is_early(pod, why) and STARTS.isdisjoint(self.failing):
                 self.broken("grants_lost", why)
             return
         containers.append(container)  # before it is judged: it is ended with the others, whatever comes of it

@@ -111,6 +111,25 @@ def reading() -> Iterator[int]:
         yield pid
 
 
+def received(listener: Listener) -> Notification:
+    """Receive a call; one whose thread was interrupted meanwhile comes again."""
+    while (call := listener.receive()) is None:
+        pass
+    return call
+
+
+def continue_until_next(pid: int, listener: Listener, pending: InflightSyscalls) -> Notification:
+    """Let a call of a process continue that repeats it, and wait until the process waits in the next; return the first.
+
+    Before that it runs, or waits for a CPU: whoever stops it then sees that the first is over.
+    """
+    pending.add(call := received(listener), pid)
+    listener.proceed(call.id)
+    assert select.select([listener.fd], [], [], 60)[0]
+    until(lambda: proc.stat(pid, pid)[:1] == ["S"])
+    return call
+
+
 def find(threads: list[int], wanted: int) -> InflightSyscalls:
     """Find calls with this request, as a successor does."""
     found = InflightSyscalls()
@@ -149,7 +168,8 @@ def test_a_running_thread_is_stopped_to_see_if_its_call_is_over(monkeypatch, out
     monkeypatch.setattr(proc, "syscall", lambda pid, tid: ["running"])
     monkeypatch.setattr(thread_freezer, "leaves_kernel", lambda *_: outside)
 
-    assert InflightSyscall(os.getpid(), os.getpid(), ["16"]).wait(time.monotonic() + 0.1) == outside
+    deadline = time.monotonic() + (60 if outside else 0.1)
+    assert InflightSyscall(os.getpid(), os.getpid(), ["16"]).wait(deadline) == outside
 
 
 def test_a_call_is_not_over_while_no_thread_can_be_started(reading, monkeypatch):
@@ -163,13 +183,11 @@ def test_a_call_is_not_over_while_no_thread_can_be_started(reading, monkeypatch)
 
 def test_a_thread_whose_next_call_was_received_has_left_the_last(repeating, monkeypatch):
     pid, listener = repeating
-    pending = InflightSyscalls()
-    pending.add(call := listener.receive(), pid)
-    listener.proceed(call.id)
+    continue_until_next(pid, listener, pending := InflightSyscalls())
     monkeypatch.setattr(proc, "wchan", lambda pid, tid: "elsewhere")
     assert not pending.wait(0.1)
 
-    listener.receive()
+    received(listener)
     assert pending.wait(60)
 
 
@@ -204,11 +222,7 @@ def test_a_stopped_thread_has_left_its_call(blocked):
 @pytest.mark.skipif(not Path("/proc/self/wchan").exists(), reason="this kernel does not say where a thread waits")
 def test_call_is_over_when_thread_is_in_next_identical_call(repeating):
     pid, listener = repeating
-    call = listener.receive()
-    pending = InflightSyscalls()
-    pending.add(call, pid)
-    listener.proceed(call.id)
-    select.select([listener.fd], [], [], 60)  # it has come to the next
+    call = continue_until_next(pid, listener, pending := InflightSyscalls())
 
     same = InflightSyscall.of(call, pid).proc_syscall
 
@@ -219,19 +233,15 @@ def test_call_is_over_when_thread_is_in_next_identical_call(repeating):
 def test_waiting_thread_is_stopped_if_the_kernel_cannot_tell(repeating, monkeypatch):
     monkeypatch.setattr(proc, "wchan", lambda pid, tid: "0")
     pid, listener = repeating
-    pending = InflightSyscalls()
-    pending.add(call := listener.receive(), pid)
-    listener.proceed(call.id)
-    select.select([listener.fd], [], [], 60)  # it has come to the next
+    call = continue_until_next(pid, listener, pending := InflightSyscalls())
 
     assert pending.wait(60)
-    assert (again := listener.receive()) is not None
-    assert again.arguments == call.arguments
+    assert received(listener).arguments == call.arguments
 
 
 def test_a_waiting_thread_is_left_alone_if_no_call_waits(blocked, repeating, monkeypatch):
     monkeypatch.setattr(proc, "wchan", lambda pid, tid: "0")
-    repeating[1].receive()
+    received(repeating[1])
     (call,) = find([blocked], _RECV).calls.values()
 
     assert call.has_left() is False

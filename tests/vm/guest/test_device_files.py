@@ -23,7 +23,7 @@ import qg
 
 from qgpu.errors import NotSupportedError
 from qgpu.linux import cgroup
-from qgpu.lsm import device_files, pins
+from qgpu.lsm import device_files, libbpf, pins
 
 #: A call, one of a 32-bit program (RM takes it for nonsense), and a mapping.
 WORKS, REFUSED = (0, errno.EINVAL, 0), (errno.EPERM,) * 3
@@ -337,6 +337,67 @@ def test_freed_files_are_forgotten(groups, loaded):
         pod.run(opens_and_closes, 300)
         assert outside.run(all_work, 300) == 0
     assert loaded.files() == 0
+
+
+def test_other_pods_leave_a_new_pod_its_first_files(groups, loaded):
+    """The files of others are here addresses that no file has."""
+    fill("files")
+    pod, outside = groups("one"), groups(None)
+    ctl = pod.run(opens, nv.CTL)
+    assert pod.run(opens_all_it_may, nv.CTL) == FIRST_FILES - 1
+
+    assert (pod.run(calls, ctl), outside.run(takes, pod.pid, ctl)) == (0, -1)
+    pod.run(closes_all)
+    assert loaded.files() == 1
+    assert pod.run(opens_all_it_may, nv.CTL) == FIRST_FILES - 1
+    assert groups("other").run(opens_all_it_may, nv.CTL) == FIRST_FILES
+
+
+def test_a_pods_first_files_are_kept_with_the_others_if_need_be(groups, loaded):
+    fill("first_files")
+    pod, outside = groups("one"), groups(None)
+    ctl = pod.run(opens, nv.CTL)
+    assert pod.run(opens_all_it_may, nv.CTL, FIRST_FILES) == FIRST_FILES
+    assert outside.run(takes, pod.pid, ctl) == -1
+
+    pod.run(closes_all)
+    assert loaded.files() == 1
+    fill("files")
+    assert groups("other").run(opens_all_it_may, nv.CTL) == 0
+
+
+#: FIRST_OF_A_POD.
+FIRST_FILES = 512
+
+
+def fill(name):
+    """Put as many files into one of the program's maps as fit."""
+    map_, at_once = libbpf.Map(pins.maps() / name, 8, 16), 1 << 14
+    update = ctypes.CDLL("libbpf.so.1").bpf_map_update_batch
+    at, error = 1, 0
+    while error != errno.E2BIG:
+        count = ctypes.c_uint32(at_once)
+        addresses = struct.pack(f"={at_once}Q", *range(at, at + at_once))
+        error = -update(map_.fd, addresses, bytes(16 * at_once), ctypes.byref(count), None)
+        at += count.value
+    map_.close()
+
+
+def opens_all_it_may(state, path, most=1000):
+    """Open a device until that is refused; how often it was not."""
+    state["opened"] = []
+    try:
+        while len(state["opened"]) < most:
+            state["opened"].append(os.open(path, os.O_RDWR))
+    except OSError as error:
+        if error.errno != errno.ENFILE:
+            raise
+    return len(state["opened"])
+
+
+def closes_all(state):
+    for fd in state.pop("opened"):
+        os.close(fd)
 
 
 def opens_and_closes(state, count):

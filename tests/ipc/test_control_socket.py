@@ -1,0 +1,88 @@
+"""Who may take how many places at the control socket, and how much may be sent to it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qgpu.errors import DaemonUnreachableError, QgpuError
+from qgpu.ipc import control_socket, subordinate_uids, wire
+from qgpu.ipc.control_socket import Client, Server
+from qgpu.ipc.systemd import FdStore
+
+ALICE, BOB, FIRST, COUNT = 1000, 1001, 100_000, 65_536
+
+
+def answering(_session: object, message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
+    return {"value": len(message.get("text", ""))}
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Path]:
+    """Where a server of our own user listens."""
+    made = Server(tmp_path, 0o600, None, answering, FdStore())
+    yield tmp_path
+    made.close()
+
+
+@pytest.fixture
+def crowd(server: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Crowd]:
+    """Clients of a small server, on a host where a user of two has thousands of user ids."""
+    table = tmp_path / "subuid"
+    table.write_text(f"# users\nalice:{FIRST}:{COUNT}\nbob:{FIRST + COUNT}:{COUNT}\n")
+    monkeypatch.setattr(subordinate_uids, "TABLE", table)
+    for name, most in (("MAX_CLIENTS", 20), ("FOR_ROOT", 4), ("MAX_GUESTS", 8), ("MAX_OF_USER", 2)):
+        monkeypatch.setattr(control_socket, name, most)
+    with ExitStack() as clients:
+        yield Crowd(server, clients, monkeypatch)
+
+
+class Crowd:
+    """Connects clients of any user, who stay."""
+
+    def __init__(self, server: Path, clients: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._server, self._clients, self._monkeypatch = server, clients, monkeypatch
+
+    def places(self, uid: int, *, may_change: bool) -> int:
+        """Take all places that a user gets; how many."""
+        self._monkeypatch.setattr(Server, "_may_change", lambda _server, _connection: may_change)
+        self._monkeypatch.setattr(wire.Connection, "peer", lambda _connection: wire.Peer(os.getpid(), uid, 0))
+        taken = 0
+        try:
+            while True:
+                self._clients.enter_context(Client(self._server)).call("look")
+                taken += 1
+        except QgpuError:
+            return taken
+
+
+@pytest.mark.parametrize("may_change", [True, False], ids=["members", "guests"])
+def test_ids_of_one_user_leave_places_to_other_users(crowd: Crowd, may_change: bool) -> None:
+    mine = [crowd.places(uid, may_change=may_change) for uid in (ALICE, *range(FIRST, FIRST + 5), FIRST + COUNT - 1)]
+
+    assert mine == ([8, 4, 0, 0, 0, 0, 0] if may_change else [2, 2, 0, 0, 0, 0, 0])
+    assert crowd.places(BOB, may_change=may_change) == 2
+    assert crowd.places(FIRST + COUNT, may_change=may_change)
+    assert crowd.places(0, may_change=True) >= 4
+
+
+def test_a_changed_table_of_ids_counts_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subordinate_uids, "TABLE", table := tmp_path / "subuid")
+    seen = [subordinate_uids.owner(FIRST)]
+    for text in (f"alice:{FIRST}:1\n", f"alice:{FIRST + 1}:9\n1000:{FIRST}:1\n", f"alice:x:1\nalice:{FIRST}\n"):
+        table.write_text(text)
+        seen.append(subordinate_uids.owner(FIRST))
+
+    assert seen == [str(FIRST), "alice", "1000", str(FIRST)]
+
+
+def test_root_sends_as_much_as_a_container_may_need(server: Path) -> None:
+    with Client(server) as client:
+        assert client.call("look", text="x" * (2 << 20))["value"] == 2 << 20
+    with pytest.raises(DaemonUnreachableError), Client(server) as client:
+        client.call("look", text="x" * (4 << 20))
