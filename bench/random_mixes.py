@@ -35,6 +35,14 @@ _SETTLE_S, _SPAN_S = 4, 4
 _ROOT = Path(__file__).resolve().parent.parent
 
 
+class Pod(NamedTuple):
+    """A pod of a mix: its quota in per cent of the card, and its load."""
+
+    name: str
+    cores: int | None
+    work: Workload
+
+
 class Mix(NamedTuple):
     """The results of one mix, under Burst Share and under plain sharing."""
 
@@ -43,8 +51,9 @@ class Mix(NamedTuple):
     missed_plain: float
     #: The part of the time in which the card idles although pods could use it.
     idle: float
-    #: Work of all pods over that under plain sharing.
-    over_plain: float
+    #: The work of all pods, under Burst Share and under plain sharing, as parts of the card's time.
+    work: float
+    work_plain: float
 
 
 def workload(chance: random.Random, cores: int | None) -> Workload:
@@ -60,53 +69,68 @@ def workload(chance: random.Random, cores: int | None) -> Workload:
     return eager(chance.uniform(1500, 15_000), chance.uniform(0.1, 0.95), chance.choice([5, 10, 20]))
 
 
-def measure(seed: int) -> Mix:
-    """Run one mix under Burst Share and under plain sharing."""
+def draw(seed: int) -> tuple[list[Pod], float]:
+    """Draw a mix: its pods, and by how many milliseconds the host is late."""
     chance = random.Random(seed)  # noqa: S311 (a mix, not a secret)
     cuts = sorted(chance.sample(range(5, 100, 5), chance.choice([2, 2, 2, 3, 3, 4])))
     quotas: list[int | None] = [end - begin for begin, end in zip([0, *cuts], cuts, strict=False)]
     if chance.random() < 0.2:
         quotas[-1] = None
-    pods = [(f"pod{n}", quota, workload(chance, quota)) for n, quota in enumerate(quotas)]
-    late_ms = chance.choice([0, 2])
-    alone = {name: _run("plain", [(name, None, work)], 0, seed)[0][name] for name, _, work in pods}
+    pods = [Pod(f"pod{n}", quota, workload(chance, quota)) for n, quota in enumerate(quotas)]
+    return pods, chance.choice([0, 2])
+
+
+def work_alone(pods: Sequence[Pod], seed: int) -> dict[str, float]:
+    """Return the part of the card's time that each pod works while it has the card to itself."""
+    return {pod.name: _run("plain", [pod._replace(cores=None)], 0, seed)[0][pod.name] for pod in pods}
+
+
+def floors(pods: Sequence[Pod], alone: Mapping[str, float]) -> dict[str, float]:
+    """Return the floor of each pod, as a part of the card's time."""
+    return {pod.name: min((pod.cores or 0) / 100, alone[pod.name]) for pod in pods}
+
+
+def measure(seed: int) -> Mix:
+    """Run one mix under Burst Share and under plain sharing."""
+    pods, late_ms = draw(seed)
+    alone = work_alone(pods, seed)
     ours, idle = _run("burst-share", pods, late_ms, seed)
     plain, _ = _run("plain", pods, 0, seed)
-    floors = {name: min((quota or 0) / 100, alone[name]) for name, quota, _ in pods}
+    floor = floors(pods, alone)
     return Mix(
-        _missed(floors, ours),
-        _missed(floors, plain),
+        missed(floor, ours),
+        missed(floor, plain),
         max(0.0, idle - max(0.0, 1 - sum(alone.values()))),
-        sum(ours.values()) / sum(plain.values()),
+        sum(ours.values()),
+        sum(plain.values()),
     )
 
 
-def _run(
-    policy: str, pods: Sequence[tuple[str, int | None, Workload]], late_ms: float, seed: int
-) -> tuple[dict[str, float], float]:
+def _run(policy: str, pods: Sequence[Pod], late_ms: float, seed: int) -> tuple[dict[str, float], float]:
     """Return the work of each pod and the idle time, as parts of the card's time."""
     stage = Stage(policy, late_ms=late_ms, seed=seed)
-    for name, cores, work in pods:
-        stage.add(name, Grant(cores=cores), work)
+    for pod in pods:
+        stage.add(pod.name, Grant(cores=pod.cores), pod.work)
     stage.pass_by(_SETTLE_S)
     before_ns = stage.host.times(0).idle_ns
     seconds = list(stage.seconds(_SPAN_S))
-    work = {name: statistics.fmean(second.work[name] for second in seconds) for name, _, _ in pods}
+    work = {pod.name: statistics.fmean(second.work[pod.name] for second in seconds) for pod in pods}
     return work, (stage.host.times(0).idle_ns - before_ns) / (_SPAN_S * NS_PER_S)
 
 
-def _missed(floors: Mapping[str, float], work: Mapping[str, float]) -> float:
-    return max(floor - work[name] for name, floor in floors.items())
+def missed(floor: Mapping[str, float], work: Mapping[str, float]) -> float:
+    """Return how far the worst pod is below its floor, as a part of the card; negative if all are above."""
+    return max(least - work[name] for name, least in floor.items())
 
 
 def figures(mixes: Sequence[Mix]) -> list[Figure]:
     """Return the figures of all mixes."""
     number = len(mixes)
     found = []
-    for tag, missed in (("", [mix.missed for mix in mixes]), ("_plain", [mix.missed_plain for mix in mixes])):
+    for tag, all_missed in (("", [mix.missed for mix in mixes]), ("_plain", [mix.missed_plain for mix in mixes])):
         limit = at_most(0) if not tag else ("", None)
         for points in (1, 3, 10):
-            value = sum(each > points / 100 for each in missed)
+            value = sum(each > points / 100 for each in all_missed)
             asked = limit if points == 1 else ("", None)
             note = f"of {number} mixes: some pod is more than {points} points of the card below its floor"
             suffix = "" if points == 1 else f"_{points}_points"
@@ -116,7 +140,7 @@ def figures(mixes: Sequence[Mix]) -> list[Figure]:
         median("idle_while_wanted", [idle[int(0.99 * number)]], *at_most(0.03), note="99th percentile of mixes")
     )
     found.append(median("idle_while_wanted_mean", [statistics.fmean(idle)], note="mean of mixes"))
-    total = sorted(mix.over_plain for mix in mixes)
+    total = sorted(mix.work / mix.work_plain for mix in mixes)
     for name, at in (("least", 0), ("p1", int(0.01 * number)), ("median", number // 2)):
         found.append(
             median(f"total_over_plain_{name}", [total[at]], note="work of all pods over that by plain sharing")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from qgpu.load.spec import Workload
@@ -100,12 +100,19 @@ class Stage:
     """A simulated pGPU under one policy."""
 
     def __init__(
-        self, policy: str, late_ms: float = 0, seed: int = 0, online: str = "best-effort", floor: int = 0
+        self,
+        policy: str | Callable[[Snapshot], Plan],
+        late_ms: float = 0,
+        seed: int = 0,
+        online: str = "best-effort",
+        floor: int = 0,
     ) -> None:
         self.host = SimHost()
         self._sim = self.host.backend(0)
         self._backend = Disturbed(self._sim, late_ms, seed)
-        self._policy = plain if policy == "plain" else compose(policy, online)
+        if isinstance(policy, str):
+            policy = plain if policy == "plain" else compose(policy, online)
+        self._policy = policy
         self._floor = floor
         self._ledger = Ledger(0)
         self._plans: list[Plan] = []
