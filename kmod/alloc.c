@@ -69,8 +69,8 @@ static u32 param_u32(const struct qgpu_call *call, size_t at)
 }
 
 /*
- * RM can report a failure although it made the client: if it cannot write the parameters back, it returns an error and
- * keeps the client (alloc_free.c:serverAllocApiCopyOut). So this failure is checked with RM too. After any other, a
+ * RM can report a failure although it made the object: if it cannot write the parameters back, it returns an error and
+ * keeps the object (alloc_free.c:serverAllocApiCopyOut). So this failure is checked with RM too. After any other, a
  * client with this handle is somebody else's.
  */
 static bool may_be_made(const struct qgpu_call *call, u32 status)
@@ -91,7 +91,7 @@ static long make_client(struct qgpu_call *call, const struct request *request, s
 	said = status == NV_OK;
 	sure = said && call->sealed;
 	if (!may_be_made(call, status) || (!sure && qgpu_rm_class(handle, handle, &class) != NV_OK)) {
-		qgpu_client_discard(client);
+		qgpu_client_put(client);
 		return ret;
 	}
 	error = qgpu_client_add(client, &call->file->clients, handle, sure);
@@ -221,6 +221,16 @@ static struct qgpu_mem *mem_for(struct qgpu_call *call, struct qgpu_client *clie
 	return memory && qgpu_is_memory(memory->class) ? qgpu_mem_of(memory) : NULL;
 }
 
+/* Nothing would take its kernels off the card. Where an object of the table has the handle, the answer is not RM's. */
+static long free_compute(struct qgpu_call *call, struct qgpu_client *client, const struct request *request)
+{
+	u32 handle = call->out.alloc.object;
+
+	if (!qgpu_object_find(client, handle))
+		qgpu_rm_free(client->handle, request->parent, handle);
+	return qgpu_refuse_alloc(call, request->status_at, NV_ERR_INVALID_STATE);
+}
+
 static long alloc_locked(struct qgpu_call *call, struct qgpu_client *client, const struct request *request)
 {
 	struct qgpu_mem *mem = mem_for(call, client, request);
@@ -237,8 +247,9 @@ static long alloc_locked(struct qgpu_call *call, struct qgpu_client *client, con
 		qgpu_objects_export(client);
 	ret = qgpu_call_forward(call);
 	handle = call->out.alloc.object;
-	if (request->flags & QGPU_ON_COMPUTE_ENGINE)
-		qgpu_make_preemptible(client, request->parent);
+	if (request->flags & QGPU_ON_COMPUTE_ENGINE && may_be_made(call, answered(call, request)) &&
+	    !qgpu_make_preemptible(client, request->parent))
+		return free_compute(call, client, request) ?: ret;
 	if (request->memory_at && !call->sealed)	/* RM may have read another handle than this module */
 		qgpu_objects_export(client);
 	if (call->sealed && !qgpu_is_registered(request->class) && !request->memory_at)

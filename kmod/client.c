@@ -49,7 +49,7 @@ static void client_free(struct kref *ref)
 	kfree_rcu(client, rcu);
 }
 
-static struct qgpu_client *find_and_lock(u32 handle, const struct qgpu_pod *pod)
+struct qgpu_client *qgpu_client_get(u32 handle, const struct qgpu_pod *pod)
 {
 	struct qgpu_client *client;
 
@@ -58,10 +58,22 @@ static struct qgpu_client *find_and_lock(u32 handle, const struct qgpu_pod *pod)
 	if (client && (client->pod != pod || !kref_get_unless_zero(&client->ref)))
 		client = NULL;
 	rcu_read_unlock();
+	return client;
+}
+
+void qgpu_client_put(struct qgpu_client *client)
+{
+	kref_put(&client->ref, client_free);
+}
+
+static struct qgpu_client *find_and_lock(u32 handle, const struct qgpu_pod *pod)
+{
+	struct qgpu_client *client = qgpu_client_get(handle, pod);
+
 	if (!client)
 		return NULL;
 	if (mutex_lock_killable(&client->lock)) {
-		kref_put(&client->ref, client_free);
+		qgpu_client_put(client);
 		return ERR_PTR(-EINTR);
 	}
 	if (!client->dead)
@@ -86,7 +98,7 @@ struct qgpu_client *qgpu_client_lock(u32 handle, struct qgpu_pod *pod)
 void qgpu_client_unlock(struct qgpu_client *client)
 {
 	mutex_unlock(&client->lock);
-	kref_put(&client->ref, client_free);
+	qgpu_client_put(client);
 }
 
 bool qgpu_client_listed(const struct qgpu_client *client)
@@ -106,18 +118,6 @@ u64 qgpu_client_pod(u32 handle)
 	return pod;
 }
 
-bool qgpu_client_confused(u32 handle, const struct qgpu_pod *pod, u32 tgid)
-{
-	struct qgpu_client *client;
-	bool confused;
-
-	rcu_read_lock();
-	client = rhashtable_lookup(&clients, &handle, client_params);
-	confused = client && client->pod != pod && client->tgid == tgid;
-	rcu_read_unlock();
-	return confused;
-}
-
 void qgpu_client_unlink(struct qgpu_client *client)
 {
 	lockdep_assert_held(&client->lock);
@@ -127,7 +127,7 @@ void qgpu_client_unlink(struct qgpu_client *client)
 	spin_unlock(&files_lock);
 	atomic_dec(&client->pod->nr_clients);
 	atomic_dec(&qgpu_nr_clients);
-	kref_put(&client->ref, client_free);
+	qgpu_client_put(client);
 }
 
 /* RM no longer has it. If several callers notice, the first removes it and the others find nothing. */
@@ -195,11 +195,6 @@ void qgpu_client_made(struct qgpu_pod *pod)
 	up_read(&pod->making);
 }
 
-void qgpu_client_discard(struct qgpu_client *client)
-{
-	kref_put(&client->ref, client_free);
-}
-
 int qgpu_client_add(struct qgpu_client *client, struct list_head *file_clients, u32 handle, bool sure)
 {
 	int ret;
@@ -216,7 +211,7 @@ int qgpu_client_add(struct qgpu_client *client, struct list_head *file_clients, 
 	}
 	mutex_unlock(&client->lock);
 	if (ret)
-		qgpu_client_discard(client);
+		qgpu_client_put(client);
 	return ret;
 }
 
@@ -304,16 +299,13 @@ u64 qgpu_client_fabric(u32 handle, u32 object_handle)
 	return stamp;
 }
 
-struct qgpu_tsg *qgpu_client_tsg(u32 handle, u32 object_handle, const struct qgpu_pod *pod)
+struct qgpu_tsg *qgpu_client_tsg(struct qgpu_client *client, u32 handle)
 {
-	struct qgpu_client *client;
-	struct qgpu_object *object = NULL;
+	struct qgpu_object *object;
 	struct qgpu_tsg *tsg = NULL;
 
 	rcu_read_lock();
-	client = rhashtable_lookup(&clients, &handle, client_params);
-	if (client && client->pod == pod && !READ_ONCE(client->dead))
-		object = xa_load(&client->objects, object_handle);
+	object = READ_ONCE(client->dead) ? NULL : xa_load(&client->objects, handle);
 	if (object && object->class == KEPLER_CHANNEL_GROUP_A)
 		tsg = smp_load_acquire(&object->tsg);	/* pairs with qgpu_enter_tsg() */
 	if (tsg && !kref_get_unless_zero(&tsg->ref))

@@ -10,6 +10,9 @@ void qgpu_clients_uninit(void);
 /* Locked and referenced; NULL: the pod has no such client; ERR_PTR(-EINTR): a fatal signal came first. */
 struct qgpu_client *qgpu_client_lock(u32 handle, struct qgpu_pod *pod);
 void qgpu_client_unlock(struct qgpu_client *client);
+/* With a reference; NULL: the pod has no such client. */
+struct qgpu_client *qgpu_client_get(u32 handle, const struct qgpu_pod *pod);
+void qgpu_client_put(struct qgpu_client *client);
 /* Whether its handle still leads to this client. A dead client gives its handle up to a newer one. */
 bool qgpu_client_listed(const struct qgpu_client *client);
 /* The id of the client's pod; 0: it belongs to no pod. */
@@ -21,11 +24,10 @@ u64 qgpu_client_pod(u32 handle);
  * maximum; ERR_PTR(-EINTR): a fatal signal came first.
  */
 struct qgpu_client *qgpu_client_new(struct qgpu_pod *pod);
-/* The entry is in the table, or discarded. */
+/* The entry is in the table, or put. */
 void qgpu_client_made(struct qgpu_pod *pod);
-void qgpu_client_discard(struct qgpu_client *client);
 /*
- * Enter the client, or discard it. sure: RM itself said that it made this client. Then an older entry with the handle
+ * Enter the client, or put it. sure: RM itself said that it made this client. Then an older entry with the handle
  * is stale, and makes way.
  */
 int qgpu_client_add(struct qgpu_client *client, struct list_head *file_clients, u32 handle, bool sure);
@@ -38,18 +40,12 @@ bool qgpu_clients_remove(struct list_head *file_clients);
 /* The caller holds the lock and has removed the objects: forget the client itself. */
 void qgpu_client_unlink(struct qgpu_client *client);
 
-/*
- * Whether RM takes the maker of another pod's client for this process: it compares their numbers, and numbers are given
- * again (client_resource.c: cliresShareCallback_IMPL, RS_SHARE_TYPE_PID).
- */
-bool qgpu_client_confused(u32 handle, const struct qgpu_pod *pod, u32 tgid);
-
 /* The memory object of any client, with a reference to the memory, or NULL. */
 struct qgpu_mem *qgpu_client_mem(u32 client, u32 handle);
 /* The stamp of an object of the fabric of any client; 0: there is no such object. */
 u64 qgpu_client_fabric(u32 client, u32 handle);
-/* The TSG that a handle of one of the pod's clients is, with a reference, or NULL. */
-struct qgpu_tsg *qgpu_client_tsg(u32 client, u32 handle, const struct qgpu_pod *pod);
+/* The TSG that a handle is, with a reference, or NULL. */
+struct qgpu_tsg *qgpu_client_tsg(struct qgpu_client *client, u32 handle);
 
 extern atomic_t qgpu_nr_clients;
 

@@ -91,7 +91,7 @@ bool qgpu_is_in_compute_tsg(struct qgpu_client *client, u32 channel)
 	return object && object->tsg && is_compute(object->tsg->engine);
 }
 
-void qgpu_make_preemptible(struct qgpu_client *client, u32 channel)
+bool qgpu_make_preemptible(struct qgpu_client *client, u32 channel)
 {
 	struct qgpu_object *object = qgpu_object_find(client, channel);
 	struct qgpu_tsg *tsg = object ? object->tsg : NULL;
@@ -100,14 +100,22 @@ void qgpu_make_preemptible(struct qgpu_client *client, u32 channel)
 		.flags = NV2080_PREEMPTION_MODE_FLAGS_CILP,
 		.compute = NV2080_PREEMPTION_MODE_COMPUTE_CILP,
 	};
-	u32 subdevice;
+	u32 subdevice, status;
 
-	if (!tsg || READ_ONCE(tsg->preemptible))
-		return;
+	if (!tsg)
+		return false;
+	if (READ_ONCE(tsg->preemptible))
+		return true;
 	mode.channel = qgpu_tsg_hidden(tsg) ? channel : object->parent;
-	if (qgpu_rm_subdevice(client->handle, device, &subdevice) == NV_OK &&
-	    qgpu_rm_control(client->handle, subdevice, NV2080_GR_SET_CTXSW_PREEMPTION_MODE, &mode, sizeof(mode)) == NV_OK)
+	if (qgpu_rm_subdevice(client->handle, device, &subdevice) != NV_OK)
+		return false;
+	status = qgpu_rm_control(client->handle, subdevice, NV2080_GR_SET_CTXSW_PREEMPTION_MODE, &mode, sizeof(mode));
+	if (status == NV_OK) {
 		WRITE_ONCE(tsg->preemptible, true);
+		return true;
+	}
+	pr_warn_ratelimited("qgpu: compute preemption not enabled (%#x)\n", status);
+	return status == NV_ERR_NOT_SUPPORTED;	/* the card cannot */
 }
 
 /* The TSG that the object is, or (handle 0) the one that RM makes for the object. */

@@ -17,8 +17,11 @@ struct qgpu_mem *qgpu_reserve_taken(struct qgpu_client *client, u32 parent, u32 
 void qgpu_device_learned(struct qgpu_object *device);
 /* Whether a channel is in a TSG that is charged and counted as a compute TSG. */
 bool qgpu_is_in_compute_tsg(struct qgpu_client *client, u32 channel);
-/* The channel runs compute now: set it to preemption at any instruction, even if its program did not ask for that. */
-void qgpu_make_preemptible(struct qgpu_client *client, u32 channel);
+/*
+ * The channel runs compute now: set it to preemption at any instruction, even if its program did not ask for that.
+ * False: RM did not do it, though the card may be able to.
+ */
+bool qgpu_make_preemptible(struct qgpu_client *client, u32 channel);
 /* Set the object's TSG if it is a TSG or channel, else do nothing. -ENODEV: no known card, or no subdevice to gate it. */
 int qgpu_enter_tsg(struct qgpu_client *client, struct qgpu_object *object, u32 engine);
 /* The object is a further handle on a TSG of its card; as for qgpu_tsg_share(). */

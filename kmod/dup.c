@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * dup.c - second names of objects: imports, and duplicates that a pod makes of its own objects or of another pod's.
- * Memory of the pod's own stays charged once, as long as it is known which memory it is. Unknown memory, and memory of
- * another pod, is charged like a new allocation. A TSG may have further names in clients of its pod, each charged like a
+ * dup.c - second names of objects: imports, and duplicates that a pod makes of its own objects. Memory of the pod's own
+ * stays charged once, as long as it is known which memory it is. Other memory, as another pod's that comes by a
+ * descriptor, is charged like a new allocation. A TSG may have further names in clients of its pod, each charged like a
  * TSG (docs/decisions/0044-groups.md). Any other object that carries a gate, or that takes channels with it when it is
  * freed, may have only one name.
  */
-#include <linux/sched.h>
-
 #include "client.h"
 #include "context.h"
 #include "dup.h"
@@ -102,6 +100,8 @@ static u32 book(struct qgpu_arrival *arrival, bool sealed, qgpu_finder find, voi
 		return NV_OK;
 	if (qgpu_rm_class(client->handle, arrival->handle, &class) != NV_OK)
 		return sealed ? NV_ERR_NO_MEMORY : NV_OK;
+	if (arrival->source && !qgpu_client_listed(arrival->source))	/* another pod may have had its handle */
+		return NV_ERR_INSUFFICIENT_PERMISSIONS;
 	if (qgpu_is_physical(class))
 		return NV_ERR_INSUFFICIENT_PERMISSIONS;
 	if (class == KEPLER_CHANNEL_GROUP_A)
@@ -167,7 +167,7 @@ static int find_tsg(const struct qgpu_call *call, struct qgpu_arrival *arrival)
 	const struct nvos55 *dup = &call->in.dup;
 	int ret;
 
-	arrival->tsg = qgpu_client_tsg(dup->client_src, dup->object_src, call->pod);
+	arrival->tsg = arrival->source ? qgpu_client_tsg(arrival->source, dup->object_src) : NULL;
 	if (!arrival->tsg)
 		return 0;
 	ret = qgpu_gate_penalty_pay(call->pod);
@@ -198,19 +198,24 @@ static long dup_locked(struct qgpu_call *call, struct qgpu_arrival *arrival)
 	return ret;
 }
 
-/* RM compares the number of the process that made the client. Of a client that is not in the table this may be it. */
-static bool is_confused(const struct qgpu_call *call, const struct qgpu_client *client)
+/*
+ * Handles can be guessed. RM gives away what another pod shares with all, as CUDA IPC does, and what was made by a
+ * process whose number the caller's maker has (client_resource.c: cliresShareCallback_IMPL). So only the pod's clients
+ * lend objects. A client that is older than the module takes those of other such clients, too. Without a seal another
+ * thread could name another pod's client after the check.
+ */
+static bool may_take(const struct qgpu_call *call, const struct qgpu_client *client, const struct qgpu_client *source)
 {
-	u32 tgid = client ? client->tgid : task_tgid_nr(current);
-
-	return qgpu_client_confused(call->in.dup.client_src, call->pod, tgid) && !READ_ONCE(call->pod->gone);
+	if (READ_ONCE(call->pod->gone))
+		return true;
+	return qgpu_toctou_sealed() && (source || (!client && !qgpu_client_pod(call->in.dup.client_src)));
 }
 
 static long dup_to(struct qgpu_call *call, struct qgpu_arrival *arrival, struct qgpu_client *client)
 {
 	long ret;
 
-	if (is_confused(call, client))
+	if (!may_take(call, client, arrival->source))
 		return qgpu_refuse_alloc(call, offsetof(struct nvos55, status), NV_ERR_INSUFFICIENT_PERMISSIONS);
 	if (!client)
 		return qgpu_call_forward(call);
@@ -244,6 +249,7 @@ long qgpu_dup(struct qgpu_call *call)
 		.parent = call->in.dup.parent ?: call->in.dup.client,
 		.gpu = -1,
 		.dup = &call->in.dup,
+		.source = qgpu_client_get(call->in.dup.client_src, call->pod),
 	};
 	long ret = find_tsg(call, &arrival);
 
@@ -251,6 +257,8 @@ long qgpu_dup(struct qgpu_call *call)
 		ret = dup(call, &arrival);
 	if (arrival.tsg)
 		qgpu_tsg_put(arrival.tsg);
+	if (arrival.source)
+		qgpu_client_put(arrival.source);
 	return ret;
 }
 

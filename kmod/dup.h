@@ -18,6 +18,7 @@ struct qgpu_arrival {
 	struct qgpu_tsg *tsg;	/* what the name that was duplicated stood for before RM was asked, or NULL */
 	u64 stamp;		/* of that name */
 	const struct nvos55 *dup;	/* the call, unless it is an import */
+	struct qgpu_client *source;	/* whose object was duplicated; NULL: an import, or unknown */
 	u64 fabric_stamp;	/* of the duplicated name before RM was asked, if it was an object of the fabric; else 0 */
 };
 

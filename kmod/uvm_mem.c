@@ -169,14 +169,15 @@ bool qgpu_uvm_mem_found(struct qgpu_client *client, u32 handle, struct qgpu_mem 
 	return found;
 }
 
-/* For UVM RM compares the number of the source's maker with that of the process that maps. */
-static bool is_confused(u32 client)
+/* RM lets UVM map what another pod shares with all, or what was made by a process with the number of this one. */
+static bool is_foreign(u32 client)
 {
 	struct qgpu_pod *pod = qgpu_pod_of_current();
-	bool confused = pod && qgpu_client_confused(client, pod, task_tgid_nr(current));
+	u64 of = pod ? qgpu_client_pod(client) : 0;
+	bool foreign = of && of != pod->id;
 
 	qgpu_pod_put(pod);
-	return confused;
+	return foreign;
 }
 
 static int dup_called(struct kretprobe_instance *instance, struct pt_regs *regs)
@@ -184,7 +185,7 @@ static int dup_called(struct kretprobe_instance *instance, struct pt_regs *regs)
 	struct call *call = (struct call *)instance->data;
 	struct held *held;
 
-	if (is_confused(regs_get_kernel_argument(regs, 1))) {
+	if (is_foreign(regs_get_kernel_argument(regs, 1))) {
 		qgpu_set_argument_1(regs, 0);	/* RM has no such client */
 		return 1;
 	}

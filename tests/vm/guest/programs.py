@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import nv
 import qg
 
@@ -14,18 +12,6 @@ ROOM = 8 * qg.SPACE
 
 def program(state):
     state["p"] = nv.Program()
-
-
-def lasting(state):
-    """What ``succeed`` needs."""
-    return os.getpid(), {name: value for name, value in vars(state["p"]).items() if name != "send"}
-
-
-def succeed(state, pid, fields):
-    """Go on with another process's clients: they live for as long as their files are open."""
-    p = state["p"] = nv.Program.__new__(nv.Program)
-    files = {name: qg.take_descriptor(pid, fields[name]) for name in ("ctl", "card")}
-    vars(p).update(fields | files, send=nv.call)
 
 
 def take(state, size, handle=None):

@@ -21,7 +21,7 @@ from typing import Any
 from qgpu.planes.kmod import uapi
 
 CGROUPS = Path("/sys/fs/cgroup")
-LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
+
 BUILD = Path(os.environ.get("QGPU_VM_BUILD", "/nonexistent"))
 MS = 1_000_000
 N = uapi.NUMBERS
@@ -272,14 +272,6 @@ class Pod:
     def process(self) -> Process:
         self.processes.append(Process(self.cgroup))
         return self.processes[-1]
-
-    def numbered(self, pid: int) -> Process:
-        """Start a process with the number of one that has ended."""
-        while True:
-            LAST_PID.write_text(str(pid - 1))
-            if self.process().pid == pid:
-                return self.processes[-1]
-            self.processes.pop().kill()
 
     def usage(self, gpu: int = 0) -> Any:
         return self.qgpu.ioctl("USAGE", pod=self.id, gpu=gpu)

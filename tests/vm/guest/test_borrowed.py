@@ -1,4 +1,4 @@
-"""What is somebody else's: clients, files and process numbers of others give a pod no part in it and no way out."""
+"""What is somebody else's: clients, objects and files of others give a pod no part in it and no way out."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import errno
 import mmap
 import os
 import struct
+import threading
 from pathlib import Path
 
 import nv
 import pytest
 import qg
-from programs import MIB, ROOM, duplicate, lasting, program, succeed, take
+from programs import MIB, ROOM, duplicate, free, program, take
 
 TAKEN, NOT_WRITTEN = 0x19, 0x1E
 AT_ONCE = Path("/sys/module/nvidia/parameters/at_once")
@@ -134,47 +135,86 @@ def test_files_of_an_ended_pod_are_of_no_use_to_another(qgpu, pod):
     assert (other.held(), qg.sim()["clients"]) == (0, 1)  # made above
 
 
-needs_numbers = pytest.mark.skipif(not qg.LAST_PID.exists(), reason="this kernel gives no number that is asked for")
-
-
 @pytest.fixture
 def two(pod):
-    """Pods of which one has what the other wants."""
-    return pod("has", memory=64 * MIB + ROOM), pod("wants", memory=64 * MIB + ROOM)
+    """Programs of two pods: one has what the other wants."""
+    has, wants = (pod(name, memory=64 * MIB + ROOM) for name in ("has", "wants"))
+    for each in (has, wants):
+        each.process().run(program)
+    return has, wants
 
 
-def outlived(pod):
-    """A process that has ended, of whose client another goes on; its number, and the other one."""
-    first, heir = pod.process(), pod.process()
-    first.run(program)
-    heir.run(succeed, *first.run(lasting))
-    first.kill()
-    return first.pid, heir
+def client_of(state):
+    return state["p"].client
 
 
-@needs_numbers
-def test_a_makers_number_taken_later_shares_nothing(two):
-    """RM knows the processes of clients by number: a neighbour's has ended, and a pod's has its number now."""
+def test_what_another_pod_shares_with_all_is_not_duplicated(two):
+    """The simulated driver lets anybody duplicate anything, as RM does where an object is shared with all."""
     has, wants = two
-    number, heir = outlived(has)
-    memory = heir.run(take, 16 * MIB)
-    client = heir.run(lasting)[1]["client"]
-    thief = wants.numbered(number)
-    thief.run(program)
+    (owner,), (thief,) = has.processes, wants.processes
+    memory = owner.run(take, 16 * MIB)
+    before = qg.sim()["objects"]
 
-    assert thief.run(duplicate, client, memory) == -nv.NO_PERMISSION
-    assert (wants.held(), wants.info().refused_allocs) == (0, 1)
+    assert thief.run(duplicate, owner.run(client_of), memory) == -nv.NO_PERMISSION
+    assert (wants.held(), wants.info().refused_allocs, qg.sim()["objects"]) == (0, 1, before)
 
 
-@needs_numbers
-def test_a_makers_number_had_before_shares_nothing(two):
-    """A pod's process has ended, and a neighbour's has its number now."""
+def test_what_is_in_no_pod_is_not_duplicated(web, outside):
+    memory = outside["p"].memory(MIB)
+
+    assert web.processes[0].run(duplicate, outside["p"].client, memory) == -nv.NO_PERMISSION
+
+
+def test_processes_of_a_pod_share_memory(web):
+    """As by cudaIpcOpenMemHandle: it is charged once, and for as long as one of the two has it."""
+    owner, other = web.processes[0], web.process()
+    other.run(program)
+    memory = owner.run(take, 32 * MIB)
+
+    assert other.run(duplicate, owner.run(client_of), memory) > 0
+    owner.stop()
+    assert web.held() == qg.used() == 32 * MIB
+
+
+def test_a_client_exchanged_during_a_duplicate_lends_nothing(two, linger, parameter):
+    """The duplicate waits in the driver; meanwhile another pod's client takes the handle, and shares with all."""
     has, wants = two
-    number, heir = outlived(wants)
-    victim = has.numbered(number)
-    victim.run(program)
-    memory = victim.run(take, 16 * MIB)
-    client = victim.run(lasting)[1]["client"]
+    (owner,), (thief, friend) = has.processes, (*wants.processes, wants.process())
+    friend.run(program)
+    client, memory = friend.run(client_of), friend.run(take, MIB)
+    linger(1500000)
+    thief.start(duplicate, client, memory)
+    threading.Event().wait(0.1)
+    linger(0)
+    friend.run(free, client)
+    parameter("next_client", client)
+    owner.run(program)
+    assert (owner.run(client_of), owner.run(take, MIB, memory)) == (client, memory)
 
-    assert heir.run(duplicate, client, memory) == -nv.NO_PERMISSION
-    assert (wants.held(), wants.info().refused_allocs) == (0, 1)
+    assert thief.result() == -nv.NO_PERMISSION
+    owner.run(free, memory)
+    assert qg.used() == 0
+
+
+def test_nothing_is_duplicated_while_calls_are_not_sealed(web):
+    """Another thread could name another pod's client after the check."""
+    (process,) = web.processes
+    client, memory = process.run(client_of), process.run(take, MIB)
+    with qg.switched_off(qg.KPROBES):
+        qg.until(lambda: process.run(duplicate, client, memory) == -nv.NO_PERMISSION)
+
+    qg.until(lambda: process.run(duplicate, client, memory) > 0)
+
+
+def test_programs_of_a_pod_older_than_the_module_share_memory(two):
+    """The module does not know whose their clients are. RM looks at who may have what."""
+    has, wants = two
+    old = [qg.Process(None), qg.Process(None)]
+    for each in old:
+        each.run(program)
+        (wants.cgroup / "cgroup.procs").write_text(str(each.pid))
+    wants.processes += old
+    lent, kept = old[0].run(take, MIB), has.processes[0].run(take, MIB)
+
+    assert old[1].run(duplicate, old[0].run(client_of), lent) > 0
+    assert old[1].run(duplicate, has.processes[0].run(client_of), kept) == -nv.NO_PERMISSION

@@ -157,7 +157,7 @@ def test_a_client_of_another_pod_gets_no_handle(group, pod):
     objects = qg.sim()["objects"]
     client, tsg = group.processes[0].run(lambda state: (state["p"].client, state["tsg"]))
 
-    assert other.run(join, client, tsg) == NOT_SUPPORTED
+    assert other.run(join, client, tsg) == nv.NO_PERMISSION
     assert qg.sim()["objects"] == objects
 
 

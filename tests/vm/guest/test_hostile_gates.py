@@ -10,10 +10,11 @@ import struct
 import threading
 from pathlib import Path
 
+import faults
 import nv
 import pytest
 import qg
-from programs import MIB, take
+from programs import MIB, status_of, take
 
 INVALID_STATE = 0x40
 
@@ -229,6 +230,53 @@ def test_compute_can_be_preempted_though_nobody_asks(web):
     web.processes[0].run(compute)
 
     assert [tsg["mode"] for tsg in qg.sim_tsgs()] == [CILP]
+
+
+@pytest.fixture
+def failing():
+    yield lambda call, status: faults.inject([faults.Fault(call, status)])
+    faults.cleared()
+
+
+def channel(state):
+    state["channel"] = state["p"].channel(state["p"].tsg())
+
+
+def compute(state):
+    return status_of(state, "alloc", state["channel"], 0xCBC0)
+
+
+def compute_that_rm_denies(state):
+    """RM makes the object, cannot write its parameters back, and says that it failed."""
+    page = mmap.mmap(-1, mmap.PAGESIZE)
+    at = ctypes.addressof(ctypes.c_char.from_buffer(page))
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(at), mmap.PAGESIZE, mmap.PROT_READ) == 0
+    data = bytearray(nv._ALLOC.pack(state["p"].client, state["channel"], 0x5CFFFF00, 0xCBC0, at, 0, 0, 0, 0xFFFF, 0))
+    nv.call(state["p"].ctl, 0x2B, data)
+    return nv._ALLOC.unpack(data)[8]
+
+
+@pytest.mark.parametrize(
+    ("call", "status"), [("preemption", 0x57), ("preemption", nv.NO_MEMORY), ("subdevice", nv.NOT_SUPPORTED)]
+)
+def test_compute_that_rm_does_not_make_preemptible_is_freed(web, failing, call, status):
+    (process,) = web.processes
+    process.run(channel)
+    before = qg.sim()["objects"]
+    failing(call, status)
+
+    assert (process.run(compute), qg.sim()["objects"]) == (INVALID_STATE, before)
+    assert (process.run(compute_that_rm_denies), qg.sim()["objects"]) == (INVALID_STATE, before)
+    faults.cleared()
+    assert (process.run(compute), [tsg["mode"] for tsg in qg.sim_tsgs()]) == (0, [CILP])
+
+
+def test_compute_stays_on_a_card_that_cannot_preempt_it(web, failing):
+    (process,) = web.processes
+    process.run(channel)
+    failing("preemption", nv.NOT_SUPPORTED)
+
+    assert (process.run(compute), web.info().refused_allocs) == (0, 0)
 
 
 def test_a_mode_exchanged_after_the_check_gains_nothing(web, linger):

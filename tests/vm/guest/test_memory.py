@@ -11,7 +11,7 @@ from pathlib import Path
 import nv
 import pytest
 import qg
-from programs import MIB, ROOM, duplicate, program, take
+from programs import MIB, ROOM, program, take
 
 
 def test_memory_beyond_limit_is_refused_with_rm_status(web):
@@ -128,32 +128,6 @@ def test_a_duplicate_keeps_memory_charged_once(web):
     process.run(lambda state, handle: state["p"].free(handle), handle)
 
     assert web.held() == 16 * MIB
-
-
-def test_a_duplicate_in_another_pod_is_charged_there_too(web, pod):
-    other = pod("other", memory=16 * MIB + ROOM)
-    (first,), second = web.processes, other.process()
-    second.run(program)
-    handle = first.run(take, 16 * MIB)
-    client = first.run(lambda state: state["p"].client)
-    assert second.run(duplicate, client, handle) > 0
-    assert (web.held(), other.held()) == (16 * MIB, 16 * MIB)
-    first.run(lambda state, handle: state["p"].free(handle), handle)
-
-    assert (web.held(), other.held()) == (0, 16 * MIB)
-
-
-def test_another_pods_memory_is_no_way_past_the_limit(web, pod):
-    other = pod("other", memory=8 * MIB + ROOM)
-    (first,), second = web.processes, other.process()
-    second.run(program)
-    handle = first.run(take, 16 * MIB)
-    client = first.run(lambda state: state["p"].client)
-
-    assert second.run(duplicate, client, handle) == -nv.NO_MEMORY
-    first.run(lambda state, handle: state["p"].free(handle), handle)
-    assert (web.held(), other.held()) == (0, 0)
-    assert qg.used() == 0
 
 
 def test_memory_below_an_object_nobody_knows_is_refused(web):

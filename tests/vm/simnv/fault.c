@@ -34,10 +34,11 @@ static const struct {
 	{ "slice", NVA06C_SET_TIMESLICE },
 	{ "info", NV0000_CLIENT_GET_HANDLE_INFO },
 	{ "subdevice", NV0080_GPU_FIND_SUBDEVICE_HANDLE },
+	{ "preemption", NV2080_GR_SET_CTXSW_PREEMPTION_MODE },
 	{ "pod" },		/* a process's call */
 };
 
-enum { ANY, GATE, CLOSE, OPEN, POD = 7 };
+enum { ANY, GATE, CLOSE, OPEN, POD = 8 };
 
 struct fault {
 	bool live;
