@@ -59,6 +59,8 @@ _TRACE = next(trace for trace in TRACES if trace.name.endswith("-min.jsonl.xz"))
 _ROUNDS = 10
 #: Device files that stand for RM's and UVM's where a program is replayed: their ioctls refuse everything.
 _RM, _UVM = "/dev/random", "/dev/ptmx"
+#: The one that stands for RM's control file.
+_CONTROL = "/dev/kmsg"
 #: How far parameters lie behind the call's structure, as on a library's stack (an assumption).
 _BEHIND = 160
 #: The parts of a call: a class or object, the methods whose time counts as the part.
@@ -157,6 +159,7 @@ def _replace_driver(change: Callable[..., object], rm: FakeRm) -> None:
     change(server, "open_devices", _always([card]))
     change(server, "CtxswLog", _always(SimpleNamespace(dropped=0, read=list)))
     change(server, "GpuOps", _always(rm))
+    change(abi, "NV_CONTROL_MINOR", os.minor(os.stat(_CONTROL).st_rdev))
     change(alloc, "_has_open", _always(True))  # the replayed program opens a file that stands for the card's
 
 
@@ -275,7 +278,8 @@ def _prepared() -> Callable[[], list[int]]:
     for row in rows:
         to_uvm = row["dev"] == "/dev/nvidia-uvm"
         if row["fd"] not in files:
-            files[row["fd"]] = os.open(_UVM if to_uvm else _RM, os.O_RDWR)
+            stands_for = {"/dev/nvidia-uvm": _UVM, "/dev/nvidiactl": _CONTROL}.get(row["dev"], _RM)
+            files[row["fd"]] = os.open(stands_for, os.O_RDWR)
         argument, params = bytes.fromhex(row["in"]), b"" if to_uvm else bytes.fromhex(row.get("pin", ""))
         size = -(-len(argument) // 8) * 8 + _BEHIND
         block = ctypes.create_string_buffer(argument.ljust(size, b"\0") + params, size + len(params) + 1024)
@@ -283,7 +287,7 @@ def _prepared() -> Callable[[], list[int]]:
             ctypes.c_uint64.from_buffer(block, 16).value = ctypes.addressof(block) + size
         if not to_uvm and row["req"] & 0xFF == abi.NV_ESC_REGISTER_FD:
             control = ctypes.c_int.from_buffer(block)
-            control.value = files.setdefault(control.value, os.open(_RM, os.O_RDWR))
+            control.value = files.setdefault(control.value, os.open(_CONTROL, os.O_RDWR))
         number_and_size = row["req"] & NUMBER_AND_SIZE
         stops = row["req"] in uvm.WATCHED or (number_and_size & 0xFF, number_and_size >> 16) in escapes.WATCHED
         made.append((files[row["fd"]], ctypes.c_ulong(row["req"]), block, stops))

@@ -117,9 +117,11 @@ class DaemonRequests:
         for (name, i), size in held.items():
             if name not in self._shared.table.pods and i in instances:
                 left[instances[i]] = left.get(instances[i], 0) + size
-        return {"pods": pods, "left": left, "stuck": self._shared.listeners.stuck()}, []
+        names = sorted(self._shared.table.names_in_use())
+        return {"pods": pods, "left": left, "names_in_use": names, "stuck": self._shared.listeners.stuck()}, []
 
     def _op_admit(self, _: DaemonSession, message: dict[str, Any], __: list[int]) -> Answer:
+        self._check_name(message["name"])
         if not message["cgroup"]:
             cgroup.create(message["name"])
         self._set_grants(message)
@@ -171,6 +173,20 @@ class DaemonRequests:
             {"fact": "pod"} | {key: message[key] for key in ("name", "cgroup", "grants", "joined") if key in message}
         )
         self._amended(message["name"])
+
+    def _check_name(self, name: str) -> None:
+        """Refuse the name of a retired pod whose RM clients or memory others keep: they would be the new pod's.
+
+        What its ended processes had goes by itself, and does not matter.
+        """
+        table, exists = self._shared.table, self._shared.gpu_ops.exists
+        if name in table.pods:
+            return
+        if any(exists((client, client)) for client in table.clients_of(name)) or table.is_kept_elsewhere(name):
+            raise RefusedError(
+                f"pod name {name}: other processes still have files or memory of an earlier pod of that name; choose "
+                "another, or end them"
+            )
 
     def _check_first_limit(self, name: str, grants: dict[str, Any]) -> None:
         """Refuse a first memory limit while programs run that may use UVM in ways that no call shows."""

@@ -25,8 +25,8 @@ _FEW = 4096
 #: How long a call waits for a descriptor, and how often it retries. Normal use is much shorter; after that the host is
 #: broken.
 _PATIENCE_S, _TRY_AGAIN_S = 60.0, 0.02
-#: How many of anything are reserved for pods that have none.
-FOR_NEW_PODS = 64
+#: For how many pods the guaranteed number of anything is reserved; and that number for whatever takes a descriptor.
+FOR_NEW_PODS, _GUARANTEED = 64, 8
 
 _T = TypeVar("_T")
 
@@ -61,12 +61,12 @@ def headroom(used: int) -> int:
     return max(0, most - min(_LEFT_OVER, most // 4) - used) if most != resource.RLIM_INFINITY else 1 << 20
 
 
-def within_fair_share(own: int, remaining: int) -> bool:
+def within_fair_share(own: int, remaining: int, guaranteed: int = _GUARANTEED) -> bool:
     """Tell whether a pod may have one more of something: it has less than half of what remains besides the reserve.
 
-    A pod that has none may use the reserve. So when others have taken all they can, many a new pod still gets one.
+    A pod below the guaranteed number may use the reserve. So each of many pods gets that number, whatever others take.
     """
-    return remaining > 0 if own == 0 else 2 * own < remaining - FOR_NEW_PODS
+    return remaining > 0 if own < guaranteed else 2 * own < remaining - FOR_NEW_PODS * guaranteed
 
 
 def retry_on_emfile(do: Callable[[], _T], may_wait: Callable[[], bool] = lambda: True) -> _T:

@@ -19,9 +19,10 @@ from pathlib import Path
 
 #: Process numbers are below 2**22 (PID_MAX_LIMIT): eleven digits to base 4.
 _DIGITS, _BASE = 11, 4
-#: The descriptor numbers under which epoll registers files: for each digit of the process that makes clients on a file,
-#: for root clients, for devices, for exported memory.
+#: The descriptor numbers under which epoll registers files: for tied files, for each digit of the process that makes
+#: clients on a file, for root clients, for devices, for exported memory.
 _MAKERS = range(1000 - _DIGITS * _BASE, 1000)
+_TIED = _MAKERS.start - 1
 _ROOTS, _DEVICES = 1000, 1001
 #: How many exports of one file can be told apart.
 _CARRIERS = range(1002, 1010)
@@ -30,7 +31,9 @@ _ADD, _DELETE = 1, 2
 _EVENT = struct.Struct("<IQ" if os.uname().machine == "x86_64" else "<I4xQ")
 
 #: One thread at a time uses such a number, in whichever set.
-_lock = threading.Lock()
+_lock = threading.RLock()
+#: A process number that no process has.
+_NOBODY = 0
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -106,9 +109,20 @@ class FileMakers:
 
     def claim(self, file: int, pid: int) -> bool:
         """Note a process as the one that makes clients on a file; False if another one does. Raises OSError."""
-        if any(files.has(file) for files in self._digits[0]):
-            return self.is_by(file, pid)
-        return all(files.add(file) for files in self._of(pid))
+        with _lock:
+            if any(files.has(file) for files in self._digits[0]):
+                return self.is_by(file, pid)
+            try:
+                return all(files.add(file) for files in self._of(pid))
+            except OSError:
+                self.forget(file)
+                raise
+
+    def rule_out(self, file: int) -> None:
+        """Let no process be the one that makes clients on a file. Raises OSError."""
+        with _lock:
+            self.forget(file)
+            self.claim(file, _NOBODY)
 
     def is_by(self, file: int, pid: int) -> bool:
         """Tell whether this process is noted of a file. Raises OSError."""
@@ -136,18 +150,23 @@ class FileSets:
         self.roots = FileSet(fd, _ROOTS)
         self.devices = FileSet(fd, _DEVICES)
         self.makers = FileMakers(fd)
+        #: Files that reach a control file's clients, and those control files.
+        self.tied = FileSet(fd, _TIED)
         #: Files that carry exported memory.
         self.carriers = FileSet(fd, *_CARRIERS)
         _nothing()
 
     def forget_root(self, file: int) -> None:
-        """Record that a file has no root client that the kernel made; one that reaches a device may have others."""
-        if not self.devices.has(file):
+        """Record that a file has no root client that the kernel made; one that reaches a device may have others.
+
+        Of a tied file it stays known who makes clients: the other file goes by it, too.
+        """
+        if not self.devices.has(file) and not self.tied.has(file):
             self.makers.forget(file)
         self.roots.discard(file)
 
 
 def reserve_fds() -> None:
     """Reserve the sets' descriptor numbers; call it before other descriptors arrive."""
-    for place in (*_MAKERS, _ROOTS, _DEVICES, *_CARRIERS):
+    for place in (_TIED, *_MAKERS, _ROOTS, _DEVICES, *_CARRIERS):
         os.dup2(_nothing(), place, inheritable=False)

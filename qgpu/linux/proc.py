@@ -18,10 +18,12 @@ from contextlib import suppress
 from itertools import chain
 
 # linux/stat.h, linux/fcntl.h: statx(2) returns what is cached and asks no server
-_SYS_STATX = {"x86_64": 332, "aarch64": 291}
+_SYS_STATX = {"x86_64": 332, "aarch64": 291}.get(platform.machine(), -1)
 _AT_FDCWD, _AT_EMPTY_PATH, _AT_STATX_DONT_SYNC, _STATX_TYPE = -100, 0x1000, 0x4000, 0x1
-_STATX_BYTES, _MODE, _RDEV = 256, struct.Struct("<28xH"), struct.Struct("<128xII")
-_libc = ctypes.CDLL(None, use_errno=True)
+_Statx, _MODE_AND_RDEV = ctypes.c_char * 256, struct.Struct("<28xH98xII")
+# Each call of a pod asks for a device, and ctypes takes longer without the types.
+_syscall = ctypes.CDLL(None).syscall
+_syscall.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_char_p]
 _READ_BYTES = 1 << 16
 #: Where ``stat`` has the number of threads, and when the process or thread started, in clock ticks since boot.
 _THREADS, _STARTED = 17, 19
@@ -168,9 +170,8 @@ def devices(pid: int, most: int | None = None) -> Iterator[tuple[int, int]]:
 
 
 def _device(at: int, path: bytes, flags: int) -> int | None:
-    buffer = ctypes.create_string_buffer(_STATX_BYTES)
-    number = ctypes.c_long(_SYS_STATX[platform.machine()])
-    if _libc.syscall(number, at, path, flags, _STATX_TYPE, buffer) < 0:
+    buffer = _Statx()
+    if _syscall(_SYS_STATX, at, path, flags, _STATX_TYPE, buffer) < 0:
         return None
-    (kind,) = _MODE.unpack_from(buffer)
-    return os.makedev(*_RDEV.unpack_from(buffer)) if mode.S_ISCHR(kind) else None
+    kind, major, minor = _MODE_AND_RDEV.unpack_from(buffer)
+    return os.makedev(major, minor) if mode.S_ISCHR(kind) else None

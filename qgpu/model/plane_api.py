@@ -7,7 +7,7 @@ contract suite runs against all of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -165,6 +165,9 @@ class Host(Protocol):
 
     def orphaned_memory(self) -> Mapping[int, int]:
         """Return the card memory, in bytes by pGPU, that is still held on behalf of pods that no longer exist."""
+
+    def names_in_use(self) -> Collection[str]:
+        """Return the names of pods that no longer exist and that a new pod may not have, or may not have yet."""
 
     def checkpointer(self) -> Checkpointer:
         """Open what takes processes off the cards, for one operation. Raises NotSupportedError."""

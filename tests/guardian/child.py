@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+from pathlib import Path
 
 from qgpu.guardian.proxy.seccomp_filter import install
 
@@ -168,6 +169,21 @@ def exchange(libc: ctypes.CDLL, device: int, times: int, own: int) -> dict:
     return {"result": len(errors), "errno": errors.count(errno.ENOTTY), "argument": ""}
 
 
+def exchange_while(libc, device, request, argument, flag):
+    """Make a call on a descriptor into whose place another thread puts /dev/null once a file appears."""
+    place = os.dup2(device, 200)
+
+    def exchange():
+        while not flag.exists():
+            time.sleep(0.001)
+        os.dup2(os.open(os.devnull, os.O_RDWR), place)
+        flag.unlink()
+
+    threading.Thread(target=exchange, daemon=True).start()
+    result = libc.ioctl(place, ctypes.c_ulong(request), ctypes.create_string_buffer(argument, len(argument)))
+    return {"result": result, "errno": ctypes.get_errno(), "argument": ""}
+
+
 def main() -> None:
     sock = socket.socket(fileno=int(sys.argv[1]))
     device = os.open("/dev/random", os.O_RDWR)
@@ -193,8 +209,25 @@ def main() -> None:
             lines.write(json.dumps(hammer(libc, device, int(line.split()[1]))) + "\n")
             lines.flush()
             continue
-        if line.startswith(("vmsharer", "vmsilent", "mapfile", "mapfixed", "int80", "x32", "exchange")):
+        if line.startswith(("vmsharer", "vmsilent", "mapfile", "mapfixed", "int80", "x32", "exchange ")):
             lines.write(json.dumps(globals()[line.split()[0]](libc, device, *map(int, line.split()[1:]))) + "\n")
+            lines.flush()
+            continue
+        if line.startswith("reopen"):  # the device; its old file gets number 300
+            os.dup2(device, 300)
+            os.dup2(os.open("/dev/random", os.O_RDWR), device)
+            lines.write("{}\n")
+            lines.flush()
+            continue
+        if line.startswith("open"):  # a file, under number 300
+            os.dup2(os.open(line.split()[1], os.O_RDWR), 300)
+            lines.write("{}\n")
+            lines.flush()
+            continue
+        if line.startswith("exchange_while"):
+            _, request, argument, flag = line.split()
+            answer = exchange_while(libc, device, int(request), bytes.fromhex(argument), Path(flag))
+            lines.write(json.dumps(answer) + "\n")
             lines.flush()
             continue
         if line.startswith("name"):
@@ -218,7 +251,7 @@ def main() -> None:
             pointer = place
             ctypes.memmove(pointer, argument, len(argument))
             libc.mprotect(ctypes.c_void_p(place), mmap.PAGESIZE, mmap.PROT_READ)
-        result = libc.ioctl(device, ctypes.c_ulong(call["request"]), ctypes.c_void_p(pointer))
+        result = libc.ioctl(call.get("fd", device), ctypes.c_ulong(call["request"]), ctypes.c_void_p(pointer))
         answer = {
             "result": result,
             "errno": ctypes.get_errno(),

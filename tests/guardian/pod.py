@@ -28,6 +28,8 @@ from tests.guardian.asked import DEVICE_PARAMS, alloc, alloc_status, device, mem
 from tests.guardian.fake_rm import FakeRm
 
 MAJOR, MINOR = 1, 8
+#: Stands for the control file where one that is not the card's is needed.
+CONTROL, CONTROL_MINOR = "/dev/kmsg", 11
 LIMIT = 1 << 40
 #: Three quarters of the limit: one fits, two do not.
 MOST = 3 << 38
@@ -176,6 +178,12 @@ class Pod:
             call = self.shared.listeners[self.number][1].receive()
             if call is not None:
                 self.dispatcher.serve(self.shared.listeners[self.number][1], call)
+
+    def open(self, path):
+        """Have it open a file under number 300; return that."""
+        self.tell(f"open {path}")
+        self.child.said()
+        return 300
 
     def end(self):
         self.child.end()

@@ -262,6 +262,89 @@ def test_memory_that_outlives_its_pod_is_told_of(pods, guardian, daemon):
     assert left == {"0": PAGE}
 
 
+GRANT = {"class": "offline", "cores": None, "memory": 1 << 30}
+
+
+def end_and_retire(pod, daemon, name="a"):
+    pod.end()
+    until(lambda: not shown(daemon, name)["alive"])
+    daemon("retire", name=name)
+
+
+def test_the_name_of_a_pod_whose_client_is_left_is_refused(pods, guardian, daemon):
+    """The next pod of that name, somebody else's, would be charged for it, and run its kernels in its own turns."""
+    end_and_retire(pods[0], daemon)
+    left = daemon("pods")["names_in_use"]
+    with pytest.raises(AssertionError, match="other processes still have files or memory"):
+        daemon("admit", name="a", cgroup=None, grants={"0": GRANT})
+    guardian.rm._free(7, 7)  # the last file of it is closed
+    daemon("admit", name="a", cgroup=None, grants={"0": GRANT})
+    daemon("admit", name="a", cgroup=None, grants={"0": GRANT})  # the first answer was lost
+
+    assert left == ["a"]
+    until(lambda: not daemon("pods")["names_in_use"])
+
+
+def exported(guardian, a, b):
+    """Keep a's memory by an open file."""
+    ends = os.pipe()
+    guardian.shared.quota.export(7, [10], ends[0])
+    return lambda: [os.close(fd) for fd in ends]
+
+
+def imported(guardian, a, b):
+    """Keep a's memory by a handle of b's."""
+    memory = guardian.table.allocations.by_handle[7, 10].number
+    guardian.rm.objects[8, 10] = guardian.rm.objects[7, 10]
+    fact = {"fact": "object", "client": 8, "handle": 10, "parent": 2, "class": 0x40, "detail": PAGE}
+    guardian.shared.note(fact | {"memory": memory, "confirmed": 0})
+    return lambda: guardian.shared.note({"fact": "gone", "client": 8, "handle": 10})
+
+
+def mapped(guardian, a, b):
+    """Keep a's memory by a mapping of b's process."""
+    number = guardian.table.allocations.by_handle[7, 10].number
+    place = {"pid": b.process.pid, "base": 0, "length": PAGE, "uuid": bytes(16).hex()}
+    guardian.shared.note({"fact": "map", "memory": number} | place)
+    return lambda: guardian.shared.note({"fact": "unmap"} | place)
+
+
+@pytest.mark.parametrize("keep", [exported, imported, mapped])
+def test_the_name_of_a_pod_whose_memory_is_left_is_refused(pods, guardian, daemon, keep):
+    a, b = pods
+    a.allocate(7, 10, PAGE)
+    with guardian.lock:
+        let_go = keep(guardian, a, b)
+    guardian.rm._free(7, 7)
+    end_and_retire(a, daemon)
+    until(lambda: not guardian.table.clients_of("a"))
+    with pytest.raises(AssertionError, match="other processes still have files or memory"):
+        daemon("admit", name="a", cgroup=None, grants={"0": GRANT})
+    left = daemon("pods")["names_in_use"]
+    with guardian.lock:
+        let_go()
+    until(lambda: not daemon("pods")["names_in_use"])
+    daemon("admit", name="a", cgroup=None, grants={"0": GRANT})
+
+    assert left == ["a"]
+
+
+def test_what_goes_by_itself_keeps_no_name(pods, guardian, daemon):
+    """Emptying UVM files of ended processes takes as long as freeing their memory, and a container restarts sooner."""
+    a, _ = pods
+    a.allocate(7, 10, PAGE)
+    with guardian.lock:
+        number = guardian.table.allocations.by_handle[7, 10].number
+        mapping = {"pid": a.process.pid, "base": 0, "length": PAGE, "uuid": bytes(16).hex(), "memory": number}
+        guardian.shared.note({"fact": "map"} | mapping)
+        guardian.rm._free(7, 7)
+        a.end()
+        guardian.shared.note({"fact": "pod_retired", "name": "a"})
+        kept, names = guardian.table.is_kept_elsewhere("a"), guardian.table.names_in_use()
+
+    assert (kept, names) == (False, {"a"})
+
+
 def test_a_limit_can_be_changed_while_a_pod_runs(pods, daemon):
     a, _ = pods
     a.allocate(7, 10, 4 * PAGE)

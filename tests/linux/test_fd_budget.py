@@ -85,29 +85,35 @@ def test_a_file_is_forgotten_without_a_descriptor():
     os.close(writing)
 
 
-@given(st.integers(0, 60), st.integers(100, 700))
-def test_greedy_pods_leave_something_for_the_next(pods, most):
+@given(st.integers(0, 60), st.integers(1, 5), st.integers(64 * 5, 700))
+def test_greedy_pods_leave_something_for_the_next(pods, guaranteed, most):
     own = [0] * pods
     grown = True
     while grown:
         grown = False
         for at in range(pods):
-            if fd_budget.within_fair_share(own[at], most - sum(own)):
+            if fd_budget.within_fair_share(own[at], most - sum(own), guaranteed):
                 own[at] += 1
                 grown = True
 
-    assert fd_budget.within_fair_share(0, most - sum(own))
+    assert _taken(most - sum(own), guaranteed) >= guaranteed
 
 
-@given(st.integers(0, 60), st.integers(100, 700))
-def test_pods_that_take_all_in_turn_leave_some_for_the_next(pods, most):
+@given(st.integers(0, 60), st.integers(1, 5), st.integers(64 * 5, 700))
+def test_pods_that_take_all_in_turn_leave_some_for_the_next(pods, guaranteed, most):
     left = most
     for _ in range(pods):
-        own = 0
-        while fd_budget.within_fair_share(own, left):
-            own, left = own + 1, left - 1
+        left -= _taken(left, guaranteed)
 
-    assert fd_budget.within_fair_share(0, left)
+    assert _taken(left, guaranteed) >= guaranteed
+
+
+def _taken(left, guaranteed):
+    """Return how many a new pod gets if it takes all it can."""
+    own = 0
+    while fd_budget.within_fair_share(own, left - own, guaranteed):
+        own += 1
+    return own
 
 
 def test_long_held_fds_are_refused_early_and_leave_a_reserve():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 import pytest
 from hypothesis import given
@@ -65,3 +66,23 @@ def test_a_file_knows_who_made_its_client_and_nobody_else(maker, other):
     assert makers.claim(reading, other)
     for fd in (reading, writing, copy):
         os.close(fd)
+
+
+def test_of_two_claims_at_once_one_holds():
+    makers = FileSets().makers
+    for number in range(0, 400, 4):
+        reading, writing = os.pipe()
+        together = threading.Barrier(2)
+
+        def claim(pid, file=reading, together=together):
+            together.wait()
+            makers.claim(file, pid)
+
+        threads = [threading.Thread(target=claim, args=(pid,)) for pid in (number + 1, number + 2)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        assert [makers.is_by(reading, number + 1), makers.is_by(reading, number + 2)].count(True) == 1
+        os.close(reading)
+        os.close(writing)

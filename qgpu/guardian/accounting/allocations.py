@@ -479,6 +479,14 @@ class Allocations:
                 if not space.by_kind:
                     del self.mappings[pid]
 
+    def of_pod(self, pod: str) -> list[Allocation]:
+        """List what a pod is charged for. It takes as long as all pods have allocations."""
+        return [memory for memory in self.memories.values() if memory.pod == pod]
+
+    def mapped_by(self, number: int) -> set[int]:
+        """Return the processes of which UVM is recorded to have mapped an allocation."""
+        return {pid for pid, _ in self._mapped.get(number, ())}
+
     def is_mapped(self, number: int) -> bool:
         """Tell whether UVM is recorded to have mapped an allocation."""
         return number in self._mapped

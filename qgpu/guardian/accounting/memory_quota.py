@@ -18,8 +18,9 @@ from qgpu.linux.open_file_set import FileSet
 from qgpu.nvidia import mig
 
 #: How many clients, objects, allocations and mappings of all pods are tracked: a successor reads each. A pod may have a
-#: third of them: enough for a whole H200, mapped in pieces of 2 MiB. No recorded program makes more than 350.
-_MOST_RECORDS = 3 << 18
+#: third of them: enough for a whole H200, mapped in pieces of 2 MiB. Each pod is guaranteed more than the 350 that any
+#: recorded program makes.
+_MOST_RECORDS, _GUARANTEED_RECORDS = 3 << 18, 1 << 10
 #: How many recorded mappings may lie where one more is made: those on other cards, and those that UVM refused.
 _MOST_OVERLAPS = 256
 #: The longest range that a process may map: its address space is no larger.
@@ -125,7 +126,7 @@ class MemoryQuota:
     def may_record(self, pod: str) -> bool:
         """Tell whether one more object or mapping of a pod may be tracked: no pod may take the shares of others."""
         own, every = self._table.records(pod)
-        return fd_budget.within_fair_share(own, _MOST_RECORDS - every)
+        return fd_budget.within_fair_share(own, _MOST_RECORDS - every, _GUARANTEED_RECORDS)
 
     def may_map(self, pod: str, pid: int, base: int, length: int) -> bool:
         """Tell whether one more mapping of a process may be tracked; UVM makes none over another on a card."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -58,6 +58,8 @@ class RmClientEntry:
     users: list[tuple[int, int]] = field(default_factory=list)
     #: Kinds of objects that it got and a checkpoint cannot restore. They stay listed until the client is gone.
     unrestorable: set[str] = field(default_factory=set)
+    #: How many notes of sharing RM keeps in it (``rm_share.py``).
+    notes: int = 0
 
 
 @dataclass(slots=True)
@@ -113,6 +115,8 @@ class ObjectTable:
     #: By client, the objects that it shares with all, and how many of each pod are.
     _shared_with_all: dict[int, set[int]] = field(default_factory=dict)
     shared_counts: Counter[str] = field(default_factory=Counter, compare=False)
+    #: By pod and kind, the events that RM was asked to make (``os_events.py``).
+    _events: dict[tuple[str, str], set[Key]] = field(default_factory=dict)
     #: Changes whenever the set of scheduled objects may change, so that callers can cache what they derive.
     revision: int = field(default=0, compare=False)
     #: Changes whenever a grant may change. It starts at the time, so that no two guardians count alike.
@@ -135,6 +139,8 @@ class ObjectTable:
         self.pods.pop(fact["name"], None)
         self.ended_processes.retire(fact["name"])
         self.ended_contexts.retire(fact["name"])
+        for whose in [whose for whose in self._events if whose[0] == fact["name"]]:
+            del self._events[whose]
         self.grants_revision += 1
         self._ended(fact)
 
@@ -187,6 +193,7 @@ class ObjectTable:
             for pid, fd in fact["users"]:
                 self._add_user(client, pid, fd)
             self.clients[client].made_here = fact.get("made_here", False)
+            self.clients[client].notes = fact.get("notes", 0)
             for what in fact.get("unrestorable", ()):
                 self._unrestorable({"client": client, "what": what})
             return
@@ -265,7 +272,7 @@ class ObjectTable:
         self._count_unrestorable(entry, -1)
         before, entry.pod = entry.pod, pod
         if "maker" in fact:
-            entry.maker, entry.made_here = fact["maker"], False
+            entry.maker, entry.made_here, entry.notes = fact["maker"], fact.get("made_here", False), 0
             self.ended_processes.client_made(client, entry.maker, pod)
         self.ended_processes.client_moved(client, pod)
         self._count_unrestorable(entry, 1)
@@ -337,6 +344,16 @@ class ObjectTable:
             self.shared_counts[self.clients[key[0]].pod] -= 1
             if not shared:
                 del self._shared_with_all[key[0]]
+
+    def _notes(self, fact: Fact) -> None:
+        if (entry := self.clients.get(fact["client"])) is not None:
+            entry.notes = fact["count"]
+
+    def _event(self, fact: Fact) -> None:
+        events = self._events.setdefault((fact["pod"], fact["kind"]), set())
+        (events.add if fact["there"] else events.discard)((fact["client"], fact["number"]))
+        if not events:
+            del self._events[fact["pod"], fact["kind"]]
 
     def _confirm(self, fact: Fact) -> None:
         if (rm := self.objects.get((fact["client"], fact["handle"]))) is not None:
@@ -495,9 +512,13 @@ class ObjectTable:
             if (client := self.clients.get(handle)) is not None:
                 known = {"pod": client.pod, "maker": client.maker, "made_here": client.made_here}
                 known |= {"unrestorable": sorted(client.unrestorable)} if client.unrestorable else {}
+                known |= {"notes": client.notes} if client.notes else {}
                 yield {"fact": "client", "client": handle} | known | {"users": [list(user) for user in client.users]}
             shared = {"fact": "shared", "client": handle, "there": True}
             yield from (shared | {"handle": each} for each in list(self._shared_with_all.get(handle, ())))
+        for pod_name, kind in list(self._events):
+            event = {"fact": "event", "pod": pod_name, "kind": kind, "there": True}
+            yield from (event | {"client": c, "number": n} for c, n in list(self.events(pod_name, kind)))
         yield from self.allocations.facts()
         for key in list(self.objects):
             if (rm := self.objects.get(key)) is not None:
@@ -541,9 +562,32 @@ class ObjectTable:
         """List a pod's RM clients."""
         return list(self._of_pod.get(pod, ()))
 
+    def notes_of(self, pod: str) -> int:
+        """Return how many notes of sharing RM keeps in a pod's clients."""
+        return sum(entry.notes for client in self.clients_of(pod) if (entry := self.clients.get(client)) is not None)
+
+    def events(self, pod: str, kind: str) -> Set[Key]:
+        """Return a pod's events of a kind; RM may have freed some with what they belonged to."""
+        return self._events.get((pod, kind), frozenset())
+
     def retired_pods(self) -> set[str]:
         """Name the retired pods that still have RM clients: another pod may have the files."""
         return {pod for pod in self._of_pod.keys() - self.pods.keys() if self._of_pod[pod]}
+
+    def names_in_use(self) -> set[str]:
+        """Name the retired pods that still have RM clients or card memory: a new pod of the name would get them."""
+        return self.retired_pods() | {pod for pod, _ in self.allocations.held} - self.pods.keys()
+
+    def is_kept_elsewhere(self, pod: str) -> bool:
+        """Tell whether memory of a retired pod is kept by an open file, or by another pod's client or process."""
+        if not any(name == pod for name, _ in self.allocations.held):
+            return False
+        return self.allocations.carries(pod)[0] > 0 or any(map(self._is_elsewhere, self.allocations.of_pod(pod)))
+
+    def _is_elsewhere(self, memory: Allocation) -> bool:
+        owners = {entry.pod for client, _ in memory.handles if (entry := self.clients.get(client)) is not None}
+        owners |= {self.processes.get(pid, memory.pod) for pid in self.allocations.mapped_by(memory.number)}
+        return bool(owners - {memory.pod})
 
     def clients_used_by(self, pid: int) -> list[int]:
         """List the RM clients that a process uses."""

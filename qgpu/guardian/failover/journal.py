@@ -16,11 +16,13 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from itertools import chain
 
 import structlog
 
 from qgpu.errors import AlreadyRunningError, RefusedError
 from qgpu.guardian.accounting.rm_object import Fact
+from qgpu.linux import killed_process
 from qgpu.linux.seccomp_notify import SLOT_BYTES
 
 _log = structlog.get_logger("guardian")
@@ -42,6 +44,8 @@ _AT_A_TIME = 8
 #: How many lines are parsed together.
 _PARSED_AT_ONCE = 1000
 _NOBODY = 0
+#: How many owners there may be, all but one of them killed; and struct flock (asm-generic/fcntl.h).
+_OWNERS, _FLOCK = 16, struct.Struct("@hhqqi4x")
 _PUNCH_HOLE_KEEP_SIZE = 3  # linux/falloc.h
 #: json.dumps would make an encoder for each line.
 _encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -71,11 +75,28 @@ class Journal:
         self._compaction_start = self._end
 
     def own(self) -> None:
-        """Become the journal's only writer, for the life of this process. Raises AlreadyRunningError."""
-        try:
-            fcntl.lockf(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise AlreadyRunningError("guardian: another process owns the journal") from error
+        """Become the journal's only writer, for the life of this process. Raises AlreadyRunningError.
+
+        An owner locks one byte. A killed one may keep its lock for as long as a FUSE server likes, and its successor
+        then locks another byte.
+        """
+        locked = any(self._lock(place) for place in range(_OWNERS))
+        if locked and all(map(killed_process.is_over, chain.from_iterable(map(self._owner, range(_OWNERS))))):
+            return
+        fcntl.lockf(self.fd, fcntl.LOCK_UN)
+        raise AlreadyRunningError("guardian: another process owns the journal")
+
+    def _lock(self, place: int) -> bool:
+        with suppress(OSError):
+            fcntl.lockf(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+            return True
+        return False
+
+    def _owner(self, place: int) -> list[int]:
+        """Return the other process that has the lock on a byte, if there is one."""
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0)
+        kind, *_, pid = _FLOCK.unpack(fcntl.fcntl(self.fd, fcntl.F_GETLK, asked))
+        return [] if kind == fcntl.F_UNLCK else [pid]
 
     def listeners(self) -> set[int]:
         """Return the numbers of all listeners."""

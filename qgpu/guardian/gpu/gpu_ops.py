@@ -283,9 +283,10 @@ class GpuOps:
         return {self._devices[instance].gpu_id for instance in instances if instance in self._devices}
 
     def make_preemptible(self, file: int, client: int, subdevice: int, tsg: int) -> bool:
-        """Let RM preempt a TSG's compute at any instruction, as libcuda requests it; False if it does not know them.
+        """Let RM preempt a TSG's compute at any instruction, as libcuda requests it; False if it does not.
 
-        A card that cannot is only logged.
+        A card that cannot is only logged. RM says NV_ERR_NOT_SUPPORTED for it (ctrl2080gr.h; the firmware decides), and
+        for anything but a subdevice (rs_resource.c:resControlLookup).
         """
         mode = {"flags": abi.PREEMPTION_MODE_FLAGS_CILP, "cilpPreemptMode": abi.PREEMPTION_MODE_COMPUTE_CILP}
         params = ffi.new("NV2080_CTRL_GR_SET_CTXSW_PREEMPTION_MODE_PARAMS *", mode | {"hChannel": tsg})
@@ -293,7 +294,10 @@ class GpuOps:
             control(file, client, subdevice, abi.NV2080_GR_SET_CTXSW_PREEMPTION_MODE, params)
         except (OSError, RmError) as error:
             _log.warning("compute preemption not enabled", reason=str(error))
-            return isinstance(error, RmError) and error.status not in abi.UNKNOWN_TO_RM
+            if not isinstance(error, RmError) or error.status != abi.NV_ERR_NOT_SUPPORTED:
+                return False
+            found = self.object_info(file, client, subdevice)
+            return found is not None and found[0] == abi.NV20_SUBDEVICE_0
         return True
 
     def register_p2p(self, file: int, client: int, handle: int) -> None:

@@ -20,7 +20,7 @@ from qgpu.guardian.proxy.continued_memory import ContinuedMemory
 from qgpu.guardian.proxy.free import FreeHandler
 from qgpu.guardian.proxy.handler_context import PROCEED, Handler, HandlerContext, PodCall, status_of
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
-from qgpu.guardian.proxy.os_events import TOO_MANY, BoundedSet
+from qgpu.guardian.proxy.os_events import EVENT_OBJECTS, TOO_MANY, PodEvents
 from qgpu.guardian.proxy.passthrough import Passthrough
 from qgpu.guardian.rules import classes, tools
 from qgpu.linux import proc
@@ -93,7 +93,7 @@ class AllocHandler(Handler):
         self._passthrough = passthrough
         #: TSGs that were made preemptible.
         self._preemptible: dict[Key, RmObject] = {}
-        self._events = BoundedSet(lambda key: self._gpu_ops.exists(key))
+        self._events = PodEvents(ctx, EVENT_OBJECTS, lambda key: self._gpu_ops.exists(key))
 
     def alloc(self, pod_call: PodCall, escape: rm_calls.Escape, block: IoctlBuffer, asked: rm_calls.Alloc) -> int:
         """Make an object, or refuse it."""
@@ -260,7 +260,7 @@ class AllocHandler(Handler):
             return self._proxy.escape(pod_call.file, request.escape.number, request.block)
         finally:
             params.restore(0, 8)
-            os.close(taken)
+            self._ctx.close_fd(taken, proc.device_of(taken))
 
     def _account(self, request: _AllocRequest, error: int) -> None:
         """Confirm the claim or take it back; free what cannot stay, and answer with the reason."""
@@ -397,18 +397,19 @@ class AllocHandler(Handler):
         if self._free_handler.is_ours(key) and key in self._shared.table.objects:
             return self._ctx.answer(block, status_at, abi.NV_ERR_OBJECT_NOT_FOUND)
         was, channels = self._shared.table.objects.get(key), list[Key]()
-        gone, error = False, 0
+        gone, error, patched = False, 0, False
         holds_others = client == handle or (was is not None and was.rm_class in _ABOVE_PROFILERS)
         unbinds = self._shared.monitors.unbinds(self._pod, client, handle, holds_others=holds_others)
 
         def carry_out() -> bool:
-            nonlocal error
+            nonlocal error, patched
             # Not before: a pod decides how long it takes to look at the rest. And not for the heap's free: it takes
             # memory only, and RM refuses it for channels, so a pod could use it to open gates.
             if number == abi.NV_ESC_RM_FREE:
                 channels.extend(self._shared.begin_free(key, pod_call.file))
             error = self._proxy.escape(pod_call.file, number, block)
             if pod_call.is_retry and not error and status_of(block, status_at) in abi.UNKNOWN_TO_RM:
+                patched = True
                 block.patch_u32(status_at, abi.NV_OK)  # the dead guardian has freed it
             return not error and status_of(block, status_at) == abi.NV_OK
 
@@ -421,7 +422,7 @@ class AllocHandler(Handler):
             self._events.discard(client, handle)
         if gone and unbinds:
             self._shared.monitors.unbound(self._pod, client)
-        if gone and client == handle:  # the file has no other root client
+        if gone and client == handle and not patched:  # RM has freed it, so the file has no other root client
             self._shared.files.forget_root(pod_call.file)
         if not error:
             block.store()
@@ -524,33 +525,42 @@ class AllocHandler(Handler):
         """Tie a file to a control file, whose clients it then reaches.
 
         Debuggers tie a control file, on which RM then tells them of events. Only pods that may profile do so, and the
-        kernel makes nothing more on either file. Of other files it is noted whose process makes clients there.
+        kernel makes nothing more on either file.
         """
-        makers, mine = self._shared.files.makers, False
-        if minor == abi.NV_CONTROL_MINOR:
-            if not self._ctx.may_profile():
-                self._shared.refusals.count(self._pod, tools.LINKED)
-                return errno.EINVAL
-            self._passthrough.end_on(pod_call.file)
+        by_debugger = minor == abi.NV_CONTROL_MINOR
+        if by_debugger and not self._ctx.may_profile():
+            self._shared.refusals.count(self._pod, tools.LINKED)
+            return errno.EINVAL
 
-        def before(file: int) -> None:
-            nonlocal mine
-            if minor == abi.NV_CONTROL_MINOR:
-                self._end_on_control_file(file)
-            else:
-                mine = makers.claim(file, pod_call.pid)
+        def before(control_file: int) -> None:
+            # RM refuses any other file, and a file of another kind may not return from its poll.
+            if proc.device_of(control_file) == os.makedev(self._shared.major, abi.NV_CONTROL_MINOR):
+                self._tie(pod_call, control_file, by_debugger=by_debugger)
 
         error = self._ctx.with_descriptor(pod_call, abi.NV_ESC_REGISTER_FD, block, 0, before)
         if pod_call.is_retry and error == errno.EINVAL:
             error = 0  # RM accepts it only once
-        if mine and not error:
-            makers.claim(pod_call.file, pod_call.pid)
         return error
 
-    def _end_on_control_file(self, file: int) -> None:
-        """Let the kernel make nothing more on a control file. Other files are left alone: RM refuses them."""
-        if proc.device_of(file) == os.makedev(self._shared.major, abi.NV_CONTROL_MINOR):
-            self._passthrough.end_on(file)
+    def _tie(self, pod_call: PodCall, control_file: int, *, by_debugger: bool) -> None:
+        """Note that a file is about to reach a control file's clients. Raises OSError if it may not.
+
+        A process may make clients on one file and use them through the other only if it makes the clients of both. A
+        device's file may be tied to that of another process of the pod; then nobody makes anything on it.
+        """
+        files, pid = self._shared.files, pod_call.pid
+        if by_debugger:
+            self._passthrough.end_on(pod_call.file)
+            self._passthrough.end_on(control_file)
+        files.tied.add(control_file)
+        files.tied.add(pod_call.file)
+        if files.makers.claim(control_file, pid) and files.makers.claim(pod_call.file, pid):
+            return
+        of_pod = any(files.makers.is_by(control_file, each) for each in self._shared.table.pids_of(self._pod))
+        if by_debugger or not of_pod:
+            self._shared.refusals.count(self._pod, client_ownership.OTHER_PROCESS)
+            raise OSError(errno.EINVAL, client_ownership.OTHER_PROCESS)
+        files.makers.rule_out(pod_call.file)
 
 
 def _is_whole_cards(params: IoctlBuffer | None) -> bool:

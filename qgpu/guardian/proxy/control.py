@@ -222,7 +222,7 @@ class ControlHandler(Handler):
         device = proc.device_of(taken)
         if device is not None and os.major(device) == self._shared.major:
             return taken
-        os.close(taken)
+        self._ctx.close_fd(taken, device)
         return -1
 
     def _record_export(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 import threading
 
 import structlog
@@ -200,19 +199,19 @@ class Dispatcher:
                 self._continued_memory.before_cpu_mapping(pod_call)
             return PROCEED
         pod_call.file = self._ctx.take_fd(pod_call, call.fd)
+        device = proc.device_of(pod_call.file)
         try:
-            return self._dispatch_ioctl(pod_call, request)
+            return self._dispatch_ioctl(pod_call, request, device)
         finally:
-            os.close(pod_call.file)
+            self._ctx.close_fd(pod_call.file, device)
 
-    def _dispatch_ioctl(self, pod_call: PodCall, request: int) -> int:
-        """Find the device file that an ioctl is on: UVM's, RM's, or another file."""
-        status = os.fstat(pod_call.file)
-        major = os.major(status.st_rdev) if stat.S_ISCHR(status.st_mode) else None
+    def _dispatch_ioctl(self, pod_call: PodCall, request: int, device: int | None) -> int:
+        """Perform an ioctl on the device file that it is on: UVM's, RM's, or another file."""
+        major = os.major(device) if device is not None else None
         if major is not None and major == self._shared.find_uvm(request):
             return self._uvm_ioctl(pod_call)
-        if major == self._shared.major:
-            return self._rm_ioctl(pod_call, request, os.minor(status.st_rdev))
+        if device is not None and major == self._shared.major:
+            return self._rm_ioctl(pod_call, request, os.minor(device))
         if request & 0xFF in escapes.WATCHED_NUMBERS:  # another driver's call; RM has this number at any size
             self._passthrough.continue_on(pod_call)
             return ANSWERED

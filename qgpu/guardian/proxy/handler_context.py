@@ -13,7 +13,7 @@ from qgpu.guardian.accounting.rm_object import RmObject
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer, IoctlProxy
 from qgpu.guardian.proxy.shared_state import SharedState
 from qgpu.guardian.rules.rows import Why
-from qgpu.linux import capabilities, kcmp
+from qgpu.linux import capabilities, kcmp, proc
 from qgpu.linux.seccomp_notify import Listener, Notification, UnansweredCall
 from qgpu.nvidia import abi
 from qgpu.nvidia.rm_client import take
@@ -43,6 +43,11 @@ class PodCall:
         """Tell whether a dead guardian had begun to perform it."""
         return self.unanswered is not None and self.unanswered.begun
 
+    @property
+    def still_unanswered(self) -> bool:
+        """Tell whether the caller waited all the time since a dead guardian received the call."""
+        return self.unanswered is not None and self.unanswered.call.id == self.call.id
+
     def begin(self, before: int | None = None) -> None:
         """Mark the call as begun: it must not be done twice. ``before`` is the memory figure that RM gave before it."""
         self.begun = True
@@ -64,12 +69,25 @@ class HandlerContext:
     rescan_mappings: Callable[[], bool] = field(default=lambda: False)
 
     def take_fd(self, pod_call: PodCall, fd: int) -> int:
-        """Take a descriptor of the calling process; the caller closes it. Raises OSError."""
-        taken = take(self.shared.gpu_ops.pidfd(pod_call.pid), fd)
+        """Take a descriptor of the calling process, for ``close_fd``. Raises OSError."""
+        gpu_ops = self.shared.gpu_ops
+        if gpu_ops.closer.is_full(self.pod):
+            raise OSError(errno.EMFILE, "too many files of the pod wait to be closed")
+        taken = take(gpu_ops.pidfd(pod_call.pid), fd)
         if not pod_call.listener.still_waiting(pod_call.call.id):  # the pid may belong to another process by now
-            os.close(taken)
+            self.close_fd(taken, None)
             raise InterruptedError(errno.EINTR, "the caller is gone")
         return taken
+
+    def close_fd(self, fd: int, device: int | None) -> None:
+        """Close a file that was taken, given its device; a thread for the pod closes one that is not the driver's.
+
+        A file on FUSE asks its server at each close, and nothing but an answer ends that, not even SIGKILL.
+        """
+        if device is not None and os.major(device) in (self.shared.major, self.shared.uvm_major):
+            os.close(fd)
+        else:
+            self.shared.gpu_ops.closer.close(self.pod, fd)
 
     def fd_is_unchanged(self, pod_call: PodCall) -> bool:
         """Tell whether the call's descriptor still means the file that was taken. Raises OSError."""
@@ -77,7 +95,7 @@ class HandlerContext:
         try:
             return kcmp.same_file(os.getpid(), taken, os.getpid(), pod_call.file)
         finally:
-            os.close(taken)
+            self.close_fd(taken, proc.device_of(taken))
 
     def answer(self, block: IoctlBuffer, status_at: int, status: int) -> int:
         """Answer with an RM status without calling RM."""
@@ -158,7 +176,7 @@ class HandlerContext:
             block.restore(at, 4)
         finally:
             if taken >= 0:
-                os.close(taken)
+                self.close_fd(taken, proc.device_of(taken))
         if not error:
             block.store()
         return error

@@ -15,6 +15,8 @@ from qgpu.linux.seccomp_notify import Listener, UnansweredCall, has_call, read_s
 #: A listener without processes is given up by its thread at once, unless that waits for memory or for the driver. After
 #: this long, the daemon is told.
 _STUCK_S = 10.0
+#: How many listeners each pod may have: its first process tree, and those of some `qgpuctl exec`.
+_GUARANTEED = 4
 
 
 class Listeners(dict[int, tuple[str, Listener]]):
@@ -40,7 +42,7 @@ class Listeners(dict[int, tuple[str, Listener]]):
             self.inherited.add(pod)
         else:
             own = sum(other == pod for other, _ in self.values())
-            if not fd_budget.within_fair_share(own, self._journal.free_slots):
+            if not fd_budget.within_fair_share(own, self._journal.free_slots, _GUARANTEED):
                 raise RefusedError(f"pod {pod}: {own} of its process trees are watched already; end some first")
             number = self._next
         self._next = max(self._next, number + 1)

@@ -8,7 +8,7 @@ every interrupt.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 from qgpu.guardian.accounting.rm_object import Key
 from qgpu.guardian.proxy import client_ownership
@@ -22,31 +22,43 @@ _STATUS_AT = abi.offsetof("nv_ioctl_os_event_t", "Status")
 #: Of OS events, and of event objects. A CUDA process has about ten of each.
 _MOST_EVENTS = 1 << 11
 TOO_MANY = "too many events"
+#: The kinds of events.
+_OS_EVENTS, EVENT_OBJECTS = "os", "object"
 
 
-class BoundedSet:
-    """A pod's events of one kind, by client and number.
+class PodEvents:
+    """A pod's events of one kind, by client and number. The guardian's successor knows them, because RM keeps them.
 
     RM also frees events with what they belong to. So some of these may be gone, which ``exists`` tells.
     """
 
-    def __init__(self, exists: Callable[[Key], bool]) -> None:
-        self._exists = exists
-        self._held: set[Key] = set()
+    def __init__(self, ctx: HandlerContext, kind: str, exists: Callable[[Key], bool]) -> None:
+        self._shared, self._pod, self._kind, self._exists = ctx.shared, ctx.pod, kind, exists
 
     def has_room(self) -> bool:
         """Tell whether the pod may have another one; forget those that are gone before saying no."""
-        if len(self._held) >= _MOST_EVENTS:
-            self._held = {key for key in self._held if self._exists(key)}
-        return len(self._held) < _MOST_EVENTS
+        if len(self._known) >= _MOST_EVENTS:
+            for key in [key for key in self._known if not self._exists(key)]:
+                self.discard(*key)
+        return len(self._known) < _MOST_EVENTS
 
     def add(self, client: int, number: int) -> None:
         """Record a new one."""
-        self._held.add((client, number))
+        self._note(client, number, there=True)
 
     def discard(self, client: int, number: int) -> None:
-        """Record that one is gone."""
-        self._held.discard((client, number))
+        """Record that one is gone, if it is an event."""
+        if (client, number) in self._known:
+            self._note(client, number, there=False)
+
+    @property
+    def _known(self) -> Set[Key]:
+        return self._shared.table.events(self._pod, self._kind)
+
+    def _note(self, client: int, number: int, *, there: bool) -> None:
+        fact = {"fact": "event", "pod": self._pod, "kind": self._kind, "client": client, "number": number}
+        with self._shared.lock:
+            self._shared.note(fact | {"there": there})
 
 
 class OsEvents(Handler):
@@ -54,7 +66,7 @@ class OsEvents(Handler):
 
     def __init__(self, ctx: HandlerContext) -> None:
         super().__init__(ctx)
-        self._made = BoundedSet(self._exists)
+        self._made = PodEvents(ctx, _OS_EVENTS, self._exists)
 
     def handle(self, pod_call: PodCall, number: int, block: IoctlBuffer) -> int:
         """Make or free an event of one of the pod's own clients."""

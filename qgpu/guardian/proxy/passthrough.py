@@ -46,7 +46,7 @@ class Passthrough(Handler):
     def makes_root_clients(self, pod_call: PodCall) -> bool:
         """Tell whether the kernel may make a root client on this file: it has none, and reaches no device."""
         files = self._shared.files
-        if pod_call.unanswered is not None:  # the call is unanswered, so the file has no client of it yet
+        if pod_call.is_retry and pod_call.still_unanswered:  # it marked the file, and has made no client there
             files.forget_root(pod_call.file)
         return not (files.devices.has(pod_call.file) or files.roots.has(pod_call.file))
 
@@ -122,6 +122,8 @@ class Passthrough(Handler):
         with thread_freezer.frozen_siblings(pod_call.pid, pod_call.call.tid, self._threads):
             if not self._ctx.fd_is_unchanged(pod_call) or not self._is_harmless(pod_call, device):
                 raise OSError(errno.EBUSY, "another file is in the descriptor's place")
+            if device is None:
+                pod_call.begin()
             if not chosen.add(pod_call.file) and device is None:
                 raise OSError(errno.EBUSY, "the file has a client")
             if device is None and not files.makers.claim(pod_call.file, pod_call.pid):

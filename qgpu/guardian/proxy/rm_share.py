@@ -12,7 +12,6 @@ it for that client.
 from __future__ import annotations
 
 import struct
-from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
 
 from qgpu.guardian.accounting.rm_object import Key, RmObject
@@ -44,8 +43,6 @@ class RmShare(Handler):
     def __init__(self, ctx: HandlerContext, continued: ContinuedMemory) -> None:
         super().__init__(ctx)
         self._continued = continued
-        #: By client, the notes that RM keeps in it.
-        self._notes: Counter[int] = Counter()
 
     def share(self, pod_call: PodCall, block: IoctlBuffer) -> int:
         """Share an object of one of the pod's clients, as CUDA IPC does."""
@@ -89,10 +86,9 @@ class RmShare(Handler):
 
     def _note(self, client: int, more: int = 1) -> bool:
         """Record notes that RM will keep in a client; False if the pod has too many. They end with their client."""
-        if self._notes.total() + more > _MOST_NOTES:
-            for each in [each for each in self._notes if not self._shared.owns(self._pod, each)]:
-                del self._notes[each]
-            if self._notes.total() + more > _MOST_NOTES:
+        with self._shared.lock:
+            entry = self._shared.table.clients.get(client)
+            if entry is None or self._shared.table.notes_of(self._pod) + more > _MOST_NOTES:
                 return False
-        self._notes[client] += more
+            self._shared.note({"fact": "notes", "client": client, "count": entry.notes + more})
         return True

@@ -39,6 +39,8 @@ _log = structlog.get_logger("guardian")
 
 #: Limits per pod. Freeing a client walks all of its pod's objects, so their number is bounded.
 _MOST_OBJECTS, _MOST_CLIENTS, _MOST_PROCESSES = 100_000, 1 << 12, 1 << 12
+#: How many of a pod's clients may outlive their makers, whose process numbers no other pod's process may have then.
+_MOST_OUTLIVING = 256
 #: How many objects a pod may share with all.
 _MOST_SHARED = 1 << 13
 #: This many devices of a pod are allowed even when their memory does not fit.
@@ -290,10 +292,16 @@ class SharedState:
         alone, so what UVM may keep is looked for there.
         """
         pod, entry = self.table.processes.get(pid, ""), self.table.clients.get(client)
-        if entry is not None and entry.pod == pod and (pid, fd) in entry.users and not made_here:
+        remade = entry is not None and entry.pod == pod and not made_here and self._is_remade(entry, pid, file)
+        if entry is not None and entry.pod == pod and (pid, fd) in entry.users and not made_here and not remade:
             return True
         if self.gpu_ops.object_info(file, client, client) is None:
             return False
+        if remade:
+            with self.lock:
+                if self.table.clients.get(client) is entry and not self._drop_vanished((client, client)):
+                    return False
+            entry = self.table.clients.get(client)
         if entry is not None and entry.pod != pod and not self.gpu_ops.pod_has_file(client, entry.pod, file):
             reused = self.files.makers.is_by(file, pid)
             if not reused and self._may_be_mapped_by_maker(entry):
@@ -302,7 +310,7 @@ class SharedState:
             if not self._can_move(client):
                 self.refusals.count(pod, "another pod's client with too many objects")
                 return False
-            if not self._move(client, pod, pid, fd, reused=reused):
+            if not self._move(client, pod, pid, fd, reused=reused, made_here=made_here):
                 self.refusals.count(pod, "another pod's memory over the limit")
                 return False
         elif entry is None and not made_here and not self.files.makers.is_by(file, pid):
@@ -316,6 +324,15 @@ class SharedState:
                 self.note({"fact": "client", "client": client, "pid": pid, "fd": fd} | how)
         return self.owns(pod, client)
 
+    def _is_remade(self, entry: RmClientEntry, pid: int, file: int) -> bool:
+        """Tell whether a pod's client is gone, and this process has made another one of its handle on a file.
+
+        A file with a client that the guardian made is one on which the kernel makes nothing more.
+        """
+        if entry.made_here:
+            return not self.files.devices.has(file)
+        return entry.maker != pid and self.files.makers.is_by(file, pid)
+
     def _can_move(self, client: int) -> bool:
         """Tell whether a client has few enough objects to move to another pod at once; wait for those that are gone."""
         if self.table.handles_of(client) > _MOST_MOVED:
@@ -328,7 +345,7 @@ class SharedState:
         alive = self.table.processes.get(entry.maker) == entry.pod
         return alive or not self.uvm_files.has_none(entry.maker)
 
-    def _move(self, client: int, pod: str, pid: int, fd: int, *, reused: bool) -> bool:
+    def _move(self, client: int, pod: str, pid: int, fd: int, *, reused: bool, made_here: bool) -> bool:
         """Move a client to a pod, with its memory; False if that exceeds a limit of the pod.
 
         If RM has reused the client's handle, it no longer has that memory. So RM is asked about it before the refusal.
@@ -351,7 +368,7 @@ class SharedState:
             if self.table.handles_of(client) > _MOST_MOVED or not self._has_room(pod, client):
                 return False
             self.gpu_ops.lost.discard(client)
-            maker = {"maker": pid} if reused else {}
+            maker = {"maker": pid, "made_here": made_here} if reused else {}
             self.note({"fact": "owner", "client": client, "pod": pod, "pid": pid, "fd": fd} | maker)
             self.reconciler.recheck([(client, client)], include_memory=True)
             return True
@@ -376,7 +393,10 @@ class SharedState:
 
     def may_have_another_client(self, pod: str) -> bool:
         """Tell whether a pod has fewer clients than a pod may have; count the refusal if not."""
-        if len(self.table.clients_of(pod)) < _MOST_CLIENTS:
+        clients = self.table.clients_of(pod)
+        entries = (self.table.clients.get(client) for client in clients)
+        outliving = sum(entry is not None and entry.maker not in self.table.processes for entry in entries)
+        if len(clients) < _MOST_CLIENTS and outliving < _MOST_OUTLIVING:
             return True
         self.refusals.count(pod, "too many clients of RM")
         return False

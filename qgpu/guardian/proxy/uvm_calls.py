@@ -57,7 +57,7 @@ class UvmHandler(Handler):
             return errno.EFAULT
         if call.request == uvm.MAP_EXTERNAL_ALLOCATION:
             refused = self._claim_mapping(pod_call, block, layout)
-            return self._no_mapping(block, layout, refused) if refused else PROCEED
+            return self._no_mapping(block, layout, refused) if refused else self._map(pod_call, block, layout)
         if call.request in uvm.TABLES_ALONE:
             return self._map_tables(pod_call, block, layout)
         if call.request == uvm.REGISTER_GPU:
@@ -106,6 +106,18 @@ class UvmHandler(Handler):
         (nv_gpu_ops.c:getSwizzIdFromUserSmcPartHandle, client_resource.c:cliresShareCallback_IMPL). Another process may
         change the arguments meanwhile: UVM takes no other pod's subscription, and no card whose node is not open.
         """
+        return self._continue_on(pod_call, block, layout)
+
+    def _map(self, pod_call: PodCall, block: IoctlBuffer, layout: uvm.Layout) -> int:
+        """Let the kernel make a mapping; on the file that was checked, where the pod has those of other processes.
+
+        Another process's file would keep the memory when this process ends.
+        """
+        if self._shared.uvm_files.has_only_of(self._pod, pod_call.pid):
+            return PROCEED
+        return self._continue_on(pod_call, block, layout)
+
+    def _continue_on(self, pod_call: PodCall, block: IoctlBuffer, layout: uvm.Layout) -> int:
         try:
             self._passthrough.continue_on(pod_call)
         except OSError as error:

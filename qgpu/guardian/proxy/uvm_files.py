@@ -102,6 +102,11 @@ class UvmFiles:
         """Return how many files of a pod are held or not released yet."""
         return self._counts[pod]
 
+    def has_only_of(self, pod: str, pid: int) -> bool:
+        """Tell whether no other process of a pod has a file here."""
+        with self._lock:
+            return self._counts[pod] == len(self._of(pid))
+
     def pods(self) -> list[str]:
         """List the pods that have files here."""
         with self._lock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -140,6 +140,10 @@ class KmodHost:
     def orphaned_memory(self) -> Mapping[int, int]:
         """Return nothing: on this plane a pod's memory is freed with the pod."""
         return {}
+
+    def names_in_use(self) -> Collection[str]:
+        """Return nothing: the module tells pods apart by number."""
+        return ()
 
     def retire(self, name: str) -> None:
         """Forget a pod, if it is there, and remove its cgroup."""

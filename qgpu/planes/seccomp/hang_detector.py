@@ -1,10 +1,10 @@
-"""Distinguishes a guardian that hangs from one that is slow, while an answer is awaited.
+"""Tells a guardian that hangs from one that is slow, while the daemon waits for its answer.
 
 A stopped, traced or frozen guardian will not answer. For any other, only the time counts in which it could have run,
 not the time that it waits for a CPU on a busy host, nor the time that it waits for a thread of its own that does. A
 guardian in a long driver call gets more time, because a successor would wait for the driver as well.
 
-It also finds out whether threads wait for pages of pods, and whether the guardian's end would end that.
+It also finds out whether the guardian's threads wait for pages of pods, and whether its end would end these waits.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 
 from qgpu.guardian.proxy.seccomp_filter import ARCHES
 from qgpu.linux import cgroup, proc
+from qgpu.linux.killed_process import FUSE_WAITS
 
 #: How often the guardian is checked, starting when an answer is this late.
 LOOK_MS = 50
@@ -33,6 +34,8 @@ _READ, _WRITE = {"x86_64": "310", "aarch64": "270"}, {"x86_64": "311", "aarch64"
 #: Where these wait for a page until a fatal signal comes: for a userfaultfd (fs/userfaultfd.c), and when they read, for
 #: the page of a file (mm/filemap.c, until and since Linux 5.16). Other waits may last until a file server answers.
 _USERFAULT, _FILE_PAGE = "handle_userfault", {"wait_on_page_bit_common", "folio_wait_bit_common"}
+#: A thread that sleeps in the driver all the time between so many looks may hang there.
+_LOOKS = 4
 
 
 @dataclass(slots=True)
@@ -98,24 +101,33 @@ def is_in_driver(pid: int, before: tuple[int, int] = (0, 0)) -> bool:
 
 
 def waits_for_pages(pid: int) -> bool:
-    """Tell whether threads of a process wait for pages of others, and its end would end all that its threads wait for.
+    """Tell whether threads of a process wait for pages of others, and SIGKILL would end every wait of its threads.
 
-    A thread that outlives SIGKILL keeps the journal from a successor, so without that no guardian may be killed.
+    If it would not, nobody may kill the guardian: a thread that outlives SIGKILL may keep the journal from a successor,
+    and keeps the guardian's memory. A thread that sleeps in the driver leaves it by itself, unless it never wakes up
+    while we look.
     """
-    found = False
-    for tid in _threads(pid):
-        if (waits := _waits_for_page(pid, tid)) is False:
-            return False
-        found = found or waits is True
-    return found
+    lasting = _deep_sleeps(pid)
+    for _ in range(_LOOKS - 1):
+        if lasting:
+            time.sleep(LOOK_MS / 1000)
+            lasting &= _deep_sleeps(pid)
+    found = {_waits_for_page(pid, tid) for tid in _threads(pid)}
+    return not lasting and True in found and False not in found
+
+
+def _deep_sleeps(pid: int) -> set[tuple[int, str]]:
+    """Return the threads that no signal wakes up, but for those that wait for pages, each with its turns on CPUs."""
+    pages = _READ[platform.machine()], _WRITE[platform.machine()]
+    asleep = {tid for tid in _threads(pid) if _stat(pid, tid)[:1] == ["D"] and _call(pid, tid) not in pages}
+    return {(tid, _read(pid, "schedstat", tid)) for tid in asleep}
 
 
 def _waits_for_page(pid: int, tid: int) -> bool | None:
     """Tell whether a thread waits for another process's page; False if SIGKILL might not end its wait."""
-    call, machine = _call(pid, tid), platform.machine()
+    call, machine, where = _call(pid, tid), platform.machine(), _read(pid, "wchan", tid)
     if call not in (_READ[machine], _WRITE[machine]):
-        return False if _stat(pid, tid)[:1] == ["D"] else None
-    where = _read(pid, "wchan", tid)
+        return False if where.startswith(FUSE_WAITS) else None
     return where == _USERFAULT or (call == _READ[machine] and where in _FILE_PAGE)
 
 

@@ -45,9 +45,9 @@ _T = TypeVar("_T")
 _GONE = "listener-gone"
 #: The end of the names under which the guardian counts memory that did not fit.
 _OVER_LIMIT = "over the limit"
-#: A guardian with so many threads that wait for memory of pods that have ended is ended: nothing else ends the waits.
+#: We kill a guardian with so many threads that wait for memory of ended pods, because nothing else ends these waits.
 _MOST_STUCK = 8
-#: That is done if the standby is this old: it is loaded, and pods wait for a successor once a minute at most.
+#: We do so only if the standby is this old: it is loaded then, and pods wait for a successor once a minute at most.
 _SETTLED_S = 60.0
 #: How long it may take until exactly one guardian runs, when two are starting or one has not quite ended.
 _DEATH_S = 2.0
@@ -161,6 +161,10 @@ class SeccompHost:
     def orphaned_memory(self) -> Mapping[int, int]:
         """Return memory by pGPU that is still in use although its pod was retired."""
         return self._known({int(index): size for index, size in self._call("pods")["left"].items()})
+
+    def names_in_use(self) -> Collection[str]:
+        """Return the names of retired pods of which clients of RM, or memory, are left."""
+        return list(self._call("pods").get("names_in_use", ()))  # a guardian of an earlier version does not say
 
     def admit(self, name: str, grants: Mapping[int, Grant], at: str = "") -> None:
         """Make a pod in an existing cgroup, or in a new one."""
@@ -380,7 +384,7 @@ def _kill(pidfd: int) -> None:
 
 
 def _kill_process(pid: int) -> None:
-    """Do the same with a guardian that we have no pidfd of."""
+    """Kill a guardian that hangs, of which we have no pidfd."""
     if (pidfd := pidfd_of(pid)) >= 0:
         _kill(pidfd)
         os.close(pidfd)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import select
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from qgpu.guardian.failover.handover import StateFds
 from qgpu.ipc import wire
 from qgpu.ipc.systemd import to_journal
 from qgpu.linux import proc
+from qgpu.linux.interpreter import python
 
 #: How long loading may take until it is the guardian, on a busy host. If it then used a part of this time to run, it
 #: gets as much again: a long journal takes time. In all it gets _LONGEST_S.
@@ -45,7 +45,7 @@ class StandbyLink:
         try:
             with theirs, nullcontext() if to_journal() else (runtime_dir / "guardian.log").open("a") as log:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "qgpu.guardian", str(runtime_dir), *map(str, (*state, theirs.fileno()))],
+                    python("-m", "qgpu.guardian", str(runtime_dir), *map(str, (*state, theirs.fileno()))),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=log,

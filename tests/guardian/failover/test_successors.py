@@ -13,6 +13,7 @@ import pytest
 from qgpu.guardian.accounting.rm_object import RmObject
 from qgpu.guardian.failover.journal import Journal
 from qgpu.linux import proc
+from qgpu.linux.open_file_set import FileSets
 from qgpu.nvidia import abi, uvm
 from tests.guardian.asked import alloc, alloc_status, control, status
 from tests.guardian.fake_rm import PAGE
@@ -183,3 +184,17 @@ def test_replayed_recording_is_registered_completely(trace):
         assert not pod.shared.refusals.counts
     finally:
         pod.end()
+
+
+def test_a_waiting_call_gives_a_file_no_second_root_client(pod):
+    """The dead guardian had received it only. So the client that the file has is of an earlier call."""
+    pod.shared.files = pod.files = FileSets(pod.files.fd)
+    by_kernel = (-1, errno.EINVAL)
+    ask_for_root(pod)
+    assert pod.answer()[:2] == by_kernel
+    ask_for_root(pod)
+    select.select([pod.listener], [], [], PATIENCE_S)
+    assert pod.shared.listeners[pod.number][1].receive() is not None
+    successor_of(pod)
+
+    assert pod.answer()[:2] != by_kernel

@@ -343,13 +343,29 @@ def test_size_on_the_fabric_is_unknown_where_rm_does_not_say(reach, monkeypatch,
     [
         (RmError("RM control", abi.NV_ERR_OBJECT_NOT_FOUND), False),
         (OSError(errno.EBADF, "gone"), False),
+        (RmError("RM control", abi.NV_ERR_NO_MEMORY), False),
+        (RmError("RM control", abi.NV_ERR_INVALID_STATE), False),
         (RmError("RM control", abi.NV_ERR_NOT_SUPPORTED), True),
     ],
 )
-def test_card_that_cannot_preempt_differs_from_a_lost_one(reach, monkeypatch, failing, known):
+def test_card_that_cannot_preempt_differs_from_a_failure(reach, monkeypatch, failing, known):
     def control(*asked):
         raise failing
 
     monkeypatch.setattr(gpu_ops, "control", control)
+    monkeypatch.setattr(gpu_ops, "handle_info", lambda *asked: (abi.NV20_SUBDEVICE_0, 2))
 
     assert reach.gpu_ops.make_preemptible(3, CLIENT, 5, 20) == known
+
+
+@pytest.mark.parametrize("found", [None, (0x79, 2)])
+def test_only_a_subdevice_can_tell_that_its_card_cannot(reach, monkeypatch, found):
+    """RM says of any other object, too, that it does not support the control."""
+
+    def control(*asked):
+        raise RmError("RM control", abi.NV_ERR_NOT_SUPPORTED)
+
+    monkeypatch.setattr(gpu_ops, "control", control)
+    monkeypatch.setattr(gpu_ops, "handle_info", lambda *asked: found)
+
+    assert not reach.gpu_ops.make_preemptible(3, CLIENT, 5, 20)

@@ -460,6 +460,7 @@ def test_children_of_a_pod_are_in_the_pod(pod):
 def test_pods_share_what_a_successor_has_to_read(on_card, monkeypatch):
     """Whatever one pod has, another gets some."""
     table = on_card.shared.table
+    monkeypatch.setattr(memory_quota, "_GUARANTEED_RECORDS", 1)
     monkeypatch.setattr(memory_quota, "_MOST_RECORDS", 60 + fd_budget.FOR_NEW_PODS)
     first = [allocate(on_card, handle, PAGE) for handle in range(10, 40)]
     own, every = table.records("web")
@@ -471,6 +472,7 @@ def test_pods_share_what_a_successor_has_to_read(on_card, monkeypatch):
 
 def test_pinned_memory_that_was_freed_counts_to_the_share(on_card, monkeypatch):
     """A pod could have any number of these: each is charged, but a pod may have no limit on another card."""
+    monkeypatch.setattr(memory_quota, "_GUARANTEED_RECORDS", 1)
     monkeypatch.setattr(memory_quota, "_MOST_RECORDS", 30 + fd_budget.FOR_NEW_PODS)
     statuses = []
     for handle in range(10, 40):

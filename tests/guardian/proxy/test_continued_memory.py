@@ -18,7 +18,7 @@ from qgpu.linux.open_file_set import FileSets
 from qgpu.nvidia import abi, uvm
 from qgpu.nvidia.rm_client import take
 from tests.guardian.asked import control, dup, uvm_mapping
-from tests.guardian.pod import device_of
+from tests.guardian.pod import CONTROL, CONTROL_MINOR, device_of
 
 MEMORY_BY_ADDRESS = 0xF3
 
@@ -57,8 +57,9 @@ def test_memory_by_address_is_freed_before_a_call(on_card, args, number, call):
 
 
 @pytest.mark.parametrize("others", [False, True], ids=["own control file", "another's"])
-def test_such_a_call_continues_on_files_of_its_process_alone(on_card, others):
+def test_such_a_call_continues_on_files_of_its_process_alone(on_card, others, monkeypatch):
     """The guardian looks for what the kernel made among the pod's clients, and the file could reach another pod's."""
+    monkeypatch.setattr(abi, "NV_CONTROL_MINOR", CONTROL_MINOR)
     on_card.shared.files = files = FileSets()
     pidfd = os.pidfd_open(on_card.process.pid)
     file = take(pidfd, device_of(on_card))
@@ -66,7 +67,7 @@ def test_such_a_call_continues_on_files_of_its_process_alone(on_card, others):
         files.makers.claim(file, 1)
     pin(on_card)
     before = on_card.shared.refusals.counts["web", client_ownership.OTHER_PROCESS]
-    on_card.call(abi.NV_ESC_REGISTER_FD, struct.pack("<i", device_of(on_card)))
+    on_card.call(abi.NV_ESC_REGISTER_FD, struct.pack("<i", on_card.open(CONTROL)))
     pin(on_card)
     for fd in (file, pidfd, files.fd):
         os.close(fd)

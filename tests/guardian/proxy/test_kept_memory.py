@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
+import subprocess
 import threading
+import time
 
 import pytest
 
@@ -14,11 +17,12 @@ from qgpu.guardian.accounting.allocations import Allocations
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.failover.journal import Journal
 from qgpu.guardian.proxy import uvm_files
+from qgpu.linux.seccomp_notify import Listener
 from qgpu.nvidia import abi, uvm
 from tests.guardian.asked import alloc, free, uvm_mapping, uvm_mapping_status, uvm_range
 from tests.guardian.charges import charged
 from tests.guardian.fake_rm import PAGE
-from tests.guardian.pod import LIMIT, MOST, allocate, held
+from tests.guardian.pod import LIMIT, MAJOR, MOST, allocate, held
 from tests.guardian.proxy.test_memory import someone_elses
 
 
@@ -461,3 +465,30 @@ def test_vaspace_free_asks_rm_independently_of_memory_count(on_card):
 
     assert asked
     assert not [key for key in asked if 10 <= key[1] < 30]
+
+
+def test_a_mapping_stays_on_the_uvm_file_that_was_checked(on_card, tmp_path, monkeypatch):
+    """Another process's file would keep the memory when the process that maps it has ended."""
+    other, flag, proceed = subprocess.Popen(["sleep", "60"]), tmp_path / "exchange", Listener.proceed
+    on_card.shared.register_process("web", other.pid)
+    with open(os.devnull, "r+b", buffering=0) as its_uvm_file:
+        on_card.shared.hold_uvm_file(other.pid, 5, its_uvm_file.fileno())
+
+    def proceed_late(listener, number):
+        flag.touch()
+        deadline = time.monotonic() + 1
+        while flag.exists() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        return proceed(listener, number)
+
+    allocate(on_card, 10, MOST)
+    monkeypatch.setattr(Listener, "proceed", proceed_late)
+    on_card.shared.major, on_card.shared.uvm_major = None, MAJOR
+    asked = uvm_mapping(1 << 40, PAGE, 10)
+    on_card.tell(f"exchange_while {uvm.MAP_EXTERNAL_ALLOCATION} {asked.hex()} {flag}")
+    code = on_card.answer()[1]
+    on_card.shared.uvm_files.release(on_card.shared.uvm_files.take(other.pid))
+    other.kill()
+    other.wait()
+
+    assert code == errno.EINVAL  # by /dev/random, not by /dev/null

@@ -7,11 +7,12 @@ import os
 import pytest
 
 from qgpu.guardian.proxy import client_ownership, shared_state
+from qgpu.linux.open_file_set import FileSets
 from qgpu.nvidia import abi
-from tests.guardian.asked import alloc, alloc_status, dup, dup_status, free, memory_params
+from tests.guardian.asked import alloc, alloc_status, control, dup, dup_status, free, memory_params
 from tests.guardian.charges import charged
 from tests.guardian.fake_rm import PAGE
-from tests.guardian.pod import LIMIT, MOST, allocate, held
+from tests.guardian.pod import LIMIT, MOST, allocate, device_of, held, make_device
 from tests.guardian.proxy.test_memory import someone_elses
 
 REFUSED = "another pod's memory over the limit"
@@ -169,3 +170,30 @@ def test_memory_that_stayed_behind_follows_no_second_handle(on_card):
     assert both(on_card) == [MOST, LIMIT - MOST]
     on_card.call(abi.NV_ESC_RM_FREE, free(9, client=9))
     assert held(on_card) == LIMIT - MOST
+
+
+@pytest.mark.parametrize("made_here", [False, True], ids=["by the kernel", "by the guardian"])
+def test_a_client_made_again_in_its_pod_has_its_new_maker(pod, made_here):
+    """Its first maker closed the file; no call told of that. RM takes the handle that a process asks for."""
+    pod.shared.files = FileSets(pod.files.fd)
+    pod.call(abi.NV_ESC_RM_CONTROL, control(0x20800110))  # its process is known
+    pod.shared.note({"fact": "process", "pid": 1, "pod": "web"})
+    first = pod.process.pid if made_here else 1
+    pod.shared.note({"fact": "client", "client": 7, "pid": first, "fd": device_of(pod), "made_here": made_here})
+    pod.call(abi.NV_ESC_RM_ALLOC, alloc(0, 0, abi.NV01_ROOT, client=0))
+    make_device(pod)
+    entry = pod.shared.table.clients[7]
+
+    assert (entry.maker, entry.made_here) == (pod.process.pid, False)
+
+
+def test_few_clients_of_a_pod_may_outlive_their_makers(pod, monkeypatch):
+    monkeypatch.setattr(shared_state, "_MOST_OUTLIVING", 2)
+    answers = []
+    for client in range(20, 23):
+        answers.append(pod.shared.may_have_another_client("web"))
+        pod.shared.note({"fact": "process", "pid": client, "pod": "web"})
+        pod.shared.note({"fact": "client", "client": client, "pid": client, "fd": 4})
+        pod.shared.exited(client)
+
+    assert answers == [True, True, False]

@@ -8,6 +8,7 @@ import pytest
 
 from qgpu.guardian.proxy import os_events
 from qgpu.nvidia import abi
+from tests.guardian.failover.test_successors import successor_of
 
 OWN, NEIGHBOURS, NOBODYS = 7, 9, 99
 MAKE, FREE = abi.NV_ESC_ALLOC_OS_EVENT, abi.NV_ESC_FREE_OS_EVENT
@@ -61,6 +62,39 @@ def test_events_are_bounded_and_go_with_their_client(beside, monkeypatch):
     del beside.rm.objects[OWN, OWN]
     assert call(beside, MAKE, 8, 1) == 0
     assert sorted(beside.rm.freed_events) == [(OWN, 2), (OWN, 3)]  # RM keeps them while their file is open
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_a_successor_knows_a_pods_events(beside, monkeypatch, compacted):
+    """RM keeps them, whichever guardian called it."""
+    monkeypatch.setattr(os_events, "_MOST_EVENTS", 2)
+    made = [call(beside, MAKE, OWN, event) for event in (1, 2)]
+    if compacted:
+        beside.shared.journal.compact(beside.shared.table.facts())
+    successor_of(beside)
+    more = call(beside, MAKE, OWN, 3)
+    freed = [call(beside, FREE, OWN, 1), call(beside, MAKE, OWN, 3)]
+
+    assert (made, more, freed) == ([0, 0], abi.NV_ERR_INSUFFICIENT_RESOURCES, [0, 0])
+
+
+def test_event_objects_are_counted_by_themselves(on_card, monkeypatch):
+    monkeypatch.setattr(os_events, "_MOST_EVENTS", 1)
+    kinds = os_events.EVENT_OBJECTS, "other"
+    objects, others = (os_events.PodEvents(on_card.dispatcher._ctx, kind, on_card.rm.exists) for kind in kinds)
+    objects.add(OWN, 90)
+    on_card.rm.objects[OWN, 90] = (0x79, 2)
+    full = objects.has_room(), others.has_room()
+    del on_card.rm.objects[OWN, 90]
+
+    assert (full, objects.has_room()) == ((False, True), True)
+
+
+def test_events_end_with_their_pod(on_card):
+    call(on_card, MAKE, OWN)
+    on_card.shared.note({"fact": "pod_retired", "name": "web"})
+
+    assert not on_card.shared.table.events("web", "os")
 
 
 def test_a_client_without_other_objects_has_events(pod):

@@ -265,6 +265,7 @@ def test_unmapping_beyond_the_share_makes_no_more_records(on_card, monkeypatch):
 
 def test_mappings_beyond_a_pods_share_are_refused_and_counted(on_card, monkeypatch):
     own, _ = on_card.shared.table.records("web")
+    monkeypatch.setattr(memory_quota, "_GUARANTEED_RECORDS", 1)
     monkeypatch.setattr(memory_quota, "_MOST_RECORDS", 3 * (own + 2) + fd_budget.FOR_NEW_PODS)
     asked = [uvm_mapping(at << 40, 1 << 21, 10) for at in range(1, 4)]
     answers = [on_card.uvm(uvm.MAP_EXTERNAL_ALLOCATION, mapping)[2] for mapping in asked]

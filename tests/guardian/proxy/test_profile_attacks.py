@@ -115,6 +115,7 @@ def built(tmp_path_factory):
 def pod(monkeypatch):
     monkeypatch.setattr("tests.guardian.pod.FakeRm", EagerRm)
     made = Pod({(client, client): (abi.NV01_ROOT_CLIENT, 0) for client in NEIGHBOURS})
+    made.rm.elsewhere.update(NEIGHBOURS)
     yield made
     made.end()
 

@@ -12,6 +12,7 @@ from qgpu.guardian.failover.journal import Journal
 from qgpu.guardian.proxy import rm_share, shared_state
 from qgpu.nvidia import abi
 from tests.guardian.asked import alloc, control, dup, free, status
+from tests.guardian.failover.test_successors import successor_of
 from tests.guardian.fake_rm import PAGE
 from tests.guardian.pod import allocate
 
@@ -134,6 +135,28 @@ def test_a_policy_shares_all_objects_without_rm(on_card, share_type):
     assert (answer == abi.NV_OK) == (not named)
     assert (abi.NV_ESC_RM_CONTROL in [number for number, _ in on_card.rm.seen]) == heard
     assert on_card.shared.table.is_shared((7, 10)) == (not heard and not named)
+
+
+def test_a_successor_knows_the_notes_of_sharing(on_card, monkeypatch):
+    """RM keeps them, whichever guardian called it."""
+    monkeypatch.setattr(rm_share, "_MOST_NOTES", 2)
+    asked = [shared(on_card, 7, 2, abi.RS_SHARE_TYPE_CLIENT, 7)]
+    for compacted in (False, True):
+        if compacted:
+            on_card.shared.journal.compact(on_card.shared.table.facts())
+        successor_of(on_card)
+        asked.append(shared(on_card, 7, 2, abi.RS_SHARE_TYPE_CLIENT, 7))
+
+    assert asked == [(abi.NV_OK, 1), (abi.NV_OK, 2), (abi.NV_ERR_INSUFFICIENT_RESOURCES, 2)]
+
+
+def test_a_reused_client_has_no_notes_of_its_predecessor(on_card):
+    shared(on_card, 7, 2, abi.RS_SHARE_TYPE_CLIENT, 7)
+    before = on_card.shared.table.notes_of("web")
+    note_neighbour(on_card)
+    on_card.shared.note({"fact": "owner", "client": 7, "pod": "other", "pid": 1, "fd": 3, "maker": 1})
+
+    assert (before, on_card.shared.table.notes_of("web"), on_card.shared.table.notes_of("other")) == (1, 0, 0)
 
 
 def test_notes_of_sharing_are_bounded_and_end_with_their_client(on_card, monkeypatch):

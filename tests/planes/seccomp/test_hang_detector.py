@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from qgpu.linux import proc
 from qgpu.planes.seccomp import hang_detector
 from qgpu.planes.seccomp.hang_detector import LOOK_MS, HangDetector, waits_for_pages
+from tests import fuse
 from tests.guardian.pod import until
 
 _LOOK_NS = LOOK_MS * 1_000_000
@@ -151,6 +156,74 @@ def test_wait_that_sigkill_may_not_end_is_none_for_pages(waiting, where, ends, m
     )
 
     assert waits_for_pages(waiting) == ends
+
+
+_WAITS_FOR_PAGE_AND_MORE = """
+import ctypes, os, sys, threading, time
+from qgpu.linux.seccomp_notify import ProcessMemory
+from tests.guardian.child import never
+page, file = never(ctypes.CDLL(None)), None
+threading.Thread(target=ProcessMemory().read, args=(os.getpid(), page, 1)).start()
+print("ready", flush=True)
+path = input()
+if sys.argv[1] == "spawn":
+    while True:
+        files = [(os.POSIX_SPAWN_OPEN, 0, path, os.O_RDONLY, 0)]
+        os.waitpid(os.posix_spawn("/bin/true", ["true"], {}, file_actions=files), 0)
+file = os.open(path, os.O_RDWR)
+os.fstat(file) if sys.argv[1] == "fstat" else os.close(os.dup(file))
+"""
+
+
+@contextmanager
+def waiting_for_page_and(what: str, path: Path) -> Iterator[int]:
+    """A process of which one thread waits for a page, and the first for a file as well."""
+    command = [sys.executable, "-c", _WAITS_FOR_PAGE_AND_MORE, what]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]
+    ) as process:
+        process.stdout.readline()
+        until(lambda: "handle_userfault" in {proc.wchan(process.pid, tid) for tid in proc.threads(process.pid)})
+        process.stdin.write(f"{path}\n")
+        process.stdin.flush()
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(("what", "silent"), [("fstat", fuse.GETATTR), ("close", fuse.FLUSH)])
+def test_wait_for_a_fuse_server_outlives_sigkill(what, silent, tmp_path):
+    with ExitStack() as process, fuse.served(tmp_path, silent) as served:
+        pid = process.enter_context(waiting_for_page_and(what, served.file))
+        served.asked()
+        until(lambda: proc.wchan(pid, pid) == "request_wait_answer")
+
+        assert not waits_for_pages(pid)
+
+
+@pytest.mark.parametrize("wakes", [True, False])
+def test_sleep_in_the_kernel_matters_only_if_it_lasts(wakes, tmp_path):
+    """The first thread sleeps as one does that waits for a lock of the driver's; a fifo that is opened wakes it up."""
+    os.mkfifo(fifo := tmp_path / "fifo")
+    over = threading.Event()
+
+    def wake():
+        while wakes and not over.wait(hang_detector.LOOK_MS / 2000):
+            with suppress(OSError):
+                os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+
+    with waiting_for_page_and("spawn", fifo) as pid:
+        until(lambda: proc.stat(pid, pid)[0] == "D")
+        waker = threading.Thread(target=wake)
+        waker.start()
+        seen = [waits_for_pages(pid) for _ in range(3)]
+        over.set()
+        waker.join()
+    with suppress(OSError):  # what it was about to start outlives it
+        os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+
+    assert any(seen) == wakes
 
 
 def _looked(pid):

@@ -35,3 +35,11 @@ def test_guardian_full_of_stuck_calls_ends_only_for_a_standby(monkeypatch, stuck
     monkeypatch.setattr(host, "_kill", killed.append)
 
     assert (plane.pods(), killed) == ([], [9] * ended)
+
+
+@pytest.mark.parametrize(("answer", "names"), [({"names_in_use": ["a"]}, ["a"]), ({}, [])])
+def test_names_of_retired_pods_are_those_that_it_tells(monkeypatch, answer, names):
+    plane = SeccompHost.__new__(SeccompHost)
+    monkeypatch.setattr(plane, "_call", lambda op: {"pods": [], "left": {}} | answer)
+
+    assert plane.names_in_use() == names
