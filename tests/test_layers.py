@@ -59,7 +59,7 @@ ARROWS: dict[str, set[str]] = {
         "nvidia",
     },
     # beside the pods
-    "load": {"entry_point", "errors", "ipc", "model", "paths", "units"},
+    "load": {"entry_point", "errors", "ipc", "linux", "model", "paths", "units"},
     "runtime": {"errors", "guardian.proxy", "ipc", "linux", "model", "nvidia", "units"},
     "checkpoint": {"errors", "guardian.accounting", "linux", "model", "nvidia", "units"},
     # the planes: none knows another

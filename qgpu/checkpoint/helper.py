@@ -10,7 +10,6 @@ import json
 import os
 import select
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 from qgpu import errors
 from qgpu.errors import CheckpointError
 from qgpu.linux import cgroup
+from qgpu.linux.interpreter import python
 
 #: How long a helper that was killed may take to end.
 _DEATH_S = 5.0
@@ -122,7 +122,7 @@ def _started() -> subprocess.Popen[bytes]:
     """Start a helper in a session of its own, so that a signal to ours does not end it. Raises CheckpointError."""
     try:
         return subprocess.Popen(
-            [sys.executable, "-m", "qgpu.checkpoint"],
+            python("-m", "qgpu.checkpoint"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,16 @@ _FLAGS = re.compile(rb"-[bBdEiIOPqRsSuvx]+")
 _MODULE, _LONGEST = re.compile(rb"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"), 80
 #: In place of a login user: the process belongs to no login (audit(7), AUDIT_UID_UNSET).
 _NO_LOGIN = str(2**32 - 1)
+
+
+def is_own(session: Session) -> bool:
+    """Tell whether a client is root or the daemon's own user."""
+    return is_own_user(session.peer.uid)
+
+
+def is_own_user(uid: int) -> bool:
+    """Tell whether a user is root or the daemon's own."""
+    return uid in (0, os.geteuid())
 
 
 def of(session: Session) -> dict[str, Any]:

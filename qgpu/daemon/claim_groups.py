@@ -7,12 +7,12 @@ waits for the supervisor without the pods' lock, because keepers make requests t
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from qgpu.daemon import caller
 from qgpu.daemon.pods import Pods
 from qgpu.errors import BackendGoneError, NotSupportedError, PermissionDeniedError, RefusedError, UnknownNameError
 from qgpu.groups import mps_server
@@ -61,7 +61,7 @@ class ClaimGroups:
 
     def launch(self, name: str, keeper: Session) -> Sequence[int]:
         """Give a group's keeper the pod, with what the claim holds, and return its cards. Raises a QgpuError."""
-        if keeper.peer.uid not in (0, os.geteuid()):
+        if not caller.is_own(keeper):
             raise PermissionDeniedError(f"pod name {name}: a claim's group has it, which root keeps; choose another")
         with self._pods.lock:
             grant = self._pods.prepared.by_group.get(name)

@@ -18,6 +18,7 @@ from qgpu.daemon import bound_containers
 from qgpu.daemon.pods import Pods
 from qgpu.daemon.suspensions import Suspensions
 from qgpu.errors import NotSupportedError, QgpuError, RefusedError, no_pgpu
+from qgpu.ipc.control_socket import Session
 from qgpu.linux import cgroup
 from qgpu.model import Grant
 from qgpu.model.plane_api import PodInfo
@@ -35,24 +36,27 @@ class PodMoves:
         #: where memory is granted once.
         self.room: Callable[[int, str], AbstractContextManager[int | None]] = lambda _index, _name: nullcontext()
 
-    def begin(self, suspensions: Suspensions, name: str, target: int, source: int | None) -> int:
+    def begin(self, session: Session, suspensions: Suspensions, name: str, target: int, source: int | None) -> int:
         """Begin to move a pod to pGPU ``target``, from ``source`` or its only one, and return that.
 
         Raises a QgpuError.
         """
         cards = self._pods.cards
-        with self._pods.lock:
+        with self._pods.turn(session), self._pods.lock:
             pod = self._pods.named(name)
             source = self._source(pod, target, source)
             size = pod.memory.get(source, 0) or suspensions.state(name).memory.get(source, 0)
             self._pods.check_amended(name, _after(pod, target, source))
-        moves, admit = {cards[source].uuid: cards[target].uuid}, partial(self._admit, name, target, source, size)
+        moves, admit = (
+            {cards[source].uuid: cards[target].uuid},
+            partial(self._admit, session, name, target, source, size),
+        )
         suspensions.relocate(name, moves, {target: size}, admit)
         return source
 
-    def _admit(self, name: str, target: int, source: int, size: int) -> None:
+    def _admit(self, session: Session, name: str, target: int, source: int, size: int) -> None:
         """Give a pod its grant on the other card, too. Raises a QgpuError."""
-        with self._pods.lock:
+        with self._pods.turn(session), self._pods.lock:
             pod = self._pods.named(name)
             source = self._source(pod, target, source)
             needs = max(pod.grants[source].memory or 0, size)

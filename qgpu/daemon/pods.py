@@ -18,9 +18,11 @@ import structlog
 from qgpu import admission
 from qgpu.admission import Occupancy, Yielding
 from qgpu.config import GpuSettings
-from qgpu.daemon import bound_containers
+from qgpu.daemon import bound_containers, caller
 from qgpu.daemon.device_isolation import DeviceIsolation
+from qgpu.daemon.member_turn import MemberTurn
 from qgpu.daemon.peer_filter import pods_by_cgroup
+from qgpu.daemon.pod_users import PodUsers
 from qgpu.daemon.prepared_grants import PreparedGrants
 from qgpu.errors import QgpuError, RefusedError, no_pod
 from qgpu.ipc.control_socket import Session
@@ -69,6 +71,8 @@ class Pods:
         self.by_cgroup = pods_by_cgroup(host.pods())
         #: Pods whose launcher is still connected, with the launcher's session.
         self._launchers: dict[str, Session] = {}
+        self.turn = MemberTurn()
+        self.users = PodUsers(host.pods())
 
     def listed(self) -> Sequence[PodInfo]:
         """Return the pods."""
@@ -102,6 +106,7 @@ class Pods:
     def launch(self, wanted: str | None, grants: dict[int, Grant], launcher: Session, *, may_wait: bool) -> str:
         """Make a pod that lasts as long as its launcher is connected, and return its name. Raises a QgpuError."""
         with self.lock:
+            self._check_launcher(launcher)
             name = self.admit(wanted, grants, launcher=launcher, may_wait=may_wait)
             self._launchers[name] = launcher
             launcher.at_end.append(partial(self._let_go, name, launcher))
@@ -128,7 +133,7 @@ class Pods:
             pods = self.reap()  # the name of a pod that has just ended is free
             before = [pod for pod in pods if at and pod.cgroup == at]
             others = [pod for pod in pods if pod not in before]
-            name = wanted or _unused_name({pod.name for pod in others})
+            name = wanted or _unused_name({pod.name for pod in others} | set(self.host.names_in_use()))
             if name in self.prepared.by_group:
                 raise RefusedError(f"pod name {name}: a claim's group has it; choose another")
             if job.is_pod_name(name) and not of_job:
@@ -142,6 +147,8 @@ class Pods:
             made = self._home_of(name, launcher) if launcher is not None else ""
             try:
                 self.make(name, grants, at or made)
+                if launcher is not None:
+                    self.users.note(name, made, launcher.peer.uid)
             except BaseException:
                 self.begun.discard(name)
                 if made:
@@ -222,6 +229,7 @@ class Pods:
         self._note_waits(at, name not in self.begun and self.is_overcommitted(grants))
         self.host.admit(name, grants, at)
         self._new.add(name)
+        self.users.forget(name)
         now = self.host.pods()
         self.by_cgroup = pods_by_cgroup(now)
         self._isolation.set_pods(now)
@@ -237,6 +245,7 @@ class Pods:
         """Remove a pod, and the cgroup if qgpu made it. Raises a QgpuError."""
         self.host.retire(pod.name)
         self._launchers.pop(pod.name, None)
+        self.users.forget(pod.name)
         self.begun.discard(pod.name)
         self._new.discard(pod.name)
         self.retired(pod.name)
@@ -328,6 +337,12 @@ class Pods:
         with suppress(RefusedError):  # at worst the next daemon takes it for one that has begun
             if at:
                 cgroup.set_xattr(at, _WAITS, "1" if waits else "")
+
+    def _check_launcher(self, launcher: Session) -> None:
+        """Raise RefusedError if a launcher may make no more pods."""
+        if not caller.is_own(launcher) and launcher in self._launchers.values():
+            raise RefusedError(f"process {launcher.peer.pid}: its connection has made a pod already; connect for each")
+        self.users.check_number(launcher, self.host.pods())
 
     def _is_over(self, pod: PodInfo) -> bool:
         """Tell whether a pod is to be retired."""

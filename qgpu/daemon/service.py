@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -79,6 +80,14 @@ _RECORDED: dict[str, tuple[str, tuple[str, ...]]] = {
     "grant.prepare": ("claim prepared", ("uid", "name")),
 }
 
+#: Those of container runtimes, Slurm, Kubernetes' driver and those who switch the module, all of which are root: what
+#: they say of others is believed, so no other user may make them.
+_OWN = {"container.bind", "slurm.bind", "grant.prepare", "grant.drop", "group.changed", "module.switched"}
+
+#: Those that change things, and that a member of the socket's group makes when it is its turn. So are those that only
+#: read. Others take the turn themselves, because they also look at processes, which may make that slow.
+_IN_TURN = {"pod.create", "pod.remove", "pod.resume"}
+
 #: Those that may make a pod.
 _MAKING = {"pod.create", "container.bind", "slurm.bind"}
 
@@ -110,7 +119,7 @@ class Service:
         self._isolation = DeviceIsolation(chosen.plane, config.device_files, host.pods())
         prepared = prepared or PreparedGrants(None, host.pgpus(), None)
         self.pods = pods = Pods(host, chosen.plane, prepared, self._isolation, self._all_settings, self._works)
-        self._lock = pods.lock
+        self._lock, self._turn = pods.lock, pods.turn
         self._loads = loads = SimulatedLoads(host, pods.lock)
         self._groups = partial(GroupFiles, runtime_dir or default_runtime_dir())
         self._claims = claims = ClaimRequests(pods, ClaimGroups(pods, chosen.plane, self._groups))
@@ -187,13 +196,17 @@ class Service:
             raise PermissionDeniedError(
                 f"{op}: only root, the daemon's own user and the socket's group may change things"
             )
+        if op in _OWN and not caller.is_own(session):
+            raise PermissionDeniedError(f"{op}: only root and the daemon's own user may ask for this")
         if look := self._looking.get(op):
-            return look(self._host.pods())
+            with self._turn(session):
+                return look(self._host.pods())
         request = self._changing.get(op) or self._reading.get(op)
         if request is None:
             raise InvalidValueError(f"request {op!r}: there is no such request; is qgpuctl of the daemon's version?")
         arguments = Arguments(message)
-        answer = request(session, arguments, fds)
+        with self._turn(session) if op in self._reading or op in _IN_TURN else nullcontext():
+            answer = request(session, arguments, fds)
         if op in _RECORDED:
             what, checked = _RECORDED[op]
             told = {key: message[key] for key in checked} | answer
@@ -304,7 +317,7 @@ class Service:
 
     def _gpu_set(self, session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
         index, who = arguments.need("gpu", int), caller.of(session)
-        with self._lock:
+        with self._turn(session), self._lock:
             loop = self._gpu(index)
             changes: dict[str, Any] = {
                 name: value
@@ -387,8 +400,8 @@ class Service:
         name = arguments.need("name", str)
         if any(untrusted_fds.kind(fd) != LISTENER for fd in fds):
             raise InvalidValueError(f"pod {name}: its launcher sent a descriptor that is no seccomp listener")
-        with self._lock:
-            self.pods.named(name)
+        with self._turn(session), self._lock:
+            self.pods.users.check_entrant(self.pods.named(name), session)
             self._refuse_pods(session)  # it may have ended while it waited, and another process may have its pid
             taken = list(fds)
             fds.clear()
@@ -397,6 +410,14 @@ class Service:
 
     def _pod_set(self, session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
         name, who = arguments.need("name", str), caller.of(session)
+        with self._turn(session):
+            old, new, notes = self._set_pod(name, who, arguments)
+        return {"notes": notes, "old": old, "new": new, "by": who}
+
+    def _set_pod(
+        self, name: str, who: dict[str, Any], arguments: Arguments
+    ) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+        """Change a pod's grants; return what has changed, before and after, and what there is to say of it."""
         with self._lock:
             pod = self.pods.named(name)
             if bound_containers.devices_of(pod) or name in self.pods.prepared.by_group:
@@ -416,8 +437,7 @@ class Service:
                 self.pods.amend(name, grants)
         self.turns.pod_changed(name)
         changed = self.pods.named(name)
-        notes = [*over_limits(changed), *self.turns.shortages(changed)]
-        return {"notes": notes, "old": old, "new": new, "by": who}
+        return old, new, [*over_limits(changed), *self.turns.shortages(changed)]
 
     def _pod_remove(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
         name = arguments.need("name", str)
@@ -428,13 +448,13 @@ class Service:
             self.pods.retire(pod)
         return {}
 
-    def _pod_suspend(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
+    def _pod_suspend(self, session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
         """Begin to suspend a pod; ``pod.list`` shows how that goes on."""
         work_ns = arguments.get("work_ns", int)
         work_s = WORK_S if work_ns is None else work_ns / NS_PER_S
         if not 0 <= work_s <= MOST_WORK_S:
             raise InvalidValueError(f"work {work_s:g} s: work may take 0 to {MOST_WORK_S:g} s to end")
-        self.suspensions.suspend(self._no_group(arguments.need("name", str)), work_s)
+        self.suspensions.suspend(self._no_group(session, arguments.need("name", str)), work_s)
         return {}
 
     def _pod_resume(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
@@ -449,14 +469,20 @@ class Service:
         """Return what a pod waits for before it may begin; empty if for nothing."""
         return {"waits": self.turns.waits(self.pods.named(arguments.need("name", str)))}
 
-    def _pod_move(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
+    def _pod_move(self, session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
         """Begin to move a pod to another card."""
         target, source = arguments.need("gpu", int), arguments.get("from", int)
-        left = self._moves.begin(self.suspensions, self._no_group(arguments.need("name", str)), target, source)
+        name = self._no_group(session, arguments.need("name", str))
+        left = self._moves.begin(session, self.suspensions, name, target, source)
         return {"old": {"gpu": left}, "new": {"gpu": target}}
 
-    def _no_group(self, name: str) -> str:
-        """Return a pod's name. Raises RefusedError for a group: its members' contexts are in the MPS server."""
+    def _no_group(self, session: Session, name: str) -> str:
+        """Return a pod's name, when it is the client's turn.
+
+        Raises RefusedError for a group: its members' contexts are in the MPS server; UnknownNameError.
+        """
+        with self._turn(session):
+            self.pods.named(name)
         if self._groups(name).keeper() is not None:
             raise RefusedError(
                 f"pod {name}: it is a group, and the driver cannot take clients of MPS off a card; end its members and "

@@ -82,7 +82,7 @@ class SlurmJobs:
             if pod is None:
                 self._admit(step.pod, grants, at, None if at else session, of_job=True)
                 self._given[step.pod] = grants
-            elif pod.cgroup not in ("", at) and not cgroup.is_made_for(pod.name, pod.cgroup):
+            elif pod.cgroup not in ("", at) and (at or not cgroup.is_made_for(pod.name, pod.cgroup)):
                 raise RefusedError(f"pod {pod.name}: it is not that of job {step.job}; end its processes first")
             else:
                 self._widen(pod, grants)

@@ -31,7 +31,7 @@ class TemporaryPolicies:
         index, policy = arguments.need("gpu", int), registry.find(arguments.need("policy", str))
         who = caller.of(session)
         names = frozenset(map(str, arguments.need("pods", list)))
-        with self._pods.lock:
+        with self._pods.turn(session), self._pods.lock:
             loop = self._loop(index)
             others = [pod.name for pod in self._pods.listed() if index in pod.grants and pod.name not in names]
             if others:

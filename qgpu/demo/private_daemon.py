@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -22,10 +21,11 @@ from typing import Any, Self
 from qgpu.demo.scenes import DemoPod
 from qgpu.errors import DaemonUnreachableError, NoGpuError, QgpuError, TimedOutError
 from qgpu.ipc.control_socket import Client
+from qgpu.linux.interpreter import python
 
-_QGPUD = (sys.executable, "-c", "from qgpu.daemon.main import main; main()")
-_QGPUCTL = (sys.executable, "-c", "from qgpu.cli.main import main; main()")
-_LOAD = (sys.executable, "-m", "qgpu.load.main")
+_QGPUD = python("-c", "from qgpu.daemon.main import main; main()")
+_QGPUCTL = python("-c", "from qgpu.cli.main import main; main()")
+_LOAD = python("-m", "qgpu.load.main")
 _READY_S = 20.0
 _END_S = 10.0
 

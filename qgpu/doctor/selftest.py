@@ -24,6 +24,7 @@ from qgpu.config import GpuSettings
 from qgpu.doctor.report import Check, Verdict
 from qgpu.errors import DaemonUnreachableError, QgpuError, RefusedError, TimedOutError, no_pgpu
 from qgpu.ipc.control_socket import Client
+from qgpu.linux.interpreter import python
 from qgpu.linux.parent_death import terminated_with_parent
 from qgpu.model import Grant, Pod, Snapshot, Tsg
 from qgpu.policies.registry import POLICIES
@@ -185,7 +186,7 @@ def _loads(
             "qgpu.cli.main",
             *("--runtime-dir", str(directory), "run", "--gpu", str(gpu), "--name", name, *limit),
             *("--cores", str(quota), "--"),
-            *(sys.executable, "-m", "qgpu.load.main", "--kernel", "1ms", "--iterations", str(_ITERATIONS)),
+            *python("-m", "qgpu.load.main", "--kernel", "1ms", "--iterations", str(_ITERATIONS)),
             *("--duration", "60s"),
             stdout=subprocess.PIPE,
         )
@@ -210,7 +211,7 @@ def _kernels(load: subprocess.Popen[bytes], from_s: float, to_s: float) -> int:
 
 
 def _start(module: str, *arguments: str, **redirections: Any) -> subprocess.Popen[bytes]:
-    command = [*terminated_with_parent(), sys.executable, "-m", module, *arguments]
+    command = [*terminated_with_parent(), *python("-m", module, *arguments)]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, **redirections)
 
 

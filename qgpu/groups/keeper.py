@@ -34,6 +34,7 @@ from qgpu.groups.mps_server import (
 )
 from qgpu.ipc.control_socket import Client
 from qgpu.linux import cgroup, mounts, proc
+from qgpu.linux.interpreter import python
 from qgpu.linux.parent_death import terminated_with_parent
 from qgpu.linux.proc import start_time
 from qgpu.linux.shutdown import Shutdown
@@ -251,7 +252,7 @@ class Keeper:
                 [
                     *terminated_with_parent(),
                     *inside,
-                    *(sys.executable, "-c", "from qgpu.cli.main import main; main()"),
+                    *python("-c", "from qgpu.cli.main import main; main()"),
                     *("--runtime-dir", str(self._runtime_dir), "run", "--group", self._name, "--", *server.command),
                 ],
                 stdin=subprocess.DEVNULL,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -14,10 +13,11 @@ from typing import Any
 from qgpu import errors
 from qgpu.errors import RefusedError
 from qgpu.groups.group_files import GroupFiles
+from qgpu.linux.interpreter import python
 from qgpu.model.member_part import MemberPart
 
 #: What runs a keeper; its arguments follow.
-PROGRAM = (sys.executable, "-m", "qgpu.groups.keeper")
+PROGRAM = tuple(python("-m", "qgpu.groups.keeper"))
 
 
 def start(

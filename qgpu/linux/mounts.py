@@ -10,8 +10,11 @@ import os
 import sys
 from pathlib import Path
 
+from qgpu.linux.interpreter import python
+
 # include/uapi/linux/mount.h, sched.h
-_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC, _MS_SLAVE = 2, 4, 8, 4096, 16384, 1 << 19
+_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_NOSYMFOLLOW, _MS_BIND, _MS_REC, _MS_SLAVE = 2, 4, 8, 256, 4096, 16384, 1 << 19
+_SAFELY = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC | _MS_NOSYMFOLLOW
 _MNT_DETACH = 2
 _CLONE_NEWNS = 0x20000
 _PAGE = 4096
@@ -20,12 +23,13 @@ _PAGE = 4096
 def tmpfs(at: Path, size: int) -> None:
     """Make a directory a tmpfs that everybody may write, of at most ``size`` bytes, unless it is one. Raises OSError.
 
-    It has as many files as pages at most, because an empty file takes memory of the kernel's.
+    It has as many files as pages at most, because an empty file takes memory of the kernel's. Nobody follows a symbolic
+    link in it: root's programs use it, too. Kernels before 5.10 ignore that.
     """
     at.mkdir(parents=True, exist_ok=True)
     if not os.path.ismount(at):
         options = f"size={size},nr_inodes={size // _PAGE},mode=1777".encode()
-        _checked(_libc().mount(b"qgpu", os.fsencode(at), b"tmpfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, options), at)
+        _checked(_libc().mount(b"qgpu", os.fsencode(at), b"tmpfs", _SAFELY, options), at)
 
 
 def unmount(at: Path) -> None:
@@ -39,7 +43,7 @@ def seen_at(source: Path, target: Path) -> list[str]:
 
     Nobody else does. They go on to see what is mounted elsewhere.
     """
-    return [sys.executable, "-m", __name__, str(source), str(target)]
+    return python("-m", __name__, str(source), str(target))
 
 
 def _see(source: bytes, target: bytes) -> None:

@@ -10,6 +10,8 @@ import os
 import signal
 import sys
 
+from qgpu.linux.interpreter import python
+
 _PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
 
 
@@ -18,7 +20,7 @@ def terminated_with_parent() -> list[str]:
 
     The program keeps this, unless it gains rights by being executed.
     """
-    return [sys.executable, "-m", __name__, str(os.getpid())]
+    return python("-m", __name__, str(os.getpid()))
 
 
 def end_with_parent(parent: int, with_signal: signal.Signals) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from qgpu.errors import QgpuError
+from qgpu.linux.interpreter import python
 from qgpu.load.record import Stop
 from qgpu.model import NS_PER_S
 
@@ -72,7 +72,7 @@ def added(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _start(arguments: Sequence[str], file: Path | None) -> subprocess.Popen[str]:
     # If an option is given twice, the last one counts.
-    command = [sys.executable, "-m", "qgpu.load.main", *arguments, "--processes", "1", "--json", str(file or "-")]
+    command = python("-m", "qgpu.load.main", *arguments, "--processes", "1", "--json", str(file or "-"))
     return subprocess.Popen(command, stdout=subprocess.PIPE if file is None else None, text=True)
 
 

@@ -343,3 +343,13 @@ def test_what_a_client_adds_to_a_request_is_not_recorded(service: Service, monke
 @pytest.mark.parametrize("uid", ["unknown", "x" * 64, "x" * (1 << 20), "a/b", ""])
 def test_a_drop_of_no_claim_is_not_recorded(service: Service, uid: str) -> None:
     assert recorded(service, FORGED | {"op": "grant.drop", "name": "one", "uid": uid}) == []
+
+
+def test_a_pod_without_a_name_gets_none_of_a_retired_one(
+    host: SimHost, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the retired pod left would be the new one's, so the plane refuses such a name."""
+    monkeypatch.setattr(host, "names_in_use", lambda: ["pod-1", "pod-3"])
+    names = [service.pods.admit(None, {0: Grant()}) for _ in range(2)]
+
+    assert names == ["pod-2", "pod-4"]

@@ -154,8 +154,9 @@ def test_what_an_administrator_set_stays(node: Node) -> None:
     assert pod.grants[0].cores == 10
 
 
-def test_another_pod_of_a_jobs_name_gets_nothing_of_the_job(node: Node) -> None:
-    other = node.job.parent / "container"
+@pytest.mark.parametrize("folder", ["container", "qgpu-slurm-7"])
+def test_another_pod_of_a_jobs_name_gets_nothing_of_the_job(node: Node, folder: str) -> None:
+    other = node.job.parent / folder
     other.mkdir()
     with subprocess.Popen(["sleep", "600"]) as process:
         (other / "cgroup.procs").write_text(str(process.pid))

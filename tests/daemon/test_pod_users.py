@@ -1,0 +1,156 @@
+"""What members of the socket's group may not do: speak for runtimes, enter others' pods, make pods without end."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+
+from qgpu.daemon import pod_users
+from qgpu.daemon.pod_users import PodUsers
+from qgpu.errors import PermissionDeniedError, QgpuError, RefusedError, UnknownNameError
+from qgpu.ipc import wire
+from qgpu.ipc.control_socket import Session
+from qgpu.linux import cgroup
+from qgpu.model import Grant
+from qgpu.model.plane_api import PodInfo
+from tests.daemon.claim_rig import GIB, Rig
+
+pytestmark = pytest.mark.root
+
+
+def member(uid: int = 1234) -> Session:
+    """Return a client of the socket's group, which is neither root nor the daemon's user."""
+    return Session(wire.Peer(os.getpid(), uid, uid), may_change=True, process=os.pidfd_open(os.getpid()))
+
+
+@pytest.mark.parametrize(
+    "op", ["container.bind", "slurm.bind", "grant.prepare", "grant.drop", "group.changed", "module.switched"]
+)
+def test_member_does_not_speak_for_what_is_root(rig: Rig, op: str) -> None:
+    with pytest.raises(PermissionDeniedError, match="only root and the daemon's own user may ask for this"):
+        rig.service.handle(member(), {"op": op}, [])
+
+
+def test_member_makes_no_service_of_the_hosts_a_pod(rig: Rig) -> None:
+    service = rig.container(
+        names=("", "", ""), uid="", env=["QGPU_GPU_0="], annotations={"qgpu.io/name": "k8s.service"}
+    )
+    with pytest.raises(PermissionDeniedError):
+        rig.service.handle(member(), service.message(), [])
+
+    assert not rig.host.pods()
+
+
+def test_member_takes_nothing_of_a_claim_by_a_forged_hook(rig: Rig) -> None:
+    (device,) = rig.prepare("c1", rig.device(cores=60, memory=8 * GIB))
+    victim = rig.bind(rig.container(device))
+    thief = rig.container(device, names=("shop", "web", "thief"))
+    with suppress(QgpuError):
+        rig.service.handle(member(), thief.message(), [])
+
+    assert rig.grant(victim) == ("offline", 60, 8 * GIB)
+
+
+def in_child(code: Callable[[], bool]) -> bool:
+    """Return what a function returns in a child, which may go to another cgroup."""
+    if (child := os.fork()) == 0:
+        with suppress(BaseException):
+            os._exit(0 if code() else 1)
+        os._exit(2)
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert ended in (0, 1)
+    return ended == 0
+
+
+@pytest.mark.parametrize(("uid", "enters"), [(1234, True), (1235, False), (0, True)])
+def test_only_root_and_its_user_enter_a_pod(rig: Rig, uid: int, enters: bool) -> None:
+    name = f"p-{uuid.uuid4().hex}"
+    at = cgroup.create(name)
+    rig.host.admit(name, {0: Grant()}, at)
+    rig.service.pods.users.note(name, at, 1234)
+
+    def enter() -> bool:
+        with suppress(PermissionDeniedError):
+            rig.service.handle(member(uid), {"op": "pod.attach", "name": name}, [])
+        return cgroup.of(os.getpid()) == at
+
+    try:
+        assert in_child(enter) == enters
+    finally:
+        rig.host.retire(name)
+        cgroup.remove(name, at)
+
+
+def test_launcher_of_a_member_enters_its_own_pod(rig: Rig) -> None:
+    launcher = member()
+    rig.service.handle(launcher, {"op": "pod.create", "name": "mine", "grants": {"0": {}}}, [])
+    rig.service.handle(member(), {"op": "pod.attach", "name": "mine"}, [])
+
+    assert rig.host.pods()[0].pids == (os.getpid(),)
+    with pytest.raises(PermissionDeniedError, match="only root and the user who started it"):
+        rig.service.handle(member(1235), {"op": "pod.attach", "name": "mine"}, [])
+
+
+def test_member_enters_no_pod_of_a_container(rig: Rig) -> None:
+    web = rig.bind(rig.container(names=("", "", ""), uid="", env=["QGPU_GPU_0="]))
+    with pytest.raises(PermissionDeniedError, match="only root and the user who started it"):
+        rig.service.handle(member(), {"op": "pod.attach", "name": web}, [])
+
+
+def test_next_daemon_knows_who_started_a_pod() -> None:
+    name = f"p-{uuid.uuid4().hex}"
+    at = cgroup.create(name)
+    try:
+        PodUsers([]).note(name, at, 1234)
+        pod = PodInfo(name, {0: Grant()}, cgroup=at)
+        users = PodUsers([pod])
+        users.check_entrant(pod, member(1234))
+        with pytest.raises(PermissionDeniedError):
+            users.check_entrant(pod, member(1235))
+    finally:
+        cgroup.remove(name, at)
+
+
+def test_one_connection_of_a_member_makes_one_pod_at_a_time(rig: Rig) -> None:
+    launcher = member()
+    create = {"op": "pod.create", "name": "one", "grants": {"0": {}}}
+    rig.service.handle(launcher, create, [])
+    with pytest.raises(RefusedError, match="its connection has made a pod already"):
+        rig.service.handle(launcher, create | {"name": "two"}, [])
+    rig.service.handle(launcher, {"op": "pod.remove", "name": "one"}, [])
+
+    assert rig.service.handle(launcher, create | {"name": "two"}, [])["name"] == "two"
+
+
+def test_member_makes_a_bounded_number_of_pods(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_users, "MOST_OF_USER", 2)
+    monkeypatch.setattr(pod_users, "MOST_OF_MEMBERS", 3)
+
+    def create(uid: int) -> str:
+        answer = rig.service.handle(member(uid), {"op": "pod.create", "grants": {"0": {}}}, [])
+        return str(answer["name"])
+
+    first = create(1234)
+    create(1234)
+    with pytest.raises(RefusedError, match="too many pods: each user but root may have 2"):
+        create(1234)
+    create(1235)
+    with pytest.raises(RefusedError, match="too many pods"):
+        create(1236)
+    rig.ask("pod.remove", name=first)
+    create(1236)
+    create(0)
+
+
+def test_pod_that_is_gone_is_nobodys(rig: Rig) -> None:
+    rig.service.handle(member(), {"op": "pod.create", "name": "one", "grants": {"0": {}}}, [])
+    rig.ask("pod.remove", name="one")
+    with pytest.raises(UnknownNameError):
+        rig.service.handle(member(), {"op": "pod.attach", "name": "one"}, [])
+    rig.ask("pod.create", name="one", grants={"0": {}})
+    with pytest.raises(PermissionDeniedError):
+        rig.service.handle(member(), {"op": "pod.attach", "name": "one"}, [])
