@@ -13,7 +13,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -213,12 +213,13 @@ class Server:
             if not bounded:
                 _log.warning("client refused", pid=session.peer.pid, uid=session.peer.uid, reason=str(error))
         finally:
-            for call in session.at_end:
-                call()
-            if session.process is not None:
-                os.close(session.process)
-            untrusted_fds.close_here(*connection.detach())  # its place stays taken until that is done
-            self._limits.release(limits)
+            with ExitStack() as last:  # each is done, whatever becomes of another; the first is done last
+                last.callback(self._limits.release, limits)
+                last.callback(lambda: untrusted_fds.close_here(*connection.detach()))
+                if session.process is not None:
+                    last.callback(os.close, session.process)
+                for call in session.at_end:
+                    last.callback(call)
 
     def _next(self, connection: wire.Connection, guest: bool) -> tuple[dict[str, Any], list[int]] | None:
         """Wait for a request; it must be whole within a time limit, a guest's also begun. Raises OSError, WireError."""

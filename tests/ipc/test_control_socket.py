@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,9 +14,10 @@ import pytest
 
 from qgpu.errors import DaemonUnreachableError, QgpuError
 from qgpu.ipc import control_socket, subordinate_uids, wire
-from qgpu.ipc.control_socket import Client, Server
+from qgpu.ipc.control_socket import Client, Server, Session
 from qgpu.ipc.systemd import FdStore
 
+PATIENCE_S = 30
 ALICE, BOB, FIRST, COUNT = 1000, 1001, 100_000, 65_536
 
 
@@ -86,3 +89,25 @@ def test_root_sends_as_much_as_a_container_may_need(server: Path) -> None:
         assert client.call("look", text="x" * (2 << 20))["value"] == 2 << 20
     with pytest.raises(DaemonUnreachableError), Client(server) as client:
         client.call("look", text="x" * (4 << 20))
+
+
+def test_a_client_whose_end_fails_leaves_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda _failure: None)
+    ended = []
+
+    def fail() -> None:
+        raise ValueError
+
+    def answer(session: Session, message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+        session.at_end += [lambda: ended.append("first"), fail, lambda: ended.append("last")]
+        return answering(session, message, fds)
+
+    server = Server(tmp_path, 0o600, None, answer, FdStore())
+    with Client(tmp_path) as client:
+        client.call("look")
+    deadline = time.monotonic() + PATIENCE_S
+    while server._limits._taken and time.monotonic() < deadline:
+        time.sleep(0.01)
+    server.close()
+
+    assert (sorted(ended), server._limits._taken) == (["first", "last"], {})
