@@ -22,6 +22,11 @@ def socket_path(runtime_dir: Path) -> Path:
     return runtime_dir / "qgpud.sock"
 
 
+def root_socket_path(runtime_dir: Path) -> Path:
+    """Return the path of the control socket that only root and the daemon's own user can open."""
+    return runtime_dir / "root.sock"
+
+
 def default_state_dir(runtime_dir: Path) -> Path | None:
     """Return the state directory of root's daemon in /run/qgpu; None for any other daemon, which may run beside it."""
     return Path("/var/lib/qgpu") if os.geteuid() == 0 and runtime_dir == Path("/run/qgpu") else None

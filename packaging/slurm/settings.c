@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#define DEFAULT_SOCKET "/run/qgpu/qgpud.sock"
+#define DEFAULT_SOCKET "/run/qgpu/root.sock"
 
 char socket_path[sizeof(((struct sockaddr_un *)0)->sun_path)] = DEFAULT_SOCKET;
 char per_card[MOST_TEXT], pod_class[MOST_TEXT], max_memory[MOST_TEXT], drain[MOST_TEXT];

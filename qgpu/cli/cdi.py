@@ -11,7 +11,7 @@ import click
 from qgpu.cli.context import Context, pass_context
 from qgpu.errors import InvalidValueError
 from qgpu.ipc.codec import pgpu_from_json
-from qgpu.paths import socket_path
+from qgpu.paths import root_socket_path
 from qgpu.runtime import cdi as specification
 from qgpu.runtime import seccomp_profile
 
@@ -62,7 +62,7 @@ def profile(context: Context, base: Path, unconfined: bool) -> None:
 
 def _specification(context: Context) -> dict[str, Any]:
     pgpus = [pgpu_from_json(gpu) for gpu in context.ask("gpu.list")["gpus"]]
-    return specification.specification(pgpus, socket_path(context.runtime_dir))
+    return specification.specification(pgpus, root_socket_path(context.runtime_dir))
 
 
 def _profile(path: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from qgpu.ipc.systemd import FdStore
 from qgpu.linux.repeated_error import RepeatedError
 from qgpu.model.plane_api import Pgpu
 from qgpu.model.plane_names import Plane
-from qgpu.paths import socket_path
+from qgpu.paths import root_socket_path
 from qgpu.runtime import cdi, seccomp_profile
 from qgpu.runtime.agent import Agent, Attach
 from qgpu.runtime.claim_cdi import ClaimCdiFiles
@@ -37,7 +37,7 @@ class ContainerRuntimes:
         self, plane: Plane, pgpus: Sequence[Pgpu], runtime_dir: Path, config: Config, store: FdStore, take: Attach
     ) -> None:
         directory = cdi_directory(plane, config)
-        self._cdi_file = cdi.CdiFileWriter(pgpus, socket_path(runtime_dir), directory) if directory else None
+        self._cdi_file = cdi.CdiFileWriter(pgpus, root_socket_path(runtime_dir), directory) if directory else None
         self._failure = RepeatedError(_log, "no CDI file: containers cannot ask for a pGPU")
         self._again_s = 0.0
         listener = agent_socket(plane, runtime_dir)
@@ -73,7 +73,7 @@ def claim_files(plane: Plane, pgpus: Sequence[Pgpu], runtime_dir: Path, config: 
     """Return what keeps the CDI files of prepared grants; None for no files."""
     directory = cdi_directory(plane, config)
     more = partial(group_cdi.member_edits, runtime_dir)
-    return ClaimCdiFiles(pgpus, socket_path(runtime_dir), directory, more) if directory else None
+    return ClaimCdiFiles(pgpus, root_socket_path(runtime_dir), directory, more) if directory else None
 
 
 def cdi_directory(plane: Plane, config: Config) -> Path | None:

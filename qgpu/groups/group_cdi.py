@@ -20,7 +20,7 @@ from qgpu.ipc.control_socket import Client
 from qgpu.linux import atomic_file
 from qgpu.model.plane_api import Pgpu
 from qgpu.model.prepared_grant import PreparedGrant
-from qgpu.paths import socket_path
+from qgpu.paths import root_socket_path
 from qgpu.runtime import cdi
 from qgpu.runtime.oci_container import GROUP_KIND
 
@@ -71,7 +71,7 @@ def specification(files: GroupFiles, cards: Sequence[Pgpu]) -> dict[str, Any]:
     edits = card | {
         "env": [*card["env"], *(f"{key}={value}" for key, value in variables.items())],
         "mounts": [_pipe(files.server)],
-        "hooks": [cdi.hook_entry(socket_path(files.runtime_dir), f"{GROUP_KIND}={files.name}")],
+        "hooks": [cdi.hook_entry(root_socket_path(files.runtime_dir), f"{GROUP_KIND}={files.name}")],
     }
     return {
         "cdiVersion": cdi.VERSION,

@@ -27,7 +27,7 @@ from qgpu.ipc.client_limits import ClientLimits
 from qgpu.ipc.listener import SocketListener
 from qgpu.ipc.systemd import FdStore
 from qgpu.linux import untrusted_fds
-from qgpu.paths import socket_path
+from qgpu.paths import root_socket_path, socket_path
 
 _log = structlog.get_logger("control")
 
@@ -44,7 +44,7 @@ class Client:
         path = socket_path(runtime_dir)
         self._timeout_s = timeout_s
         try:
-            self._connection = wire.connect(str(path), timeout_s)
+            self._connection = _connect_as_root(runtime_dir, timeout_s) or wire.connect(str(path), timeout_s)
         except PermissionError as error:
             raise PermissionDeniedError(f"{path}: permission denied; ask for membership in its group") from error
         except TimeoutError as error:
@@ -118,8 +118,20 @@ _MOMENT_S = 0.001
 Handler = Callable[[Session, dict[str, Any], list[int]], dict[str, Any]]
 
 
+def _connect_as_root(runtime_dir: Path, timeout_s: float) -> wire.Connection | None:
+    """Connect root to the socket that nobody else's connections fill; None if there is none. Raises TimeoutError."""
+    if os.geteuid() != 0:
+        return None
+    try:
+        return wire.connect(str(root_socket_path(runtime_dir)), timeout_s)
+    except TimeoutError:
+        raise
+    except OSError:
+        return None
+
+
 class Server:
-    """Listens on the control socket and serves every client in a thread of its own."""
+    """Listens on the control sockets, root's and everybody's, and serves every client in a thread of its own."""
 
     def __init__(
         self,
@@ -142,11 +154,15 @@ class Server:
         self._guests_turn, self._guests_pause_s = threading.Lock(), _GUEST_PAUSE_S
         self._group_id = group_id
         self._path = path = socket_path(runtime_dir)
-        self._listener = SocketListener("control", path, mode, store, self._take)
+        self._listeners = [SocketListener("control", path, mode, store, self._take)]
         try:
             self._give_to_group()
+            self._listeners.append(SocketListener("root", root_socket_path(runtime_dir), 0o600, store, self._take))
+        except PermissionDeniedError:
+            self.close()
+            raise
         except OSError as error:
-            self._listener.close()
+            self.close()
             raise PermissionDeniedError(
                 f"{path}: {error.strerror}; to give it to group {group_id}, run qgpud as root or as its member"
             ) from error
@@ -154,11 +170,12 @@ class Server:
     @property
     def reachable(self) -> bool:
         """Tell whether clients still find the socket."""
-        return self._listener.reachable
+        return all(listener.reachable for listener in self._listeners)
 
     def restore(self) -> None:
         """Listen again if somebody removed the socket. Raises OSError."""
-        self._listener.restore()
+        for listener in self._listeners:
+            listener.restore()
         self._give_to_group()
 
     def _give_to_group(self) -> None:
@@ -167,7 +184,8 @@ class Server:
 
     def close(self) -> None:
         """Accept no more clients."""
-        self._listener.close()
+        for listener in self._listeners:
+            listener.close()
 
     def _take(self, sock: socket.socket) -> None:
         """Serve a client in a thread of its own, if the limits allow it."""

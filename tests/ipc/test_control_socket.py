@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from qgpu.errors import DaemonUnreachableError, QgpuError
 from qgpu.ipc import control_socket, subordinate_uids, wire
 from qgpu.ipc.control_socket import Client, Server, Session
 from qgpu.ipc.systemd import FdStore
+from qgpu.paths import root_socket_path, socket_path
 
 PATIENCE_S = 30
 ALICE, BOB, FIRST, COUNT = 1000, 1001, 100_000, 65_536
@@ -111,3 +113,17 @@ def test_a_client_whose_end_fails_leaves_its_place(tmp_path: Path, monkeypatch: 
     server.close()
 
     assert (sorted(ended), server._limits._taken) == (["first", "last"], {})
+
+
+@pytest.mark.root
+def test_root_does_not_wait_in_the_queue_of_all(server: Path) -> None:
+    """Any user can fill that one, by thousands of connections that it closes again."""
+    path = socket_path(server)
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as full, ExitStack() as waiting:
+        full.bind(str(path))
+        full.listen(0)
+        waiting.enter_context(wire.connect(str(path)).sock)
+
+        assert Client(server, 5).call("look")["value"] == 0
+    assert root_socket_path(server).stat().st_mode & 0o777 == 0o600

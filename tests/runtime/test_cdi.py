@@ -149,7 +149,7 @@ def test_the_daemon_keeps_the_file_where_it_is_told(tmp_path):
         assert json.loads((tmp_path / "cdi" / "qgpu.json").read_text()) == shown
         assert generated.stdout.strip() == str(tmp_path / "other" / "qgpu.json")
         assert json.loads((tmp_path / "other" / "qgpu.json").read_text()) == shown
-        assert shown["containerEdits"]["hooks"][0]["args"][-1] == str(tmp_path / "run" / "qgpud.sock")
+        assert shown["containerEdits"]["hooks"][0]["args"][-1] == str(tmp_path / "run" / "root.sock")
 
 
 def test_the_doctor_finds_a_file_that_is_missing_broken_or_stale(tmp_path):

@@ -214,7 +214,7 @@ def test_without_qgpud_no_task_starts_and_one_line_says_why(cluster: Cluster, wo
     assert ended.returncode != 0
     assert not (cluster.work / "out/it-ran").exists()
     (line,) = (line for line in ended.stderr.splitlines() if "qgpu:" in line)
-    assert re.search(r"qgpu: /run/qgpu/qgpud.sock: .*; is qgpud running\?$", line)
+    assert re.search(r"qgpu: /run/qgpu/root.sock: .*; is qgpud running\?$", line)
 
 
 def test_with_drain_a_node_without_qgpud_keeps_its_jobs_waiting(cluster: Cluster) -> None:
@@ -245,7 +245,7 @@ def test_no_task_starts_beside_a_qgpud_that_hangs(cluster: Cluster) -> None:
 
     assert ended.returncode != 0
     assert not (cluster.work / "out/it-ran").exists()
-    assert "qgpud.sock: no answer; the task does not start without its limits" in ended.stderr
+    assert "root.sock: no answer; the task does not start without its limits" in ended.stderr
 
 
 def test_a_plugin_line_with_an_error_starts_no_task(cluster: Cluster) -> None:
@@ -379,7 +379,7 @@ def test_on_plane_seccomp_a_tasks_calls_reach_the_guardian(cluster: Cluster, tmp
     guard = Guard(tmp_path)
     guard.shared.note({"fact": "pod", "name": "web", "grants": {}})
     cluster.daemons["n1"].stop()
-    stand_in = StandIn(cluster.work / "n1/run/qgpud.sock", guard)
+    stand_in = StandIn(cluster.work / "n1/run/root.sock", guard)
     try:
         script = (
             f"grep -E '^(Seccomp:|NoNewPrivs)' /proc/self/status; echo $QGPU_POD; /work/out/calls control {CONTROL}"
