@@ -33,7 +33,7 @@ _MOST_CARRIED, _ALL_CARRIED = 1 << 14, 1 << 16
 class Allowance:
     """A pod's grants in RM's terms: minors of its cards, memory limits by device instance, and what else they allow.
 
-    In the place of a device instance, a MIG instance has a number of its own (``qgpu.nvidia.mig``).
+    A MIG instance is keyed by a number of its own (``qgpu.nvidia.mig``) instead of its card's device instance.
     """
 
     minors: Mapping[int, int] = field(default_factory=dict)

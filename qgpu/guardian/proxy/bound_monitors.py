@@ -1,8 +1,8 @@
 """Which pods have bound the card's performance monitors, so that what unbinds them waits for the pod's own turn.
 
 RM holds its lock for some 40 ms when it binds monitors, and again when it unbinds them: no gate moves meanwhile. Where
-pods take turns by gate, each pays for that in its own turn. Controls and frees wait, and of a process that dies we keep
-the file until then, because RM unbinds when the last reference to it goes.
+pods take turns by gate, each pays for that in its own turn. Controls and frees wait for that turn. If a process dies,
+we keep its file open until then, because RM unbinds when the last reference to the file goes.
 """
 
 from __future__ import annotations

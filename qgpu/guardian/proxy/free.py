@@ -5,8 +5,9 @@ RM counts for each process how much of its memory nobody else refers to (GPU_GET
 memory is freed, that figure falls by its size. If the figure does not fall, something keeps the memory, and it stays
 charged. Memory that is freed while it is mapped first gets another handle of ours in the pod's client; we free that
 handle in the same way when the last mapping goes. Memory that the figures do not show as gone stays charged until the
-pod's last process has ended. RM has a figure for each card, and it must fall by all memory there that the call takes,
-also by memory that is charged in any case: otherwise the one pays for the other.
+pod's last process has ended. RM has one figure for each card. If a call frees several allocations there, the figure
+must fall by the size of all of them, also of those that stay charged in any case. Otherwise the fall that one causes
+would end the charge of another.
 
 Nothing else may move the figures while they are read. The pod's calls are served one at a time, none of its mappings is
 in progress, no other pod is duplicating its memory (``SharedState.pod_lock``), and none of its files was closed.
