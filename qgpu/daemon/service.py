@@ -28,7 +28,7 @@ from qgpu.daemon.events import UNKNOWN, Events
 from qgpu.daemon.gang_exchange import GangExchange
 from qgpu.daemon.gpu_loop import GpuLoop
 from qgpu.daemon.memory_turns import MemoryTurns
-from qgpu.daemon.metrics import Counters
+from qgpu.daemon.metric_counters import Counters
 from qgpu.daemon.over_limit import over_limits
 from qgpu.daemon.peer_filter import pod_of, refuse_pods
 from qgpu.daemon.plane_choice import PlaneChoice, driver_version

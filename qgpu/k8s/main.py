@@ -90,11 +90,11 @@ def device_plugin(
 ) -> None:
     """Run the device plugin: qgpu.io/cores in per cent, for clusters without consumable capacity."""
     try:
-        from qgpu.k8s import resources, unit_driver
+        from qgpu.k8s import device_plugin_driver, resources
     except ImportError as error:
         raise _missing(error) from error
     served = resources.served(map(resources.Alias, aliases), memory_factor)
-    unit_driver.run(config, served, reserve, patience)
+    device_plugin_driver.run(config, served, reserve, patience)
 
 
 def _missing(error: ImportError) -> NotSupportedError:
