@@ -1,6 +1,6 @@
 """Whether fixed slices could serve the mixes of random_mixes.py that miss a floor, or idle, under Burst Share.
 
-    python bench/best_slices.py --mixes 400           # some twenty minutes on two cores
+    python bench/best_slices.py --mixes 200           # some ten minutes on two cores
 
 For each such mix a search changes one pod's slice after the other, from 0.1 to 32 ms. It looks for slices that leave no
 pod more than a point below its floor (or no further than Burst Share does, where that idles), and of those for the
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,13 +24,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from figures import About, Figure, median, write
 from provenance import sources
-from random_mixes import Mix, Pod, draw, floors, measure, missed, work_alone
+from random_mixes import Mix, draw, measure, missed, run
 
-from qgpu.model import Grant, Plan, PodPlan, Snapshot
-from tests.stage import Stage
+from qgpu.model import Plan, PodPlan, Policy, Snapshot
 
 _ROOT = Path(__file__).resolve().parent.parent
-_SETTLE_S, _SPAN_S = 1, 3
+#: Fixed slices act at once.
+_SETTLE_S = 1
 _SLICES_US = (100, 250, 500, 1000, 2000, 4000, 8000, 16_000, 32_000)
 #: The rounds in which the search begins, with slices in the ratio of quotas.
 _ROUNDS_US = (4000, 16_000)
@@ -42,9 +41,10 @@ _BETTER = 0.001
 
 
 class Served(NamedTuple):
-    """What slices give a mix: how far the worst pod is below what it may miss, and less work than the whole card.
+    """How well slices serve a mix, by two parts of the card's time: less is better, the first before the second.
 
-    Both are parts of the card's time. Less is better, the first before the second.
+    ``beyond`` is how much further the worst pod is below its floor than it may be. ``lost`` is the time in which no pod
+    works.
     """
 
     beyond: float
@@ -64,13 +64,14 @@ def look(seed: int) -> Found | None:
     if ours.missed <= _POINT and ours.idle <= _IDLE:
         return None
     pods, _ = draw(seed)
-    floor, allowed = floors(pods, work_alone(pods, seed)), _POINT if ours.missed > _POINT else max(ours.missed, 0.0)
+    allowed = _POINT if ours.missed > _POINT else max(ours.missed, 0.0)
     known: dict[tuple[int, ...], Served] = {}
 
     def serve(at: tuple[int, ...]) -> Served:
         if at not in known:
-            work = _run(pods, {pod.name: _SLICES_US[index] for pod, index in zip(pods, at, strict=True)}, seed)
-            known[at] = Served(max(0.0, missed(floor, work) - allowed), 1 - sum(work.values()))
+            slices_us = {pod.name: _SLICES_US[index] for pod, index in zip(pods, at, strict=True)}
+            work, _ = run(_fixed(slices_us), pods, seed, settle_s=_SETTLE_S)
+            known[at] = Served(max(0.0, missed(ours.floors, work) - allowed), 1 - sum(work.values()))
         return known[at]
 
     for round_us in _ROUNDS_US:
@@ -97,50 +98,41 @@ def _better(at: tuple[int, ...], serve: Callable[[tuple[int, ...]], Served]) -> 
     return None
 
 
-def _run(pods: Sequence[Pod], slices_us: Mapping[str, int], seed: int) -> dict[str, float]:
-    """Return the work of each pod with fixed slices, as parts of the card's time."""
+def _fixed(slices_us: Mapping[str, int]) -> Policy:
+    """Return a policy that gives each pod its own slice, always."""
 
     def policy(snapshot: Snapshot) -> Plan:
         parts = (PodPlan(pod.name, pod.grant.pod_class, slices_us[pod.name]) for pod in snapshot.pods)
         return Plan(snapshot.pgpu, snapshot.period_ns, tuple(parts))
 
-    stage = Stage(policy, seed=seed)
-    for pod in pods:
-        stage.add(pod.name, Grant(cores=pod.cores), pod.work)
-    stage.pass_by(_SETTLE_S)
-    seconds = list(stage.seconds(_SPAN_S))
-    return {pod.name: statistics.fmean(second.work[pod.name] for second in seconds) for pod in pods}
+    return policy
 
 
 def figures(mixes: int, found: Sequence[Found]) -> list[Figure]:
     """Return the figures of the mixes that were searched, of ``mixes`` in all."""
     missing = [each for each in found if each.ours.missed > _POINT]
-    served = [each for each in missing if each.best.beyond == 0]
     idle = [each for each in found if each.ours.idle > _IDLE]
-    as_fair = [each for each in idle if each.best.beyond == 0]
     return [
         median("mixes", [mixes], note="drawn"),
         median("floor_misses", [len(missing)], note="some pod is more than a point of the card below its floor"),
-        median("floor_misses_of_best_slices", [len(missing) - len(served)], note="no slices were found that serve it"),
-        median(
-            "best_slices_total_over_ours",
-            [(1 - each.best.lost) / each.ours.work for each in served],
-            note="the others: work of all pods with the slices that serve it, over that under Burst Share",
-        ),
+        *_served(missing, "floor_misses_of_best_slices", "best_slices_total_over_ours"),
         median("idle_mixes", [len(idle)], note="more than 3 % of the card idles although pods could use it"),
-        median("idle_mixes_unserved", [len(idle) - len(as_fair)], note="all slices found miss floors by more"),
-        median(
-            "idle_best_slices_total_over_ours",
-            [(1 - each.best.lost) / each.ours.work for each in as_fair],
-            note="the others: work of all pods with slices that miss no floor by more, over that under Burst Share",
-        ),
+        *_served(idle, "idle_mixes_unserved", "idle_best_slices_total_over_ours"),
     ]
+
+
+def _served(mixes: Sequence[Found], unserved: str, total: str) -> list[Figure]:
+    """Return for how many mixes no slices were found, and the work of all pods with those found for the others."""
+    totals = [(1 - each.best.lost) / each.ours.work for each in mixes if each.best.beyond == 0]
+    count = median(unserved, [len(mixes) - len(totals)], note="no slices were found that serve it")
+    note = "the others: work of all pods with the slices found, over that under Burst Share"
+    return [count, median(total, totals, note=note)] if totals else [count]
 
 
 def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mixes", type=int, default=400)
+    parser.add_argument("--mixes", type=int, default=200)
     parser.add_argument("--out", type=Path, default=_ROOT / "docs" / "results")
     options = parser.parse_args()
     began = time.monotonic()

@@ -28,7 +28,7 @@ from figures import About, Figure, at_most, median, write
 from provenance import sources
 
 from qgpu.load.spec import Workload
-from qgpu.model import NS_PER_S, Grant
+from qgpu.model import NS_PER_S, Grant, Policy
 from tests.stage import FLOOD, Stage, batches, eager, every
 
 _SETTLE_S, _SPAN_S = 4, 4
@@ -54,6 +54,8 @@ class Mix(NamedTuple):
     #: The work of all pods, under Burst Share and under plain sharing, as parts of the card's time.
     work: float
     work_plain: float
+    #: Each pod's floor, as a part of the card's time.
+    floors: Mapping[str, float]
 
 
 def workload(chance: random.Random, cores: int | None) -> Workload:
@@ -80,47 +82,40 @@ def draw(seed: int) -> tuple[list[Pod], float]:
     return pods, chance.choice([0, 2])
 
 
-def work_alone(pods: Sequence[Pod], seed: int) -> dict[str, float]:
-    """Return the part of the card's time that each pod works while it has the card to itself."""
-    return {pod.name: _run("plain", [pod._replace(cores=None)], 0, seed)[0][pod.name] for pod in pods}
-
-
-def floors(pods: Sequence[Pod], alone: Mapping[str, float]) -> dict[str, float]:
-    """Return the floor of each pod, as a part of the card's time."""
-    return {pod.name: min((pod.cores or 0) / 100, alone[pod.name]) for pod in pods}
-
-
 def measure(seed: int) -> Mix:
     """Run one mix under Burst Share and under plain sharing."""
     pods, late_ms = draw(seed)
-    alone = work_alone(pods, seed)
-    ours, idle = _run("burst-share", pods, late_ms, seed)
-    plain, _ = _run("plain", pods, 0, seed)
-    floor = floors(pods, alone)
+    alone = {pod.name: run("plain", [pod._replace(cores=None)], seed)[0][pod.name] for pod in pods}
+    ours, idle = run("burst-share", pods, seed, late_ms)
+    plain, _ = run("plain", pods, seed)
+    floors = {pod.name: min((pod.cores or 0) / 100, alone[pod.name]) for pod in pods}
     return Mix(
-        missed(floor, ours),
-        missed(floor, plain),
+        missed(floors, ours),
+        missed(floors, plain),
         max(0.0, idle - max(0.0, 1 - sum(alone.values()))),
         sum(ours.values()),
         sum(plain.values()),
+        floors,
     )
 
 
-def _run(policy: str, pods: Sequence[Pod], late_ms: float, seed: int) -> tuple[dict[str, float], float]:
+def run(
+    policy: str | Policy, pods: Sequence[Pod], seed: int, late_ms: float = 0, settle_s: int = _SETTLE_S
+) -> tuple[dict[str, float], float]:
     """Return the work of each pod and the idle time, as parts of the card's time."""
     stage = Stage(policy, late_ms=late_ms, seed=seed)
     for pod in pods:
         stage.add(pod.name, Grant(cores=pod.cores), pod.work)
-    stage.pass_by(_SETTLE_S)
+    stage.pass_by(settle_s)
     before_ns = stage.host.times(0).idle_ns
     seconds = list(stage.seconds(_SPAN_S))
     work = {pod.name: statistics.fmean(second.work[pod.name] for second in seconds) for pod in pods}
     return work, (stage.host.times(0).idle_ns - before_ns) / (_SPAN_S * NS_PER_S)
 
 
-def missed(floor: Mapping[str, float], work: Mapping[str, float]) -> float:
+def missed(floors: Mapping[str, float], work: Mapping[str, float]) -> float:
     """Return how far the worst pod is below its floor, as a part of the card; negative if all are above."""
-    return max(least - work[name] for name, least in floor.items())
+    return max(least - work[name] for name, least in floors.items())
 
 
 def figures(mixes: Sequence[Mix]) -> list[Figure]:

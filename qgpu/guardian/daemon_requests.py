@@ -12,6 +12,7 @@ from typing import Any
 from qgpu.errors import RefusedError, no_pod
 from qgpu.guardian.daemon_sessions import Answer, DaemonSession
 from qgpu.guardian.gpu.gpu import Gpu
+from qgpu.guardian.gpu.reconciler import BATCH
 from qgpu.guardian.proxy.shared_state import SharedState
 from qgpu.ipc.codec import PROTOCOL, grants_to_json, plan_from_json
 from qgpu.linux import cgroup, fd_budget
@@ -182,7 +183,9 @@ class DaemonRequests:
         table, exists = self._shared.table, self._shared.gpu_ops.exists
         if name in table.pods:
             return
-        if any(exists((client, client)) for client in table.clients_of(name)) or table.is_kept_elsewhere(name):
+        clients = table.clients_of(name)
+        left = len(clients) > BATCH or any(exists((client, client)) for client in clients)
+        if left or table.is_kept_elsewhere(name):
             raise RefusedError(
                 f"pod name {name}: other processes still have files or memory of an earlier pod of that name; choose "
                 "another, or end them"

@@ -86,9 +86,11 @@ class RmShare(Handler):
 
     def _note(self, client: int, more: int = 1) -> bool:
         """Record notes that RM will keep in a client; False if the pod has too many. They end with their client."""
+        table = self._shared.table
+        if table.notes_of(self._pod) + more > _MOST_NOTES:
+            return False
         with self._shared.lock:
-            entry = self._shared.table.clients.get(client)
-            if entry is None or self._shared.table.notes_of(self._pod) + more > _MOST_NOTES:
+            if (entry := table.clients.get(client)) is None:
                 return False
             self._shared.note({"fact": "notes", "client": client, "count": entry.notes + more})
         return True
