@@ -1,4 +1,4 @@
-"""What members of the socket's group may not do: speak for runtimes, enter others' pods, make pods without end."""
+"""A member of the socket's group cannot speak for runtimes, enter others' pods, or make pods without end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may take how many places at the control socket, and how much may be sent to it."""
+"""The control socket bounds the places of each user and the size of each message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may write the journal after its owner was killed, but has a thread that not even SIGKILL ends."""
+"""A successor gets the journal of a killed guardian, even if a thread of that one outlives SIGKILL."""
 
 from __future__ import annotations
 

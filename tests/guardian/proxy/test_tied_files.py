@@ -72,7 +72,7 @@ def test_a_tied_file_keeps_its_maker_without_clients(tied):
 def test_a_file_of_another_kind_enters_no_set(pod, monkeypatch):
     """It may not return from its poll, as one of a FUSE server of the pod's."""
     asked = []
-    monkeypatch.setattr(FileSet, "add", lambda *what: asked.append(what))
+    monkeypatch.setattr(FileSet, "_control", lambda *what: asked.append(what))
     pod.call(abi.NV_ESC_REGISTER_FD, struct.pack("<i", pod.open("/dev/null")))
 
     assert asked == []
