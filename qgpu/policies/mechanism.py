@@ -114,6 +114,8 @@ def by_weights(snapshot: Snapshot, weights: Sequence[int], *, gates: bool = True
         longest = max(weight for weight, works in zip(weights, busy, strict=True) if works)
         least_ns = PLAIN_NS * sum(weight for weight, works in zip(weights, busy, strict=True) if works) // longest
         sharing = Sharing(round_ns=max(sharing.round_ns, least_ns))
+    if not gates and sharing.slice_factors:
+        sharing = replace(sharing, slice_factors=())
     if starting := True in [pod.starting for pod in snapshot.pods]:
         parts = shortened(parts, SHORT_US, hardware)
     elif sharing.equal:
@@ -122,6 +124,7 @@ def by_weights(snapshot: Snapshot, weights: Sequence[int], *, gates: bool = True
         pods = snapshot.pods if gates else tuple([pod._replace(debt_ns=0, fits_slice=False) for pod in snapshot.pods])
         parts = in_round(parts, pods, sharing.round_ns)
     if not sharing.by_gate:
+        parts = _with_factors(parts, sharing)
         return Plan(snapshot.pgpu, snapshot.period_ns, parts, offline=None if starting else sharing)
     if 0 in [turn for turn, works in zip(turns, busy, strict=True) if works]:
         # A satisfied pod competes with only one of the pods that take turns at a time, so that pod stands for all of
@@ -151,6 +154,17 @@ def in_round(parts: Sequence[PodPlan], pods: Sequence[Pod], round_ns: int) -> tu
     return tuple(
         replace(part, timeslice_us=_bounded(part.timeslice_us * scale * _slice_factor(pod)))
         for part, pod in zip(parts, pods, strict=True)
+    )
+
+
+def _with_factors(parts: tuple[PodPlan, ...], sharing: Sharing) -> tuple[PodPlan, ...]:
+    """Shorten the slices of the pods that have a factor."""
+    if not sharing.slice_factors:
+        return parts
+    factors = dict(sharing.slice_factors)
+    return tuple(
+        replace(part, timeslice_us=_bounded(part.timeslice_us * factors[part.pod])) if part.pod in factors else part
+        for part in parts
     )
 
 

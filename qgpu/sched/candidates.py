@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import log2
 
 from qgpu.model import NS_PER_MS, NS_PER_S, PodClass, Sharing
 from qgpu.sched.gpu_usage import RoundEntry
-from qgpu.sched.trial import Trial, score, short_of_share
+from qgpu.sched.trial import Trial, dues, score, short_of_share
 from qgpu.sched.tuning import Tuning, first_round
 
 #: When a round shrinks to fit a pod that ends its turns early, the longest slice of the other pods stays at least this
@@ -33,10 +34,15 @@ _WELL_SERVED = 0.95
 #: Two rounds are alike if one is less than a fifth longer than the other: the difference of their logarithms, base 2.
 _ALIKE = 0.25
 
-#: A round must beat the score of the driver's own slices by _ROUND_WORTH. Gates must beat every round by _GATES_WORTH,
-#: because a step then waits for whole turns of others. With gates, pods must also use MIN_GATED_USE of the card, and
-#: _MIN_USE_KEPT of what they used with slices: with less, they have gaps in their turns and the card idles.
+#: If a pod has less than this part of its quota, pods without one get shorter slices, down to _LEAST_SLICE_US.
+_OWED, _LEAST_SLICE_US = 0.97, 250
+
+#: A round must beat the score of the driver's own slices by _ROUND_WORTH, and shorter slices of pods without a quota
+#: must beat every round by _SHORTER_WORTH. Gates must beat all of them by _GATES_WORTH, because a step then waits for
+#: whole turns of others. With gates, pods must also use MIN_GATED_USE of the card, and _MIN_USE_KEPT of what they used
+#: with slices: with less, they have gaps in their turns and the card idles.
 _ROUND_WORTH = 1.08
+_SHORTER_WORTH = 1.02
 _GATES_WORTH = 1.03
 MIN_GATED_USE, _MIN_USE_KEPT = 0.7, 0.97
 
@@ -55,6 +61,8 @@ def next_round(
     The round is shorter if a pod is short: that pod's turn becomes as long as its step. It is longer if all pods use
     their slices and switching costs too much.
     """
+    if last.sharing.slice_factors:
+        return None
     whole = sum(weights.values())
     start_ns = first_round(pods).round_ns or 0
     round_ns = start_ns if last.sharing.equal else last.sharing.round_ns or period_ns
@@ -98,15 +106,44 @@ def _tried(wanted: Sharing, now: Tuning, period_ns: int) -> bool:
     return any(abs(log2((wanted.round_ns or period_ns) / before)) < _ALIKE for before in rounds)
 
 
+def shorter_slices(now: Tuning, best: Trial, pods: Mapping[str, RoundEntry]) -> Sharing | None:
+    """Return ``best`` with slices half as long for pods without a quota, if a pod has less than its quota.
+
+    None if that is not so, or no slice can be shorter, or this was on trial; also for equal slices, because those by
+    weight serve quotas better. Slices of pods with a quota stay as they
+    are: on a card, pairs of programs lost more work by shorter ones than they gained.
+    """
+    if best.sharing.equal or best.rates.keys() != pods.keys():
+        return None
+    due = dues(pods, sum(best.rates.values()), 1.0)
+    owed = any(
+        entry.grant.cores is not None
+        and best.rates[name] < _OWED * min(due[name], max(each.rates.get(name, 0.0) for each in now.trials))
+        for name, entry in pods.items()
+    )
+    factors = dict(best.sharing.slice_factors)
+    for name, entry in pods.items():
+        if entry.grant.cores is None and entry.part is not None and entry.part.timeslice_us >= 2 * _LEAST_SLICE_US:
+            factors[name] = factors.get(name, 1.0) / 2
+    wanted = replace(best.sharing, slice_factors=tuple(sorted(factors.items())))
+    return wanted if owed and wanted not in [*(trial.sharing for trial in now.trials), *now.rejected] else None
+
+
 def best_round(slices: Sequence[Trial], every: Sequence[Trial], pods: Mapping[str, RoundEntry]) -> Trial:
     """Return the best round: the first or the equal one, unless another is clearly better."""
     usual = (first_round(pods), Sharing(equal=True))
     scores = {id(trial): score(trial, every, pods) for trial in slices}
-    best = max(slices, key=lambda trial: scores[id(trial)])
-    plain = max(
-        (trial for trial in slices if trial.sharing in usual), key=lambda trial: scores[id(trial)], default=best
-    )
-    return best if scores[id(best)] >= _ROUND_WORTH * scores[id(plain)] or _is_longer(best, plain) else plain
+
+    def highest(trials: Sequence[Trial]) -> Trial:
+        return max(trials, key=lambda trial: scores[id(trial)])
+
+    by_weight = [trial for trial in slices if not trial.sharing.slice_factors] or slices
+    best = highest(by_weight)
+    plain = highest([trial for trial in by_weight if trial.sharing in usual] or [best])
+    if scores[id(best)] < _ROUND_WORTH * scores[id(plain)] and not _is_longer(best, plain):
+        best = plain
+    found = highest(slices)
+    return found if scores[id(found)] >= _SHORTER_WORTH * scores[id(best)] else best
 
 
 def _is_longer(trial: Trial, than: Trial) -> bool:

@@ -25,6 +25,7 @@ from qgpu.sched.candidates import (
     gates_retry_due,
     next_round,
     serves_as_before,
+    shorter_slices,
 )
 from qgpu.sched.gpu_usage import RoundEntry
 from qgpu.sched.measurement import accumulate, is_conclusive, is_contended, is_long, work_debts
@@ -119,6 +120,8 @@ def _proceed(
     if not slices:  # a policy took turns by gate unasked
         return now.at(first_round(pods))
     best = best_round(slices, now.trials, pods)
+    if not last.sharing.by_gate and (shorter := shorter_slices(now, best, pods)) is not None:
+        return now.at(shorter)._replace(fits_slice=best.fits_slice - dict(shorter.slice_factors).keys())
     by_gate = Sharing(by_gate=True)
     if last.sharing.by_gate:
         if gates_pay(last, best, now.trials, pods):

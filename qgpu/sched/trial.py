@@ -23,6 +23,9 @@ _CUT_OFF = 1.02
 #: The comparison needs at least MIN_TURNS turns.
 _GAINED, MIN_TURNS = 0.4, 6
 
+#: A step that lasts this part of what it lasted before is not cut by a slice.
+_UNCUT = 0.9
+
 #: A pod that runs step after step has no turn longer than this many times the mean. Measured on an H200: 1.00 to 1.05
 #: for CUDA graphs, trainings and copies, 1.25 to 2.5 for programs launched kernel by kernel.
 _EVEN = 1.15
@@ -182,6 +185,8 @@ def satisfied_pods(trials: Sequence[Trial], hardware: HardwareTraits) -> frozens
             if others_after > 0.75 * others_before or name not in before.early or not told:
                 continue
             step_ns = max(1.0, before.turns_ns[name])
+            if after.turns_ns[name] < _UNCUT * step_ns:
+                continue  # a slice cuts its steps, so it gains less
             if_waiting = before.rates[name] * (step_ns + others_before) / (step_ns + others_after)
             gain = if_waiting - before.rates[name]
             if gain > 0.02 and after.rates[name] - before.rates[name] < _GAINED * gain:
@@ -215,14 +220,13 @@ def score(trial: Trial, every: Sequence[Trial], pods: Mapping[str, RoundEntry]) 
     """Return the score of a trial: the least satisfied pod's part of its due, squared, times the work of all pods.
 
     If any pod has a quota, pods without one have no guarantee. With slices by weight, a pod that exhausts its slices
-    counts as having its share, because a trial of few turns may show less.
+    counts as having one turn more, because a trial may begin or end within one.
     """
-    due_it = guaranteed(trial, pods)
-    if not trial.sharing.by_gate and not trial.sharing.equal:
-        due_it &= trial.early
+    by_weight = not trial.sharing.by_gate and not trial.sharing.equal
     least, parts = 1.0, dues(pods, sum(trial.rates.values()), 1.0)
-    for name in due_it:
-        most = max(each.rates.get(name, 0.0) for each in every)
-        due = min(parts[name], most)
-        least = min(least, trial.rates[name] / due if due > 0 else 1.0)
+    for name in guaranteed(trial, pods):
+        rate, due = trial.rates[name], min(parts[name], max(each.rates.get(name, 0.0) for each in every))
+        if by_weight and name not in trial.early:
+            rate += trial.turns_ns[name] / trial.watched_ns
+        least = min(least, rate / due if due > 0 else 1.0)
     return least**2 * sum(trial.rates.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -118,7 +119,7 @@ def test_fixed_share_needs_no_gate_for_the_whole_card() -> None:
     assert not POLICIES["fixed-share"].plan(Snapshot(0, PERIOD, (pod("a", 100),))).gated
 
 
-@pytest.mark.parametrize("offline", [name for name, info in POLICIES.items() if info.lends])
+@pytest.mark.parametrize("offline", [name for name, info in POLICIES.items() if not info.caps])
 def test_one_busy_offline_pod_beside_an_online_one_needs_no_gate(offline: str) -> None:
     pods = (pod("on", online=True), pod("off"), pod("idle", busy=False))
     plan = compose(offline, "best-effort")(Snapshot(0, PERIOD, pods))
@@ -264,6 +265,18 @@ def test_burst_share_takes_turns_where_timeslices_fail(
 @pytest.mark.parametrize("offline", [Sharing(), Sharing(round_ns=4 * NS_PER_MS), EQUAL])
 def test_burst_share_moves_no_gate_where_timeslices_serve(offline: Sharing) -> None:
     assert windows("burst-share", owing("a", 60), owing("b", 20), offline=offline) == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected_us"), [("burst-share", [3950, 1975]), ("best-effort", [3950, 3950])]
+)
+def test_a_slice_factor_shortens_one_slice_and_no_gate_moves(policy: str, expected_us: list[int]) -> None:
+    found = Sharing(round_ns=8 * NS_PER_MS, slice_factors=(("b", 0.5),))
+    plan = POLICIES[policy].plan(Snapshot(0, PERIOD, (owing("a", 50), owing("b")), offline=found))
+
+    assert [part.timeslice_us for part in plan.pods] == pytest.approx(expected_us, rel=0.02)
+    assert not plan.gated
+    assert plan.offline == (found if policy == "burst-share" else replace(found, slice_factors=()))
 
 
 def test_best_effort_moves_no_gate_whatever_the_ledger_found() -> None:

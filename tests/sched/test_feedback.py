@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby, pairwise
+from statistics import fmean
 
 import pytest
 from hypothesis import example, given
@@ -78,6 +79,25 @@ def test_a_quota_holds_every_second_beside_a_guest(
     for second in stage.seconds(8):
         for name, (cores, _) in zip("abc", pods, strict=True):
             assert second.shares[name] >= (cores or 0) / 100 - ONE_POINT
+
+
+@pytest.mark.parametrize(
+    "pods",
+    [
+        [(35, [batches(24_800, 110)]), (10, [batches(25_100, 130)]), (5, [batches(27_300, 150)]), (None, [FLOOD])],
+        [(45, [batches(12_170, 170)]), (None, [eager(12_290, 0.675)])],
+    ],
+    ids=["a flood", "a framework"],
+)
+def test_pods_that_wait_have_their_quota_before_a_guest(
+    pods: Sequence[tuple[int | None, Sequence[Workload]]],
+) -> None:
+    stage = staged("burst-share", pods)
+    stage.pass_by(4)
+    seconds = list(stage.seconds(4))
+
+    for name, (cores, _) in zip("abcd", pods, strict=False):
+        assert fmean(second.work[name] for second in seconds) >= (cores or 0) / 100 - ONE_POINT
 
 
 GAPPY = [eager(3500, 0.49), eager(3500, 0.74), eager(2500, 0.26), eager(7300, 0.26)]
