@@ -9,7 +9,7 @@ from typing import Any
 
 from qgpu.ipc.control_socket import Client
 
-#: What the daemon says of a pod on a pGPU beside its use: None from a daemon of an earlier version.
+#: What the daemon says of a pod on a pGPU beside its use.
 _USAGE = (
     "below_quota",
     "below_quota_reason",
@@ -48,11 +48,11 @@ def shares(before: dict[str, Any], now: dict[str, Any]) -> list[dict[str, Any]]:
                     "held": usage["memory"],
                     "busy": usage["busy"],
                     "problem": pod["problem"],
-                    "state": "waiting" if pod.get("waits_for") else pod.get("state"),
-                    "suspended_memory": pod.get("suspended_memory", {}).get(str(grant["gpu"]), 0),
-                    **{key: usage.get(key) for key in _USAGE},
+                    "state": "waiting" if pod["waits_for"] else pod["state"],
+                    "suspended_memory": pod["suspended_memory"].get(str(grant["gpu"]), 0),
+                    **{key: usage[key] for key in _USAGE},
                     # the daemon looks further back than these two readings: a mark beside a full quota confuses
-                    "below_quota": usage.get("below_quota") and not has_quota,
+                    "below_quota": usage["below_quota"] and not has_quota,
                 }
             )
     return sorted(rows, key=lambda row: (row["gpu"], row["class"] != "online", natural(row["pod"])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from qgpu.guardian.rules import controls
+from qgpu.guardian.rules.rows import Why
 from qgpu.nvidia import abi
 
 
@@ -19,7 +20,7 @@ def header() -> str:
         for name, value in vars(abi).items()
         if name.isupper() and not name.startswith("_") and isinstance(value, int)
     ]
-    refused = [row for row in controls.ROWS if row.why is controls.SCHEDULING]
+    refused = [row for row in controls.ROWS if row.why is Why.SCHEDULING]
     rows = ", ".join(f'{{ {row.number:#x}u, "{row.name}" }}' for row in refused)
     lines.append(f"static const struct {{ uint32_t cmd; const char *name; }} refused_controls[] = {{ {rows} }};")
     return "\n".join(lines) + "\n"

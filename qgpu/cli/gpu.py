@@ -65,11 +65,11 @@ def _beside(answer: dict[str, Any]) -> Iterator[str]:
     elif answer["plane"] != "sim":
         yield f"device files: NOT isolated: {files['why']}"
     for gpu in answer.get("gpus", ()):
-        for name, reason in gpu.get("below_quota", {}).items():
+        for name, reason in gpu["below_quota"].items():
             yield f"below its quota: pod {name} on pGPU {gpu['index']}: {reason}"
-        if gpu.get("memory_yielded") or gpu.get("memory_shortage"):
+        if gpu["memory_yielded"] or gpu["memory_shortage"]:
             yield f"memory of pGPU {gpu['index']}: overcommit {_overcommit(gpu)}"
-    if instances := ", ".join(str(gpu["index"]) for gpu in answer.get("gpus", ()) if gpu.get("mig")):
+    if instances := ", ".join(str(gpu["index"]) for gpu in answer.get("gpus", ()) if gpu["mig"]):
         yield f"MIG instances: pGPUs {instances}; experimental, tried on no card in MIG mode"
     for card in answer["excluded_cards"]:
         yield f"GPU {card['gpu']} ({card['pci']}) excluded: {card['why']}"

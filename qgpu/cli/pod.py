@@ -199,8 +199,8 @@ def _on_gpu(grant: dict[str, Any], usage: dict[str, Any]) -> Iterator[tuple[str,
     wait_ns = usage["expected_wait_p99_ns"]
     yield "expected p99", "-" if wait_ns is None else f"+ {duration(wait_ns)}"
     yield "limit", memory(grant["memory"])
-    yield "profiling", "allowed" if grant.get("profiling") else "refused"
-    yield "graphics", "allowed" if grant.get("graphics") else "refused"
+    yield "profiling", "allowed" if grant["profiling"] else "refused"
+    yield "graphics", "allowed" if grant["graphics"] else "refused"
     yield "held", memory(usage["memory"])
     yield "busy", "yes" if usage["busy"] else "no"
     yield "TSGs", str(usage["tsgs"])

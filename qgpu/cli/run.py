@@ -113,7 +113,7 @@ def run(
 
 def _wait_for_room(client: Client, pod: dict[str, Any]) -> None:
     """Wait until a pod may begin, where memory is overcommitted. A signal ends us, and with us the pod."""
-    if not (waits := pod.get("waits")):
+    if not (waits := pod["waits"]):
         return
     click.echo(f"pod {pod['name']} waits for {waits}", err=True)
     while client.call("pod.waits", name=pod["name"])["waits"]:

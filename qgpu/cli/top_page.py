@@ -97,7 +97,7 @@ def _gpu(gpu: Mapping[str, Any], shares: Sequence[Mapping[str, Any]], width: int
     there = [row for row in shares if row["gpu"] == gpu["index"]]
     short = sum(waits(row) for row in there)
     used = min(1.0, sum(row["share"] for row in there))
-    busy = gpu.get("utilization")
+    busy = gpu["utilization"]
     style = Style.HEADING if chosen else Style.PLAIN
     parts = [
         (0, f"{'> ' if chosen else '  '}pGPU {gpu['index']}", style),
@@ -126,12 +126,12 @@ def _pods(count: int) -> str:
 
 def waits(row: Mapping[str, Any]) -> bool:
     """Tell whether a pod lacks part of its quota; others ask for less, or their policy guarantees none."""
-    return bool(row.get("below_quota")) and str(row.get("below_quota_reason")).startswith("waits")
+    return bool(row["below_quota"]) and str(row["below_quota_reason"]).startswith("waits")
 
 
 def place(row: Mapping[str, Any]) -> str:
     """Say where a pod is that is not on its card, and how much of its memory; empty for a pod that runs."""
-    state, size = row.get("state") or "running", row.get("suspended_memory", 0)
+    state, size = row["state"], row["suspended_memory"]
     if state == "running":
         return ""
     away = "in host memory" if state in ("suspended", "waiting") else "on the way"
@@ -150,13 +150,13 @@ def _details(mode: Mode, view: View, rows: Sequence[Mapping[str, Any]]) -> Line:
         below = sum(waits(each) for each in rows)
         return line(f"{below} below quota; choose one with the arrow keys to see why" if below else "", Style.QUIET)
     facts = [place(row)] if place(row) else []
-    if row.get("below_quota"):
+    if row["below_quota"]:
         facts.append(f"below its quota: {row['below_quota_reason']}")
     if row["problem"]:
         facts.append(row["problem"])
-    if (gated := row.get("gated")) is not None:
+    if (gated := row["gated"]) is not None:
         facts.append(f"gate closed {gated:.0%}")
-    if (wait_ns := row.get("expected_wait_p99_ns")) is not None:
+    if (wait_ns := row["expected_wait_p99_ns"]) is not None:
         facts.append(f"p99 + {units.format_duration(wait_ns)}")
     facts.append(f"{memory(row['held'])} of {memory(row['memory'])}")
     return ((f"{row['pod']}: ", Style.HEADING), ("; ".join(facts), Style.BAD if waits(row) else Style.PLAIN))

@@ -54,7 +54,7 @@ class Columns:
         """Return a pod's line, marked if it is below its quota."""
         past = history.get((row["gpu"], row["pod"]), ())
         mark = ("  ", Style.PLAIN)
-        if row.get("below_quota"):
+        if row["below_quota"]:
             mark = ("! ", Style.BAD) if str(row["below_quota_reason"]).startswith("waits") else ("~ ", Style.NOTED)
         pieces = [mark]
         for column in self.columns:
@@ -97,10 +97,10 @@ def _pod(row: _Row, width: int, _past: Shares) -> tuple[str, Style]:
 
 
 def _share(row: _Row, _width: int, _past: Shares) -> tuple[str, Style]:
-    if (off := _OFF.get(row.get("state", ""))) is not None:
+    if (off := _OFF.get(row["state"])) is not None:
         return off, Style.NOTED
     style = Style.PLAIN if row["busy"] else Style.QUIET
-    if row.get("below_quota"):
+    if row["below_quota"]:
         style = Style.BAD if str(row["below_quota_reason"]).startswith("waits") else Style.NOTED
     return f"{row['share']:.1%}", style
 
@@ -111,7 +111,7 @@ def _bar(row: _Row, width: int, _past: Shares) -> tuple[str, Style]:
     if row["cores"] is not None:
         at = min(width - 1, round(row["cores"] / 100 * width))
         bar = f"{bar[:at]}{_TICK}{bar[at + 1 :]}"
-    return bar, _share(row, width, ())[1] if row.get("below_quota") else Style.GOOD
+    return bar, _share(row, width, ())[1] if row["below_quota"] else Style.GOOD
 
 
 def _sparkline(row: _Row, width: int, past: Shares) -> tuple[str, Style]:
@@ -128,12 +128,12 @@ def _memory(row: _Row, _width: int, _past: Shares) -> tuple[str, Style]:
 
 
 def _gate(row: _Row, _width: int, _past: Shares) -> tuple[str, Style]:
-    gated = row.get("gated")
+    gated = row["gated"]
     return "-" if gated is None else f"{gated:.0%}", Style.QUIET
 
 
 def _wait(row: _Row, _width: int, _past: Shares) -> tuple[str, Style]:
-    expected_ns, target_ns = row.get("expected_wait_p99_ns"), row.get("latency_target_ns")
+    expected_ns, target_ns = row["expected_wait_p99_ns"], row["latency_target_ns"]
     if expected_ns is None:
         return "-", Style.QUIET
     return units.format_duration(expected_ns), Style.BAD if target_ns and expected_ns > target_ns else Style.PLAIN

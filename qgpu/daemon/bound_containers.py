@@ -36,7 +36,7 @@ class BoundContainer:
     names: tuple[str, ...] = ()
     #: The UID of its Kubernetes pod; empty for none.
     pod_uid: str = ""
-    #: Its first process, which tells its runs apart; 0 if another version noted it.
+    #: Its first process, which tells its runs apart.
     pid: int = 0
     #: When it was bound, on CLOCK_MONOTONIC.
     since_ns: int = field(default_factory=time.monotonic_ns, compare=False)
@@ -57,7 +57,7 @@ def recorded_at(path: str) -> BoundContainer | None:
     try:
         found = json.loads(text)
         devices, names = tuple(found["devices"]), tuple(found["names"])
-        first, since_ns = int(found.get("pid", 0)), int(found["since_ns"])
+        first, since_ns = int(found["pid"]), int(found["since_ns"])
         return BoundContainer(found["container"], devices, names, found["pod_uid"], first, since_ns)
     except (ValueError, KeyError, TypeError):
         return None

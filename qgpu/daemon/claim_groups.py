@@ -14,7 +14,7 @@ from typing import Any
 
 from qgpu.daemon import caller
 from qgpu.daemon.pods import Pods
-from qgpu.errors import BackendGoneError, NotSupportedError, PermissionDeniedError, RefusedError, UnknownNameError
+from qgpu.errors import BackendGoneError, PermissionDeniedError, RefusedError, UnknownNameError
 from qgpu.groups import mps_server
 from qgpu.groups.group_files import GroupFiles
 from qgpu.groups.mps_server import WITH_MPS, check_installed
@@ -41,12 +41,10 @@ class ClaimGroups:
         return {"group": grant.group, "ending": grant.group in self._ending} if grant.group else {}
 
     def check(self, grant: PreparedGrant) -> None:
-        """Raise NotSupportedError if this host cannot have a claim's group; InvalidValueError for a name too long."""
+        """Raise NotSupportedError if this host lacks MPS for a claim's group; InvalidValueError for a name too long."""
         if not grant.group:
             return
         cgroup.check_name(grant.group)
-        if why := self._pods.host.no_groups:
-            raise NotSupportedError(f"{grant}: sharing MPS: {why}; load a newer one, or drop the parameter")
         if self._plane in WITH_MPS:
             check_installed()
 

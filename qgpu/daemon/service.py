@@ -126,7 +126,7 @@ class Service:
         #: ``listener`` is the socket that receives containers' listeners, on the plane that needs them.
         self._containers = ContainerRequests(pods, claims, config.containers, listener, self._groups)
         self.take_listener = self._containers.take_listener
-        jobs = SlurmJobs(host, chosen.plane, pods.lock, pods.reap, partial(pods.admit, may_wait=False), pods.amend)
+        jobs = SlurmJobs(pods, chosen.plane)
         for card in host.excluded_cards():
             _log.warning("card excluded", gpu=card.index, pci=card.pci, reason=card.why)
         known = {*self._pgpus, *(pgpu.uuid for pgpu in self._pgpus.values())}
@@ -295,7 +295,6 @@ class Service:
             "excluded_cards": [
                 {"gpu": card.index, "pci": card.pci, "why": card.why} for card in self._host.excluded_cards()
             ],
-            "no_groups": self._host.no_groups,
             "device_files": self._isolation.shown(),
             "unmanaged_processes": [asdict(each) for there in self._unmanaged.seen.values() for each in there],
         }

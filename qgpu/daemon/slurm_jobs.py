@@ -7,13 +7,12 @@ later steps were given.
 from __future__ import annotations
 
 import platform
-import threading
-from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
+from qgpu.daemon.pods import Pods
 from qgpu.daemon.request_args import Arguments
 from qgpu.errors import InvalidValueError, RefusedError
 from qgpu.guardian.proxy import seccomp_filter
@@ -21,7 +20,7 @@ from qgpu.ipc.control_socket import Session
 from qgpu.ipc.wire import has_ended
 from qgpu.linux import cgroup, untrusted_fds
 from qgpu.model import Grant
-from qgpu.model.plane_api import Host, PodInfo
+from qgpu.model.plane_api import PodInfo
 from qgpu.model.plane_names import Plane
 from qgpu.runtime.agent import LISTENER
 from qgpu.slurm import job
@@ -29,37 +28,12 @@ from qgpu.slurm.job import Step
 
 _log = structlog.get_logger("slurm")
 
-#: Changes a pod's grants: (name, grants). Raises a QgpuError.
-Amend = Callable[[str, dict[int, Grant]], None]
-
-
-class Admit(Protocol):
-    """Makes a pod."""
-
-    def __call__(
-        self, wanted: str, grants: dict[int, Grant], at: str, launcher: Session | None, *, of_job: bool
-    ) -> str:
-        """Make a pod in the cgroup ``at``, or in one made in the launcher's; return its name. Raises a QgpuError."""
-
 
 class SlurmJobs:
-    """The requests of the SPANK plugin. ``lock`` is the service's: it is held while pods come and go."""
+    """The requests of the SPANK plugin."""
 
-    def __init__(
-        self,
-        host: Host,
-        plane: Plane,
-        lock: threading.RLock,
-        pods: Callable[[], Sequence[PodInfo]],
-        admit: Admit,
-        amend: Amend,
-    ) -> None:
-        self._host = host
-        self._plane = plane
-        self._lock = lock
-        self._pods = pods
-        self._admit = admit
-        self._amend = amend
+    def __init__(self, pods: Pods, plane: Plane) -> None:
+        self._pods, self._plane = pods, plane
         #: The grants that each job's pod got from here; others were set by an administrator.
         self._given: dict[str, dict[int, Grant]] = {}
 
@@ -73,14 +47,14 @@ class SlurmJobs:
         step = job.described(arguments.raw)
         if any(untrusted_fds.kind(fd) != LISTENER for fd in fds):
             raise InvalidValueError(f"pod {step.pod}: its task sent a descriptor that is no seccomp listener")
-        grants = step.grants({pgpu.index: pgpu for pgpu in self._host.pgpus()})
-        with self._lock:
-            pods = self._pods()
+        grants = step.grants({pgpu.index: pgpu for pgpu in self._pods.host.pgpus()})
+        with self._pods.lock:
+            pods = self._pods.reap()
             self._given = {pod.name: self._given[pod.name] for pod in pods if pod.name in self._given}
             pod = next((pod for pod in pods if pod.name == step.pod), None)
             at = self._cgroup(session, step)
             if pod is None:
-                self._admit(step.pod, grants, at, None if at else session, of_job=True)
+                self._pods.admit(step.pod, grants, at, None if at else session, may_wait=False, of_job=True)
                 self._given[step.pod] = grants
             elif pod.cgroup not in ("", at) and (at or not cgroup.is_made_for(pod.name, pod.cgroup)):
                 raise RefusedError(f"pod {pod.name}: it is not that of job {step.job}; end its processes first")
@@ -88,7 +62,7 @@ class SlurmJobs:
                 self._widen(pod, grants)
             listeners = list(fds)
             fds.clear()
-            self._host.attach(step.pod, session.peer.pid, listeners)
+            self._pods.host.attach(step.pod, session.peer.pid, listeners)
         _log.info("task of a job attached", pod=step.pod, pid=session.peer.pid)
         plane = self._plane.value
         variables = "\n".join(f"{name}={value}" for name, value in job.variables(plane, step).items())
@@ -103,7 +77,7 @@ class SlurmJobs:
             elif grants[index] == given.get(index):
                 grants[index] = given[index] = job.larger(grants[index], grant)
         if grants != pod.grants:
-            self._amend(pod.name, grants)
+            self._pods.amend(pod.name, grants)
         self._given[pod.name] = given
 
     def _cgroup(self, session: Session, step: Step) -> str:

@@ -64,7 +64,7 @@ def _read(entry: Any) -> Suspension:
         tuple(GpuProcess(int(pid), str(started)) for pid, started in entry["processes"]),
         {int(index): int(size) for index, size in entry["memory"].items()},
         moves={str(before): str(after) for before, after in entry["moves"].items()},
-        yielded=bool(entry.get("yielded", False)),
+        yielded=bool(entry["yielded"]),
         late_s=float(entry["late_s"]),
     )
 

@@ -30,26 +30,21 @@ def check_daemon(runtime_dir: Path, timeout_s: float) -> list[Check]:
     if problems:
         return [here, Check("daemon", Verdict.FAIL, "; ".join(problems), "see the daemon's log")]
     found = f"qgpu {status['version']} on plane {status['plane']} ({status['why']}), {len(status['gpus'])} pGPUs"
-    return [here, Check("daemon", Verdict.OK, found), *_state(status), *_beside(status), *check_memory(status, pods)]
-
-
-def _state(status: Mapping[str, Any]) -> Iterator[Check]:
-    """Check the state directory; a daemon of an earlier version does not tell it."""
-    if "state_dir" in status:
-        yield check_state_directory(None if (kept_in := status["state_dir"]) is None else Path(kept_in))
+    state = check_state_directory(None if (kept_in := status["state_dir"]) is None else Path(kept_in))
+    return [here, Check("daemon", Verdict.OK, found), state, *_beside(status), *check_memory(status, pods)]
 
 
 def _beside(status: dict[str, Any]) -> list[Check]:
-    """Check for processes that use the cards outside pods; a daemon of an earlier version does not report them."""
-    unmanaged_processes = status.get("unmanaged_processes", ())
+    """Check for processes that use the cards outside pods."""
+    unmanaged_processes = status["unmanaged_processes"]
     found = ", ".join(f"{each['pid']} ({each['name']}) on pGPU {each['gpu']}" for each in unmanaged_processes)
     remedy = "nothing bounds them; run them in pods, or end them, unless the host gives its cards to others too"
     return [Check("processes outside pods", Verdict.WARN, found, remedy)] if unmanaged_processes else []
 
 
 def check_memory(status: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> Iterator[Check]:
-    """Check the pGPUs whose memory is overcommitted; a daemon of an earlier version does not report all of it."""
-    granted_often = [gpu for gpu in status["gpus"] if gpu.get("memory_overcommit", 1) > 1]
+    """Check the pGPUs whose memory is overcommitted."""
+    granted_often = [gpu for gpu in status["gpus"] if gpu["memory_overcommit"] > 1]
     if granted_often and (branch := _branch(status["driver"])) is not None and branch < FIRST_BRANCH:
         cards = ", ".join(str(gpu["index"]) for gpu in granted_often)
         yield Check(
@@ -59,7 +54,7 @@ def check_memory(status: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -
             f"install driver branch {FIRST_BRANCH} or newer, or: qgpuctl gpu policy set N --memory-overcommit 1",
         )
     for gpu in status["gpus"]:
-        name, shortage = f"memory of pGPU {gpu['index']}", gpu.get("memory_shortage", 0)
+        name, shortage = f"memory of pGPU {gpu['index']}", gpu["memory_shortage"]
         if shortage:
             yield Check(
                 name,
@@ -69,7 +64,7 @@ def check_memory(status: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -
             )
         elif gpu in granted_often:
             yield Check(name, Verdict.OK, _granted(gpu, pods))
-        if stuck := gpu.get("memory_stuck"):
+        if stuck := gpu["memory_stuck"]:
             yield Check(
                 f"pods that stay on pGPU {gpu['index']}",
                 Verdict.WARN,
@@ -85,7 +80,7 @@ def _granted(gpu: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> str:
         each: units.format_memory(sum(grant["memory"] or 0 for grant in grants if grant["class"] == each))
         for each in ("online", "offline")
     }
-    off = sum(pod.get("suspended_memory", {}).get(str(gpu["index"]), 0) for pod in pods if pod["state"] == "suspended")
+    off = sum(pod["suspended_memory"].get(str(gpu["index"]), 0) for pod in pods if pod["state"] == "suspended")
     return (
         f"{units.format_memory(gpu['memory'])}, granted {limits['online']} to online and {limits['offline']} to "
         f"offline pods; {units.format_memory(off)} in host memory"

@@ -31,7 +31,7 @@ _SHARED = ["rw", "nosuid", "nodev", "noexec", "bind"]
 
 def place(client: Client, files: GroupFiles) -> Path | None:
     """Return a group's CDI file, where the daemon writes its own; None if the daemon writes none. Raises QgpuError."""
-    directory = client.call("status").get("cdi")
+    directory = client.call("status")["cdi"]
     return None if directory is None else Path(directory) / f"qgpu-group-{files.name}.json"
 
 

@@ -10,10 +10,8 @@ from qgpu.model.member_part import MemberPart
 from qgpu.model.plane_api import MigInstance, Pgpu
 from qgpu.model.prepared_grant import PreparedGrant
 
-#: Version of the messages between daemon and guardian and of the journal's facts, and the versions that we understand:
-#: a guardian may be older than the daemon.
+#: Version of the messages between daemon and guardian and of the journal's facts.
 PROTOCOL = 6
-UNDERSTOOD_PROTOCOLS = {4, 5, PROTOCOL}
 
 
 def grant_to_json(grant: Grant) -> dict[str, Any]:
@@ -29,7 +27,7 @@ def grant_to_json(grant: Grant) -> dict[str, Any]:
 
 
 def grant_from_json(data: Mapping[str, Any]) -> Grant:
-    """Read a grant, also from an older qgpu. Raises InvalidValueError, ValueError."""
+    """Read a grant; what it does not name is not granted. Raises InvalidValueError, ValueError."""
     return Grant(
         PodClass(data["class"]),
         data["cores"],
@@ -52,7 +50,7 @@ def grants_from_json(data: Mapping[str, Any]) -> dict[int, Grant]:
 
 def pgpu_from_json(data: Mapping[str, Any]) -> Pgpu:
     """Read a pGPU from the daemon's answer to ``gpu.list``."""
-    mig = MigInstance(**data["mig"]) if data.get("mig") else None
+    mig = MigInstance(**data["mig"]) if data["mig"] else None
     return Pgpu(data["index"], data["uuid"], data["name"], data["memory"], data["minor"], mig)
 
 
@@ -98,7 +96,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
 
 
 def plan_from_json(data: dict[str, Any]) -> Plan:
-    """Read a plan, also from an older qgpu. Raises InvalidValueError, KeyError, TypeError, ValueError."""
+    """Read a plan. Raises InvalidValueError, KeyError, TypeError, ValueError."""
     return Plan(
         data["pgpu"],
         data["period_ns"],
@@ -110,8 +108,8 @@ def plan_from_json(data: dict[str, Any]) -> Plan:
                 None
                 if part["windows"] is None
                 else tuple(Window(start, end, OnIdle(on_idle)) for start, end, on_idle in part["windows"]),
-                copy_timeslice_us=part.get("copy_timeslice_us"),
-                tsg_turn_ns=part.get("tsg_turn_ns"),
+                copy_timeslice_us=part["copy_timeslice_us"],
+                tsg_turn_ns=part["tsg_turn_ns"],
             )
             for part in data["pods"]
         ),
@@ -128,22 +126,15 @@ def sample_from_json(data: dict[str, Any], grants: Mapping[str, Grant]) -> Sampl
                 pod["pod"],
                 grants[pod["pod"]],
                 tuple(
-                    TsgSample(
-                        t["tsg"],
-                        t["run_ns"],
-                        t["starts"],
-                        t["resident"],
-                        _spans(t.get("runs", ())),
-                        t.get("longest_ns", 0),
-                    )
+                    TsgSample(t["tsg"], t["run_ns"], t["starts"], t["resident"], _spans(t["runs"]), t["longest_ns"])
                     for t in pod["tsgs"]
                 ),
                 pod["gated_ns"],
-                _spans(pod.get("closed", ())),
-                pod.get("preempted"),
-                pod.get("preempting"),
-                pod.get("ended_ns", 0),
-                pod.get("ended_starts", 0),
+                _spans(pod["closed"]),
+                pod["preempted"],
+                pod["preempting"],
+                pod["ended_ns"],
+                pod["ended_starts"],
             )
             for pod in data["pods"]
         ),

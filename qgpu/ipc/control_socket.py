@@ -113,6 +113,9 @@ _MOST_OWN_BYTES = 1 << 22
 #: Messages of bounded size are parsed one at a time, too, with a pause of as many times what that took.
 _GUEST_PAUSE_S, _MOST_GUEST_PAUSE_S, _PAUSES = 0.005, 1.0, 4
 _MOMENT_S = 0.001
+#: A message of bounded size that has arrived in part is read on after a pause, which doubles each time: somebody may
+#: send it byte by byte.
+_PART_PAUSE_S, _MOST_PART_PAUSE_S = 0.005, 0.1
 
 #: Answers one request. A handler removes descriptors that it keeps from the list; the rest are closed.
 Handler = Callable[[Session, dict[str, Any], list[int]], dict[str, Any]]
@@ -245,8 +248,11 @@ class Server:
             connection.sock.settimeout(None)
             if not connection.fill():
                 return None
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline, pause_s = time.monotonic() + _PATIENCE_S, 0.0
         while (received := self._parsed(connection)) is None:
+            if connection.unread:
+                pause_s = min(max(2 * pause_s, _PART_PAUSE_S), _MOST_PART_PAUSE_S)
+                time.sleep(pause_s)
             connection.sock.settimeout(max(deadline - time.monotonic(), _MOMENT_S))
             if time.monotonic() > deadline or not connection.fill():
                 return None

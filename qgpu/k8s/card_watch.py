@@ -10,6 +10,7 @@ import structlog
 from qgpu.errors import QgpuError
 from qgpu.k8s.qgpud import Node, Qgpud
 from qgpu.k8s.watched import Watched
+from qgpu.linux.repeated_error import RepeatedError
 
 _log = structlog.get_logger("k8s.cards")
 
@@ -35,18 +36,14 @@ class CardWatch(Watched[CardState]):
         self._qgpud = qgpud
         self._grace_s = grace_s
         self._answered_s = time.monotonic()
-        self._failing = False
+        self._failure = RepeatedError(_log, "no answer from qgpud, trying again", "warning")
 
     def poll(self) -> None:
         """Ask qgpud. If it does not answer, keep its last answer, and mark it as out of date after the grace period."""
-        try:
+        state = self.value
+        with self._failure.logged(QgpuError):
             state = CardState(self._qgpud.node())
             self._answered_s = time.monotonic()
-            self._failing = False
-        except QgpuError as error:
-            if not self._failing:
-                _log.warning("no answer from qgpud, trying again", error=str(error))
-            self._failing, state = True, self.value
-            if time.monotonic() - self._answered_s > self._grace_s:
-                state = CardState(state.node, str(error))
+        if (problem := self._failure.text) and time.monotonic() - self._answered_s > self._grace_s:
+            state = CardState(state.node, problem)
         self.set(state)

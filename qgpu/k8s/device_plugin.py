@@ -12,7 +12,7 @@ from qgpu.errors import QgpuError, RefusedError
 from qgpu.k8s.device_units import unit_name
 from qgpu.k8s.grpc_server import Handler
 from qgpu.k8s.kubelet_api import DEVICE_PLUGIN, Service
-from qgpu.k8s.resources import Kind, Resource
+from qgpu.k8s.resources import Resource
 from qgpu.k8s.unit_allocator import UnitAllocator
 from qgpu.k8s.unit_watch import UnitWatch
 
@@ -56,9 +56,8 @@ class DevicePlugin:
         return [(DEVICE_PLUGIN.services["DevicePlugin"], handlers)]
 
     def _options(self) -> Any:
-        # Of time and memory, only the kubelet's list says whether they are one container's.
-        two = self._resource.kind is not Kind.SHARE
-        return _MESSAGES.DevicePluginOptions(get_preferred_allocation_available=True, pre_start_required=two)
+        # Init containers and others of their pod have units in common; what starts gets its grant then.
+        return _MESSAGES.DevicePluginOptions(get_preferred_allocation_available=True, pre_start_required=True)
 
     def _list(self, _request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         """Yield all units at every change."""
@@ -93,6 +92,7 @@ class DevicePlugin:
         except QgpuError as error:
             _log.warning("container not ready to start", resource=self._resource.name, error=str(error))
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{self._resource.name}: {error}")
+        self._units.poll()
         return _MESSAGES.PreStartContainerResponse()
 
     def _allocate(self, request: Any, context: grpc.ServicerContext) -> Any:

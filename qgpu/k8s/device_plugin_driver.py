@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Sequence
 
 import structlog
 
-from qgpu import log
-from qgpu.config import LogFormat, LogLevel
-from qgpu.errors import QgpuError, RefusedError
+from qgpu.errors import QgpuError
 from qgpu.ipc.systemd import notify
 from qgpu.k8s import conflicts, grpc_server, resources
 from qgpu.k8s.device_plugin import DevicePlugin
 from qgpu.k8s.grpc_server import SocketServer
 from qgpu.k8s.kubelet_api import DEVICE_PLUGIN
-from qgpu.k8s.node_lock import drop_other_modes_grants, node_lock
+from qgpu.k8s.node_lock import drop_other_modes_grants, serving
 from qgpu.k8s.options import NodeConfig
 from qgpu.k8s.qgpud import Qgpud
 from qgpu.k8s.resources import Resource
 from qgpu.k8s.threads import Threads
 from qgpu.k8s.unit_allocator import UnitAllocator
 from qgpu.k8s.unit_watch import UnitWatch
+from qgpu.linux.repeated_error import RepeatedError
 from qgpu.linux.shutdown import Shutdown
 
 _log = structlog.get_logger("k8s")
@@ -33,12 +30,7 @@ _REGISTER_S = 5.0
 
 def run(config: NodeConfig, served: Sequence[Resource], reserve: int, patience_s: float) -> None:
     """Serve until a signal. Raises QgpuError if another driver sells the cards, or there are too many units."""
-    stop = Shutdown(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    log.configure(LogLevel.INFO, LogFormat.AUTO)
-    if conflict := conflicts.find(config.kubelet):
-        raise RefusedError(conflict)
-    os.umask(0o077)  # sockets are the kubelet's alone
-    with node_lock(config.kubelet):
+    with serving(config) as stop:
         _Driver(config, served, reserve, patience_s).run(stop)
 
 
@@ -58,7 +50,7 @@ class _Driver:
         self._servers = [SocketServer(directory / each.endpoint, each.services()) for each in self._plugins]
         #: The kubelet's socket at which a plugin registered last, by its place in the list.
         self._registered: dict[int, object] = {}
-        self._failing = False
+        self._failure = RepeatedError(_log, "not registered, trying again", "warning")
 
     def run(self, stop: Shutdown) -> None:
         """Serve until ``stop``. Raises QgpuError."""
@@ -89,7 +81,7 @@ class _Driver:
         """Listen and register again where the kubelet has removed a socket, or is another one."""
         socket = self._config.kubelet.device_plugin_registration
         method = DEVICE_PLUGIN.services["Registration"].methods["Register"]
-        try:
+        with self._failure.logged(QgpuError):
             for at, (plugin, server) in enumerate(zip(self._plugins, self._servers, strict=True)):
                 renewed, kubelet = server.restore(), grpc_server.socket_identity(socket)
                 if kubelet is not None and (renewed or self._registered.get(at) != kubelet):
@@ -97,11 +89,6 @@ class _Driver:
                     grpc_server.call(socket, method, plugin.registration, _REGISTER_S)
                     self._registered[at] = kubelet
                     _log.info("registered with the kubelet", endpoint=plugin.endpoint)
-            self._failing = False
-        except QgpuError as error:
-            if not self._failing:
-                _log.warning("not registered, trying again", error=str(error))
-            self._failing = True
 
     def _compare(self, stop: Shutdown) -> None:
         while not stop.wait(self._compare_s):

@@ -5,16 +5,12 @@ An error of the API server, of qgpud or of the kubelet never ends it.
 
 from __future__ import annotations
 
-import os
-import signal
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
-from qgpu import log
-from qgpu.config import LogFormat, LogLevel
-from qgpu.errors import QgpuError, RefusedError
+from qgpu.errors import QgpuError
 from qgpu.ipc.systemd import notify
 from qgpu.k8s import conflicts
 from qgpu.k8s.card_watch import CardWatch
@@ -23,7 +19,7 @@ from qgpu.k8s.dra_plugin import VERSIONS, ClaimLocks, DraPlugin
 from qgpu.k8s.grpc_server import SocketServer
 from qgpu.k8s.health import HealthStream
 from qgpu.k8s.kubelet_api import DRA_HEALTH
-from qgpu.k8s.node_lock import drop_other_modes_grants, node_lock
+from qgpu.k8s.node_lock import drop_other_modes_grants, serving
 from qgpu.k8s.options import NodeConfig
 from qgpu.k8s.publisher import Publisher
 from qgpu.k8s.qgpud import Qgpud
@@ -38,13 +34,8 @@ _log = structlog.get_logger("k8s")
 
 def run(config: NodeConfig, kubeconfig: Path | None, sharing: SharingOptions, resync_s: float) -> None:
     """Serve until a signal. Raises QgpuError if another driver sells the cards, or there is no identity."""
-    stop = Shutdown(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    log.configure(LogLevel.INFO, LogFormat.AUTO)
     check_identity(kubeconfig)
-    if conflict := conflicts.find(config.kubelet):
-        raise RefusedError(conflict)
-    os.umask(0o077)  # sockets are the kubelet's alone
-    with node_lock(config.kubelet):
+    with serving(config) as stop:
         _serve(config, Cluster(kubeconfig, config.node), sharing, resync_s, stop)
 
 

@@ -1,7 +1,8 @@
 """The kubelet's plugin interfaces as protobuf messages and gRPC services, built when this module is imported.
 
-The tables below give each message's fields with their numbers, as the interfaces define them. Messages built at run
-time work with every protobuf that the extra ``k8s`` allows, while generated code works with two major versions only.
+The tables below give the fields that qgpu uses with their numbers, as the interfaces define them. Messages built at
+run time work with every protobuf that the extra ``k8s`` allows, while generated code works with two major versions
+only.
 ``tests/k8s/protos`` states the same interfaces as .proto files; a test compares the two.
 """
 
@@ -218,9 +219,7 @@ DEVICE_PLUGIN = _interface(
         },
         "Empty": {},
         "ListAndWatchResponse": {"devices": _many(1, "Device")},
-        "TopologyInfo": {"nodes": _many(1, "NUMANode")},
-        "NUMANode": {"ID": _Spec(1, _INT64)},
-        "Device": {"ID": 1, "health": 2, "topology": _Spec(3, "TopologyInfo")},
+        "Device": {"ID": 1, "health": 2},
         "PreStartContainerRequest": {"devices_ids": _many(1)},
         "PreStartContainerResponse": {},
         "PreferredAllocationRequest": {"container_requests": _many(1, "ContainerPreferredAllocationRequest")},
@@ -235,15 +234,7 @@ DEVICE_PLUGIN = _interface(
         "ContainerAllocateRequest": {"devices_ids": _many(1)},
         "CDIDevice": {"name": 1},
         "AllocateResponse": {"container_responses": _many(1, "ContainerAllocateResponse")},
-        "ContainerAllocateResponse": {
-            "envs": _map(1),
-            "mounts": _many(2, "Mount"),
-            "devices": _many(3, "DeviceSpec"),
-            "annotations": _map(4),
-            "cdi_devices": _many(5, "CDIDevice"),
-        },
-        "Mount": {"container_path": 1, "host_path": 2, "read_only": _Spec(3, _BOOL)},
-        "DeviceSpec": {"container_path": 1, "host_path": 2, "permissions": 3},
+        "ContainerAllocateResponse": {"annotations": _map(4), "cdi_devices": _many(5, "CDIDevice")},
     },
     {
         "Registration": {"Register": ("RegisterRequest", "Empty")},
@@ -257,7 +248,7 @@ DEVICE_PLUGIN = _interface(
     },
 )
 
-#: What the kubelet tells about the devices of running containers; without the parts that qgpu does not read.
+#: What the kubelet tells about the devices of running containers.
 POD_RESOURCES = _interface(
     "v1",
     {
@@ -270,9 +261,7 @@ POD_RESOURCES = _interface(
             "dynamic_resources": _many(5, "DynamicResource"),
         },
         "ContainerDevices": {"resource_name": 1, "device_ids": _many(2)},
-        "DynamicResource": {"claim_name": 2, "claim_namespace": 3, "claim_resources": _many(4, "ClaimResource")},
-        "ClaimResource": {"cdi_devices": _many(1, "CDIDevice"), "driver_name": 2, "pool_name": 3, "device_name": 4},
-        "CDIDevice": {"name": 1},
+        "DynamicResource": {"claim_name": 2, "claim_namespace": 3},
     },
     {"PodResourcesLister": {"List": ("ListPodResourcesRequest", "ListPodResourcesResponse")}},
 )

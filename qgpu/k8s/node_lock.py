@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from qgpu import log
+from qgpu.config import LogFormat, LogLevel
 from qgpu.errors import (
     AlreadyRunningError,
     DaemonUnreachableError,
@@ -13,14 +16,29 @@ from qgpu.errors import (
     RefusedError,
     TimedOutError,
 )
+from qgpu.k8s import conflicts
 from qgpu.k8s.device_units import is_device_plugins
 from qgpu.k8s.names import DRIVER, KubeletDirectory
+from qgpu.k8s.options import NodeConfig
 from qgpu.k8s.qgpud import Qgpud
 from qgpu.linux import lock_file
+from qgpu.linux.shutdown import Shutdown
 
 
 @contextmanager
-def node_lock(kubelet: KubeletDirectory) -> Iterator[None]:
+def serving(config: NodeConfig) -> Iterator[Shutdown]:
+    """Prepare this process to serve a node, and hold its lock; give what a signal sets. Raises QgpuError."""
+    stop = Shutdown(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    log.configure(LogLevel.INFO, LogFormat.AUTO)
+    if conflict := conflicts.find(config.kubelet):
+        raise RefusedError(conflict)
+    os.umask(0o077)  # sockets are the kubelet's alone
+    with _node_lock(config.kubelet):
+        yield stop
+
+
+@contextmanager
+def _node_lock(kubelet: KubeletDirectory) -> Iterator[None]:
     """Hold a lock in the kubelet's directory. Raises AlreadyRunningError, PermissionDeniedError."""
     path = kubelet.plugins / DRIVER / "lock"
     try:

@@ -12,6 +12,7 @@ from qgpu.k8s.qgpud import Node, Qgpud
 from qgpu.k8s.resources import Resource
 from qgpu.k8s.unit_usage import Units
 from qgpu.k8s.watched import Watched
+from qgpu.linux.repeated_error import RepeatedError
 
 _log = structlog.get_logger("k8s.units")
 
@@ -24,7 +25,7 @@ class UnitWatch(Watched[Mapping[Resource, Units]]):
         self._qgpud = qgpud
         self._served = served
         self._reserve = reserve
-        self._failing = False
+        self._failure = RepeatedError(_log, "no answer from qgpud, trying again", "warning")
         #: A driver that sells the same cards (``conflicts``); "" if there is none.
         self.conflict = ""
 
@@ -34,14 +35,10 @@ class UnitWatch(Watched[Mapping[Resource, Units]]):
 
     def poll(self) -> Node | None:
         """Ask qgpud and return its cards; None if it does not answer, and the value stays as it was."""
-        try:
+        with self._failure.logged(QgpuError):
             node, grants = self._qgpud.node(), self._qgpud.grants()
-        except QgpuError as error:
-            if not self._failing:
-                _log.warning("no answer from qgpud, trying again", error=str(error))
-            self._failing = True
+        if self._failure.text:
             return None
-        self._failing = False
         held = unit_usage.taken(grants, self._served)
         self.set(
             {

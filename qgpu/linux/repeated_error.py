@@ -10,9 +10,9 @@ from typing import Any
 class RepeatedError:
     """The error of one such operation."""
 
-    def __init__(self, log: Any, event: str) -> None:
+    def __init__(self, log: Any, event: str, level: str = "error") -> None:
         """Log with ``log``, a structlog logger, under the name ``event``."""
-        self._log, self._event = log, event
+        self._log, self._event, self._level = log, event, level
         #: The last try's error as text; empty if it succeeded.
         self.text = ""
 
@@ -23,7 +23,7 @@ class RepeatedError:
             yield
         except kinds as error:
             if str(error) != self.text:
-                self._log.error(self._event, error=str(error), **context)
+                getattr(self._log, self._level)(self._event, error=str(error), **context)
             self.text = str(error)
         else:
             self.text = ""

@@ -123,14 +123,13 @@ class Host(Protocol):
 
     #: "sim", "seccomp" or "kmod".
     plane: str
-    #: Why no pod can be a share group here; empty if one can.
-    no_groups: str
 
     def pgpus(self) -> Sequence[Pgpu]:
         """Return the pGPUs that this plane can share."""
 
     def excluded_cards(self) -> Sequence[ExcludedCard]:
         """Return the cards of this machine that the plane does not share."""
+        return ()
 
     def backend(self, pgpu: int) -> Backend:
         """Open the backend of one pGPU."""
@@ -164,10 +163,18 @@ class Host(Protocol):
         """
 
     def orphaned_memory(self) -> Mapping[int, int]:
-        """Return the card memory, in bytes by pGPU, that is still held on behalf of pods that no longer exist."""
+        """Return the card memory, in bytes by pGPU, that is still held on behalf of pods that no longer exist.
+
+        None where a pod's memory is freed with the pod.
+        """
+        return {}
 
     def names_in_use(self) -> Collection[str]:
-        """Return the names of pods that no longer exist and that a new pod may not have, or may not have yet."""
+        """Return the names of pods that no longer exist and that a new pod may not have, or may not have yet.
+
+        None where a pod leaves nothing under its name.
+        """
+        return ()
 
     def checkpointer(self) -> Checkpointer:
         """Open what takes processes off the cards, for one operation. Raises NotSupportedError."""

@@ -29,11 +29,6 @@ class PolicyInfo:
     #: No pod gets more than its quota, even while the pGPU idles: quotas are upper bounds, kept by windows.
     caps: bool = False
 
-    @property
-    def lends(self) -> bool:
-        """Tell whether the policy lends idle capacity to busy pods."""
-        return not self.caps
-
 
 POLICIES: dict[str, PolicyInfo] = {
     "best-effort": PolicyInfo(0, best_effort.plan),

@@ -131,7 +131,7 @@ class GpuTrack:
         whole = all(sum(end_ns - start_ns for start_ns, end_ns in tsg["runs"]) == tsg["run_ns"] for tsg in tsgs)
         recorded = self._ticks > _BLIND_TICKS
         self.gaps += recorded and not whole
-        if recorded and (used := tick.get("utilization")) is not None:  # a daemon of an earlier version tells none
+        if recorded and (used := tick["utilization"]) is not None:
             self._known_ns += now_ns - before_ns
             self._utilized_ns += used * (now_ns - before_ns)
         for pod in tick["pods"]:
@@ -139,7 +139,7 @@ class GpuTrack:
             track.pod_class, track.cores = pod["class"], pod["cores"]
             track.used.append((now_ns, pod["used_ns"]))
             if self._ticks >= _BLIND_TICKS:
-                track.stay(pod.get("state", Residency.RUNNING), before_ns, now_ns)
+                track.stay(pod["state"], before_ns, now_ns)
             if recorded and whole:
                 track.take(pod)
 

@@ -73,7 +73,7 @@ class Service:
 
     def guardian(self) -> int:
         """Return the guardian's process."""
-        link = GuardianLink(self.manager.runtime_dir / "guardian.sock", watch=False)
+        link = GuardianLink(self.manager.runtime_dir / "guardian.sock")
         link.close()
         return int(link.hello["pid"])
 

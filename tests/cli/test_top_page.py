@@ -19,7 +19,8 @@ LONG = "llama-70b-finetune-of-somebody-with-a-long-name"
 
 def row(pod: str, share: float, held: int, quota: int | None = None, **more: Any) -> dict[str, Any]:
     return {"gpu": 0, "pod": pod, "class": "offline", "cores": quota, "share": share, "held": held, "memory": None,
-            "busy": True, "problem": "", "latency_target_ns": None} | more  # fmt: skip
+            "busy": True, "problem": "", "latency_target_ns": None, "state": "running", "suspended_memory": 0,
+            "below_quota": False, "gated": None, "expected_wait_p99_ns": None} | more  # fmt: skip
 
 
 def now(gpus: int = 2) -> dict[str, Any]:
@@ -37,6 +38,8 @@ def now(gpus: int = 2) -> dict[str, Any]:
 ROWS = [row("a", 0.2, 5, 30), row("b", 0.5, 1, 20), row("c", 0.1, 9, **{"class": "online"})]
 NOW = now()
 WAITS = {"below_quota": True, "below_quota_reason": "waits: 70% of the time at its gate"}
+USAGE = {"now_ns": 1, "used_ns": 0, "memory": 0, "busy": False, "below_quota": False, "below_quota_reason": None,
+         "expected_wait_p99_ns": None, "gated": 0, "gate_time_ns": 0, "switches": 0, "switch_time_ns": 0}  # fmt: skip
 ASKS = {"below_quota": True, "below_quota_reason": "asks for less: alone it would use 3% at most"}
 
 
@@ -261,9 +264,10 @@ def test_a_narrow_page_says_how_much_of_a_card_is_used(width: int) -> None:
 @pytest.mark.parametrize(("share_ns", "marked"), [(29, True), (30, False), (50, False)])
 def test_a_pod_with_its_quota_is_not_marked(share_ns: int, marked: bool) -> None:
     def look(now_ns: int, used_ns: int) -> dict[str, Any]:
-        usage = {"gpu": 0, "now_ns": now_ns, "used_ns": used_ns, "memory": 0, "busy": True, **WAITS}
+        usage = USAGE | {"gpu": 0, "now_ns": now_ns, "used_ns": used_ns, "busy": True, **WAITS}
         grant = {"gpu": 0, "class": "offline", "cores": 30}
-        return {"pods": [{"name": "a", "grants": [grant], "usage": [usage], "problem": ""}]}
+        place = {"problem": "", "state": "running", "waits_for": "", "suspended_memory": {}}
+        return {"pods": [{"name": "a", "grants": [grant], "usage": [usage], **place}]}
 
     (found,) = shares(look(0, 0), look(100, share_ns))
 
@@ -271,7 +275,6 @@ def test_a_pod_with_its_quota_is_not_marked(share_ns: int, marked: bool) -> None
 
 
 def test_a_row_has_what_of_its_pgpu_lies_in_host_memory() -> None:
-    usage = {"now_ns": 1, "used_ns": 0, "memory": 0, "busy": False}
     here = {
         "name": "a",
         "problem": "",
@@ -279,7 +282,7 @@ def test_a_row_has_what_of_its_pgpu_lies_in_host_memory() -> None:
         "waits_for": "",
         "suspended_memory": {"1": 64 << 30},
         "grants": [{"gpu": gpu, "class": "offline", "cores": None} for gpu in (0, 1)],
-        "usage": [usage | {"gpu": gpu} for gpu in (0, 1)],
+        "usage": [USAGE | {"gpu": gpu} for gpu in (0, 1)],
     }
     found = shares({"pods": [here]}, {"pods": [here]})
 

@@ -108,7 +108,7 @@ def test_listener_goes_only_to_the_container_it_was_sent_for(
     attached: list[int] = []
     monkeypatch.setattr(host, "attach", lambda name, pid, fds: attached.append(pid) or [os.close(fd) for fd in fds])
     monkeypatch.setattr(cgroup, "of", lambda pid: AT)
-    note = json.dumps({"container": "one-id", "devices": [], "names": [], "pod_uid": "", "since_ns": 0})
+    note = json.dumps({"container": "one-id", "devices": [], "names": [], "pod_uid": "", "pid": 1, "since_ns": 0})
     monkeypatch.setattr(cgroup, "get_xattr", lambda path, key: note if (path, key) == (AT, "container") else None)
     listener = os.open("/dev/null", os.O_RDONLY)
     with pytest.raises(RefusedError, match="its listener was sent for other-id"):

@@ -106,7 +106,7 @@ def _is_out_of_order(kept: object_table.ObjectTable, fact: rm_object.Fact) -> bo
     """Tell whether RM makes no such object: it is on no card though it must be, or its handle is in use."""
     there = kept.objects.get((fact["client"], fact["handle"])) if fact["fact"] == "object" else None
     if there is not None and (there.rm_class, there.parent) != (fact["class"], fact["parent"] or fact["client"]):
-        return True  # SharedState.claim refuses it
+        return True  # ObjectClaims.claim refuses it
     if fact.get("class") not in (abi.NV01_MEMORY_LOCAL_USER, abi.KEPLER_CHANNEL_GROUP_A):
         return False
     above = kept.objects.get((fact["client"], fact["parent"]))

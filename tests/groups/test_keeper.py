@@ -295,20 +295,6 @@ def test_without_mps_the_group_is_refused_and_leaves_nothing(host, installed):
     assert host.json("pod", "list")["pods"] == []
 
 
-def test_group_is_refused_where_the_plane_can_have_none(host, installed, monkeypatch):
-    ask = keeping.Client.call
-
-    def call(client, op, *fds, **fields):
-        older = {"no_groups": "this qgpu.ko is older"} if op == "status" else {}
-        return ask(client, op, *fds, **fields) | older
-
-    monkeypatch.setattr(keeping.Client, "call", call)
-    with pytest.raises(NotSupportedError, match=r"group llm: this qgpu\.ko is older"):
-        Keeper(host.runtime_dir, "llm", {"0": GRANT}, with_mps={"sim"}).begin()
-
-    assert host.json("pod", "list")["pods"] == []
-
-
 def test_control_daemon_that_dies_at_once_is_reported(host, installed, monkeypatch):
     monkeypatch.setattr(keeping, "_TIMEOUT_S", 20)
     installed.write_text("#!/bin/false\n")

@@ -146,7 +146,7 @@ class GuardedWorld(World):
     def kill_guardian(self) -> None:
         """Kill the guardian, if there is one."""
         with suppress(QgpuError, OSError):
-            link = GuardianLink(self.runtime_dir / "guardian.sock", watch=False)
+            link = GuardianLink(self.runtime_dir / "guardian.sock")
             link.close()
             os.kill(int(link.hello["pid"]), signal.SIGKILL)
 

@@ -190,7 +190,9 @@ class Kubelet:
             del self.checkpoint[uid]
         return error
 
-    def allocate(self, resource: str, count: int, pod: str, *, units: list[str] | None = None) -> Any:
+    def allocate(
+        self, resource: str, count: int, pod: str, *, units: list[str] | None = None, container: str = "main"
+    ) -> Any:
         """Allocate units of a resource to a pod's container, as for a pod that starts; return what it gets.
 
         The kubelet asks the plugin which units to take, unless ``units`` are given. Raises grpc.RpcError.
@@ -209,14 +211,14 @@ class Kubelet:
         request = messages.ContainerAllocateRequest(devices_ids=units)
         with self.allocating:
             answer = stub.Allocate(messages.AllocateRequest(container_requests=[request]))
-            self.held_units["team", pod, "main", resource] = tuple(units)
+            self.held_units["team", pod, container, resource] = tuple(units)
         return answer.container_responses[0]
 
-    def pre_start(self, pod: str) -> None:
+    def pre_start(self, pod: str, container: str = "main") -> None:
         """Tell plugins that a pod's container is about to start, those that want to know. Raises grpc.RpcError."""
         messages = MESSAGES["device_plugin"]
-        for (_, name, _, resource), units in list(self.held_units.items()):
-            if name == pod and resource in self.told_of_starts:
+        for (_, *names, resource), units in list(self.held_units.items()):
+            if names == [pod, container] and resource in self.told_of_starts:
                 stub = self.wait_for(lambda of=resource: self.device_plugins.get(of))
                 stub.PreStartContainer(messages.PreStartContainerRequest(devices_ids=units))
 
@@ -281,6 +283,10 @@ class Kubelet:
             pass  # a socket of a plugin that is gone, or has just begun
 
 
+#: The name of init containers, of which the kubelet's list says nothing.
+INIT = "init"
+
+
 class _Lister:
     """What the kubelet says about its containers."""
 
@@ -293,16 +299,14 @@ class _Lister:
         for known in list(self._kubelet.checkpoint.values()):
             for uid in sorted(known.pods):
                 pod = response.pod_resources.add(name=f"pod-{uid}", namespace=known.namespace)
-                claim = pod.containers.add(name="main").dynamic_resources.add(
+                pod.containers.add(name="main").dynamic_resources.add(
                     claim_name=known.name, claim_namespace=known.namespace
                 )
-                for device in known.devices or ():
-                    found = claim.claim_resources.add(driver_name=DRIVER, device_name=device.device_name)
-                    for name in device.cdi_device_ids:
-                        found.cdi_devices.add(name=name)
         with self._kubelet.allocating:
             held_units = dict(self._kubelet.held_units)
         for (namespace, name, container, resource), units in held_units.items():
+            if container == INIT:
+                continue
             pod = response.pod_resources.add(name=name, namespace=namespace)
             pod.containers.add(name=container).devices.add(resource_name=resource, device_ids=units)
         return response

@@ -48,7 +48,7 @@ def _cases() -> Iterator[Case]:
 CASES = tuple(_cases())
 COMPOSED = [case for case in CASES if case.online is not None]
 #: Nobody is held back here while the pGPU idles.
-LENDING = [case for case in CASES if all(info.lends for info in case.policies)]
+LENDING = [case for case in CASES if not any(info.caps for info in case.policies)]
 #: A quota is a guarantee here.
 GUARANTEEING = [case for case in CASES if case.online is None and POLICIES[case.offline].guarantees]
 #: A quota is an upper bound of offline pods here.

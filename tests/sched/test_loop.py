@@ -205,7 +205,7 @@ class LoopMachine(RuleBasedStateMachine):
                 if pod.grants[0].pod_class is PodClass.OFFLINE:
                     assert shares[pod.name] <= (pod.grants[0].cores or 0) / 100 + GATE
         at_work = [workload for loads in self.loads.values() for _, workload in loads]
-        lend = all(POLICIES[name].lends for name in (self.settings.policy, self.settings.online_policy))
+        lend = not any(POLICIES[name].caps for name in (self.settings.policy, self.settings.online_policy))
         if FLOOD in at_work and lend:
             assert sum(shares.values()) > self.least_use(at_work)
 

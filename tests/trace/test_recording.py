@@ -31,8 +31,9 @@ def tick(now_ms: int, *runs: tuple[int, int], told: bool = True, lost: int = 0) 
     spans = [(start * NS_PER_MS, end * NS_PER_MS) for start, end in runs]
     ran_ns = sum(end - start for start, end in spans)
     tsg = {"tsg": "1/2", "run_ns": ran_ns, "starts": len(spans), "runs": spans if told else []}
-    pod = {"pod": "a", "class": "offline", "cores": 50, "used_ns": 0, "closed": [], "tsgs": [tsg]}
-    return {"gpu": 0, "now_ns": now_ms * NS_PER_MS, "lost": lost, "pods": [pod]}
+    pod = {"pod": "a", "class": "offline", "cores": 50, "state": "running", "used_ns": 0, "closed": []}
+    pod["tsgs"] = [tsg]
+    return {"gpu": 0, "now_ns": now_ms * NS_PER_MS, "lost": lost, "utilization": None, "pods": [pod]}
 
 
 def track(*ticks: dict[str, Any]) -> GpuTrack:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from qgpu.guardian.rules import classes, controls, escapes
-from qgpu.guardian.rules.rows import At, InModule, Why
+from qgpu.guardian.rules.rows import At, Control, InModule, Why
 from qgpu.nvidia import abi
 
 HEADER = Path(__file__).resolve().parents[3] / "kmod" / "rules.h"
@@ -66,7 +66,7 @@ def header() -> str:
     )
 
 
-def action(row: controls.Control) -> str | None:
+def action(row: Control) -> str | None:
     """Return what the module does with a control; None if it refuses the control as unknown."""
     if row.why is Why.PROFILING:
         return None
@@ -77,7 +77,7 @@ def action(row: controls.Control) -> str | None:
     return "QGPU_CONTROL_SCHEDULES" if row.why is Why.SCHEDULING else None
 
 
-def _control(row: controls.Control) -> str | None:
+def _control(row: Control) -> str | None:
     act = action(row)
     if act is None:
         return None

@@ -5,13 +5,14 @@ from __future__ import annotations
 import struct
 
 from qgpu.guardian.rules import controls
+from qgpu.guardian.rules.rows import Why
 from qgpu.nvidia import abi
 
 #: Whole-cache flushes that write everything back: of the card's memory, and of system memory. A flush of chosen
 #: physical addresses, or one that drops what is not written back, could reach another pod's memory.
 _FLUSHES = {abi.FLUSH_WHOLE_CACHE, abi.FLUSH_WHOLE_CACHE | abi.FLUSH_SYSTEM_MEMORY}
 #: Controls that RM hands to firmware unread and no header names. ncu asks them with zeros only, and so do pods.
-_WITHOUT_ARGUMENTS = {row.number for row in controls.ROWS if row.why is controls.PROFILING and row.firmware}
+_WITHOUT_ARGUMENTS = {row.number for row in controls.ROWS if row.why is Why.PROFILING and row.firmware}
 #: Registers below this one belong to the card's identity, bus and scheduler, and ncu uses none of them. RM's firmware
 #: checks each register by a list of its own, but lets number 0 through.
 FIRST_REGISTER = 0x9000

@@ -111,6 +111,43 @@ class Pointer(NamedTuple):
     count_at: int | None = 0
 
 
+class Look(enum.Enum):
+    """Why the guardian inspects the parameters of an allowed control."""
+
+    JUDGE = "its parameters may get it refused"
+    OBSERVE = "the guardian records what it says"
+    REWRITE = "its answer is adapted to the pod"
+
+
+class Control(NamedTuple):
+    """One control of RM."""
+
+    number: int
+    name: str
+    why: Why
+    look: Look | None = None
+    #: Handles of clients; they must be the pod's own (0 for none).
+    clients: tuple[At, ...] = ()
+    #: All other handles, by where RM looks them up.
+    handles: tuple[At, ...] = ()
+    pointers: tuple[Pointer, ...] = ()
+    #: A file descriptor of the caller (4 bytes).
+    descriptor_at: int | None = None
+    #: It adds a reference to memory, in the kernel or in a client.
+    gives: bool = False
+    #: It unregisters what another control has registered, and reports an error if that is gone.
+    takes_back: bool = False
+    #: RM sends it to firmware unread, and does not check whose client it is issued on.
+    firmware: bool = False
+    #: What the kernel module does if the guardian does more than issue the control.
+    module: InModule | None = None
+
+    @property
+    def in_module(self) -> InModule | None:
+        """Return what the module does with it in addition to passing or refusing it; None for nothing."""
+        return InModule.FIRMWARE if self.firmware else self.module
+
+
 def handles(places: Iterable[At], params: bytes | bytearray) -> Iterator[int]:
     """Read the handles at these places of the parameters, as far as the parameters reach."""
     for at, many, stride, _, size in places:

@@ -1,8 +1,8 @@
 """What a pod may ask about its own scheduling, for controls whose arguments decide.
 
 The driver lets any process raise its own timeslice or enable its own channels. Beside other pods that would bypass the
-share, so such controls are refused (``controls.py``). GPFIFO_SCHEDULE is allowed: a process needs it to start, and the
-channels that it enables stay under the gate.
+share, so such controls are refused (``refused_controls.py``). GPFIFO_SCHEDULE is allowed: a process needs it to start,
+and the channels that it enables stay under the gate.
 """
 
 from __future__ import annotations

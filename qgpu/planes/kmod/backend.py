@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import structlog
 
 from qgpu.errors import BackendGoneError, RefusedError
-from qgpu.model import NS_PER_MS, Grant, OnIdle, Plan, PodPlan, PodSample, Sample, TsgSample
+from qgpu.model import MIN_TIMESLICE_US, NS_PER_MS, Grant, OnIdle, Plan, PodPlan, PodSample, Sample, TsgSample
 from qgpu.model.preemptions import preemptions
 from qgpu.model.tsg_turns import all_at_once
 from qgpu.planes.kmod import DEVICE
@@ -77,11 +77,18 @@ class KmodBackend:
     """Enforces plans on one pGPU through the module."""
 
     def __init__(
-        self, index: int, card: Card, gpu_time: GpuTimeSource, used: Callable[[], float | None] = lambda: None
+        self,
+        index: int,
+        card: Card,
+        gpu_time: GpuTimeSource,
+        used: Callable[[], float | None] = lambda: None,
+        left: Callable[[], frozenset[int]] = frozenset,
     ) -> None:
-        self._index, self._card, self._gpu_time, self._used = index, card, gpu_time, used
+        """Take ``left``: which pods of the module are retired. Their gates are closed while a plan is in force."""
+        self._index, self._card, self._gpu_time, self._used, self._left = index, card, gpu_time, used, left
         self._device = Device()
-        self._applied: Plan | None = None
+        #: The plan in force, with the retired pods whose gates it closes.
+        self._applied: tuple[Plan, frozenset[int]] | None = None
         self._gated: dict[int, int] = {}
         #: The TSGs of the last sample, by pod.
         self._refs: Mapping[int, Sequence[TsgRef]] = {}
@@ -126,7 +133,7 @@ class KmodBackend:
             raise BackendGoneError(f"pGPU {self._index}: {DEVICE}: {error.strerror}; dmesg may say why") from error
 
     def _sample(self) -> Sample:
-        pods = [(pod, grant_of(self._device, pod.pod, self._card)) for pod in self._device.each("POD_NEXT", "pod")]
+        pods = [(pod, grant_of(self._device, pod.pod, self._card)) for pod in self._pods(self._left())]
         refs = {pod.pod: self._tsgs(pod.pod) for pod, grant in pods if grant}
         # before GPU time is read: a gate that opens after this line counts as closed, never as open and idle
         before, self._gated = self._gated, {}
@@ -164,9 +171,10 @@ class KmodBackend:
             raise RefusedError(f"pGPU {self._index}: this plan is for pGPU {plan.pgpu}")
         plan = replace(plan, pods=tuple(all_at_once(part, self._ran_tsgs.get(part.pod, 0)) for part in plan.pods))
         try:
-            if plan != self._applied or not self._renew():
-                self._install(plan)
-                self._applied = plan
+            wanted = plan, self._left()
+            if wanted != self._applied or not self._renew():
+                self._install(*wanted)
+                self._applied = wanted
         except OSError as error:
             self._applied = None
             raise RefusedError(f"pGPU {self._index}: the module refused the plan: {error.strerror}") from error
@@ -187,6 +195,9 @@ class KmodBackend:
         elif self._stalled and not stalled:
             _log.info("the driver answers again", pgpu=self._index, pci=self._card.pci)
         self._stalled = stalled
+
+    def _pods(self, left: frozenset[int]) -> Iterator[Any]:
+        return (pod for pod in self._device.each("POD_NEXT", "pod") if pod.pod not in left)
 
     def _tsgs(self, pod: int) -> list[TsgRef]:
         return [
@@ -212,7 +223,7 @@ class KmodBackend:
     def _tell_idle(self, plan: Plan) -> None:
         """Tell the module which pods with yielding windows are idle: it sees no kernel run."""
         lenders = {part.pod: part for part in plan.pods if any(w.on_idle is OnIdle.YIELD for w in part.windows or ())}
-        for pod in self._device.each("POD_NEXT", "pod") if lenders else ():
+        for pod in self._pods(self._left()) if lenders else ():
             if part := lenders.get(text_of(pod.name)):
                 try:
                     idle = self._quiet_ns.get(pod.pod, 0) >= _WHOLE * (part.turn_ns or 0)
@@ -227,10 +238,10 @@ class KmodBackend:
             return False
         return True
 
-    def _install(self, plan: Plan) -> None:
-        idents = {text_of(pod.name): pod.pod for pod in self._device.each("POD_NEXT", "pod")}
+    def _install(self, plan: Plan, left: frozenset[int]) -> None:
+        idents = {text_of(pod.name): pod.pod for pod in self._pods(left)}
         windows: list[dict[str, int]] = []
-        parts = []
+        parts = [_closed(ident) for ident in sorted(left)]
         for part in plan.pods:
             if part.pod in idents:
                 parts.append(_part(part, idents[part.pod], len(windows)))
@@ -265,6 +276,10 @@ def _part(part: PodPlan, ident: int, first_window: int) -> dict[str, int]:
         "first_window": first_window if gated else 0,
         "nr_windows": len(part.windows or ()),
     }
+
+
+def _closed(ident: int) -> dict[str, int]:
+    return {"pod": ident, "timeslice_us": MIN_TIMESLICE_US, "flags": NUMBERS["QGPU_POD_PLAN_GATED"]}
 
 
 def _ended(before: Mapping[int, Sequence[TsgRef]], now: Mapping[int, Sequence[TsgRef]]) -> dict[int, list[TsgRef]]:

@@ -114,11 +114,6 @@ def missing_for_limits(info: Any) -> str:
     return next((text for bit, text in _MISSING.items() if info.missing & bit), "")
 
 
-def has_groups(info: Any) -> bool:
-    """Tell whether a module that answers ``info`` can have share groups; an older one cannot."""
-    return bool(info.flags & NUMBERS["QGPU_INFO_GROUPS"])
-
-
 def card_of(device: Device, number: int) -> Card:
     """Ask for a card. Raises OSError."""
     gpu = device.call("GPU", gpu=number)

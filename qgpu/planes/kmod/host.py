@@ -12,7 +12,7 @@ from qgpu.checkpoint.process_checkpointer import ProcessCheckpointer
 from qgpu.errors import NotSupportedError, QgpuError, RefusedError, UnknownNameError, no_pod
 from qgpu.linux import cgroup
 from qgpu.model import Grant
-from qgpu.model.plane_api import ExcludedCard, Pgpu, PodInfo
+from qgpu.model.plane_api import ExcludedCard, Host, Pgpu, PodInfo
 from qgpu.planes.kmod.backend import GpuTimeSource, KmodBackend
 from qgpu.planes.kmod.device import (
     CLASSES,
@@ -20,15 +20,15 @@ from qgpu.planes.kmod.device import (
     Device,
     card_of,
     grant_of,
-    has_groups,
     missing_for_limits,
     problem_of,
     text_of,
 )
+from qgpu.planes.kmod.left_pods import LeftPods
 from qgpu.planes.kmod.uapi import NUMBERS
 
 
-class KmodHost:
+class KmodHost(Host):
     """The pGPUs and pods of this machine, through the module.
 
     ``gpu_time`` starts to measure a card. ``describe`` returns the cards' descriptions in the given order. ``used``
@@ -55,10 +55,10 @@ class KmodHost:
             raise NotSupportedError(f"qgpu.ko: it speaks ABI {info.abi}, this is {NUMBERS['QGPU_ABI_VERSION']}")
         if problem := problem_of(info):
             raise NotSupportedError(f"qgpu.ko: {problem}")
-        self.no_groups = "" if has_groups(info) else "this host's qgpu.ko is older than share groups on kmod"
         #: The last known path of each cgroup id.
         self._paths: dict[int, str] = {}
         self._cards = sorted(map(self._card, range(info.nr_gpus)), key=lambda card: card.pci)
+        self._left = LeftPods(self._device, self._cards)
         self._excluded = excluded()
         there = {card.pci for card in self._excluded}
         described = zip(self._cards, describe(self._cards), strict=True)
@@ -75,16 +75,25 @@ class KmodHost:
     def backend(self, pgpu: int) -> KmodBackend:
         """Open the backend of one pGPU."""
         card = self._cards[pgpu]
-        return KmodBackend(pgpu, card, self._gpu_time(card), self._used(self._pgpus[pgpu]))
+        return KmodBackend(pgpu, card, self._gpu_time(card), self._used(self._pgpus[pgpu]), lambda: self._left.idents)
 
     def pods(self) -> Sequence[PodInfo]:
-        """List the module's pods."""
-        pods = list(self._device.each("POD_NEXT", "pod"))
+        """List the module's pods that are not retired."""
+        pods = list(self._each())
         paths = {pod.cgroup: self._path(pod.cgroup, text_of(pod.name)) for pod in pods}
         joined = {pod.pod: self._joined(pod.pod) for pod in pods}
         known = [paths, *joined.values()]
         self._paths = {ident: path for each in known for ident, path in each.items() if path is not None}
         return [self._info(pod, paths[pod.cgroup], joined[pod.pod].values()) for pod in pods]
+
+    def orphaned_memory(self) -> Mapping[int, int]:
+        """Return memory by pGPU that is still in use although its pod was retired."""
+        held = {index: self._left.memory(self._cards[index]) for index in self._pgpus}
+        return {index: size for index, size in held.items() if size}
+
+    def names_in_use(self) -> Collection[str]:
+        """Return the names of retired pods of which clients of RM, or memory, are left."""
+        return [text_of(pod.name) for pod in self._left.each()]
 
     def admit(self, name: str, grants: Mapping[int, Grant], at: str = "") -> None:
         """Make a pod in an existing cgroup, or in a new one."""
@@ -95,7 +104,7 @@ class KmodHost:
             try:
                 self._grant(ident, grants)
             except BaseException:
-                self._device.call("POD_REMOVE", pod=ident)
+                self._left.retire(ident)
                 raise
         except BaseException:
             if not at:
@@ -105,7 +114,20 @@ class KmodHost:
     def _add(self, name: str, path: str) -> int:
         """Register a cgroup as a pod, and return the pod's number."""
         with _cgroup_fd(name, path) as fd:
+            self._make_place(name, os.fstat(fd).st_ino)
             return int(self._device.call("POD_ADD", cgroup_fd=fd, name=name.encode()).pod)
+
+    def _make_place(self, name: str, ident: int) -> None:
+        """Give up the retired pod of a cgroup for a new one there. Raises RefusedError if another one has the name."""
+        left = list(self._left.each())
+        if any(text_of(pod.name) == name and pod.cgroup != ident for pod in left):
+            raise RefusedError(
+                f"pod name {name}: other processes still have files or memory of an earlier pod of that name; choose "
+                "another, or end them"
+            )
+        for pod in left:
+            if pod.cgroup == ident:
+                self._left.replace(pod.pod)
 
     def amend(self, name: str, grants: Mapping[int, Grant]) -> None:
         """Change a pod's grants."""
@@ -120,12 +142,7 @@ class KmodHost:
         cgroup.ensure_in(name, pid, self._path(pod.cgroup, name) or "", joined)
 
     def join(self, name: str, cgroups: Sequence[str]) -> None:
-        """Let exactly these containers' cgroups count to a pod besides its own.
-
-        Raises NotSupportedError, RefusedError.
-        """
-        if self.no_groups:
-            raise NotSupportedError(f"pod {name}: {self.no_groups}; load a newer one")
+        """Let exactly these containers' cgroups count to a pod besides its own. Raises RefusedError."""
         pod = self._pod(name).pod
         there = self._joined(pod)
         for ident, path in there.items():
@@ -137,18 +154,10 @@ class KmodHost:
                 with _cgroup_fd(name, path) as fd:
                     self._device.call("POD_JOIN", pod=pod, cgroup_fd=fd)
 
-    def orphaned_memory(self) -> Mapping[int, int]:
-        """Return nothing: on this plane a pod's memory is freed with the pod."""
-        return {}
-
-    def names_in_use(self) -> Collection[str]:
-        """Return nothing: the module tells pods apart by number."""
-        return ()
-
     def retire(self, name: str) -> None:
         """Forget a pod, if it is there, and remove its cgroup."""
         with suppress(UnknownNameError):
-            self._device.call("POD_REMOVE", pod=self._pod(name).pod)
+            self._left.retire(self._pod(name).pod)
         cgroup.remove(name)
 
     def checkpointer(self) -> ProcessCheckpointer:
@@ -162,8 +171,12 @@ class KmodHost:
     def _card(self, number: int) -> Card:
         return card_of(self._device, number)
 
+    def _each(self) -> Iterator[Any]:
+        left = {pod.pod for pod in self._left.each()}
+        return (pod for pod in self._device.each("POD_NEXT", "pod") if pod.pod not in left)
+
     def _pod(self, name: str) -> Any:
-        for pod in self._device.each("POD_NEXT", "pod"):
+        for pod in self._each():
             if text_of(pod.name) == name:
                 return pod
         raise no_pod(name)
@@ -218,13 +231,9 @@ class KmodHost:
     def _joined(self, pod: int) -> dict[int, str | None]:
         """Return a pod's joined cgroups by id; of one that is gone the last known path, None if a search fails."""
         found: dict[int, str | None] = {}
-        try:
-            for each in self._device.each("POD_JOINED_NEXT", "cgroup", pod=pod):
-                path = self._path(each.cgroup, "")
-                found[each.cgroup] = path if path != "" else self._paths.get(each.cgroup, "")
-        except OSError as error:
-            if error.errno != errno.ENOTTY:  # an older module has none
-                raise
+        for each in self._device.each("POD_JOINED_NEXT", "cgroup", pod=pod):
+            path = self._path(each.cgroup, "")
+            found[each.cgroup] = path if path != "" else self._paths.get(each.cgroup, "")
         return found
 
 

@@ -42,7 +42,7 @@ class SeccompBackend:
     def sample(self) -> Sample:
         """Report what happened since the last call."""
         answer = self._call("sample", pgpu=self._pgpu, detailed=self.detailed, grants_revision=self._grants_revision)
-        self.lost = answer.get("lost", 0)
+        self.lost = answer["lost"]
         if "grants" in answer:
             self._grants = {pod: grant_from_json(grant) for pod, grant in answer["grants"].items()}
             self._grants_revision = answer["grants_revision"]

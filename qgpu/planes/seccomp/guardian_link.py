@@ -13,7 +13,7 @@ from qgpu import errors
 from qgpu.errors import BackendGoneError, NotSupportedError, RefusedError
 from qgpu.guardian.failover.handover import StateFds
 from qgpu.ipc import wire
-from qgpu.ipc.codec import UNDERSTOOD_PROTOCOLS
+from qgpu.ipc.codec import PROTOCOL
 from qgpu.linux import fd_budget
 from qgpu.planes.seccomp.hang_detector import LOOK_MS, HangDetector
 
@@ -34,8 +34,8 @@ class GuardianHangsError(BackendGoneError):
 class GuardianLink:
     """A connection to the guardian: requests with answers, and unsolicited events."""
 
-    def __init__(self, path: Path, *, watch: str | bool) -> None:
-        """Connect, and ask for one kind of events or none. A guardian of an earlier version sends all kinds."""
+    def __init__(self, path: Path, *, watch: str = "") -> None:
+        """Connect, and ask for one kind of events or none."""
         try:
             self._connection = wire.connect(str(path), _PATIENCE_S)
         except OSError as error:
@@ -56,7 +56,7 @@ class GuardianLink:
             pid = self._connection.peer().pid
             self._connection.close()
             raise GuardianHangsError(pid, str(error)) from error
-        if self.hello.get("protocol") not in UNDERSTOOD_PROTOCOLS:
+        if self.hello.get("protocol") != PROTOCOL:
             for fd in fds:
                 os.close(fd)
             self._connection.close()

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import structlog
@@ -28,7 +29,7 @@ from qgpu.ipc.codec import grants_from_json, grants_to_json
 from qgpu.linux import cgroup, proc
 from qgpu.linux.seccomp_notify import is_listener
 from qgpu.model import Grant
-from qgpu.model.plane_api import ExcludedCard, Pgpu, PodInfo
+from qgpu.model.plane_api import ExcludedCard, Host, Pgpu, PodInfo
 from qgpu.nvidia import mig
 from qgpu.nvidia.nvml import MigCards, Utilization, describe, mig_cards
 from qgpu.planes.seccomp.backend import SeccompBackend
@@ -59,11 +60,10 @@ _LOADED_S = 0.05
 _LOOK_S = 0.02
 
 
-class SeccompHost:
+class SeccompHost(Host):
     """The pGPUs and pods of this machine, without a kernel module."""
 
     plane = "seccomp"
-    no_groups = ""
 
     def __init__(self, kept: RestoredFds, divided: Collection[int | str] = ()) -> None:
         """Take ``divided``: the cards in MIG mode whose instances are shared, by number or UUID."""
@@ -94,7 +94,7 @@ class SeccompHost:
             self._hold(int(number), pod, fds[0])
         self._standby = self._standby or self._prepare(self._state)
         excluded = {card.index for card in self._excluded}
-        cards = [(card["index"], card["pci"]) for card in self._link.hello["cards"] if not card.get("divided")]
+        cards = [(card["index"], card["pci"]) for card in self._link.hello["cards"] if not card["divided"]]
         self._pgpus = {pgpu.index: pgpu for pgpu in describe(card for card in cards if card[0] not in excluded)}
         self._add_instances(divided_cards)
         if not self._pgpus:
@@ -130,16 +130,17 @@ class SeccompHost:
 
     def backend(self, pgpu: int) -> SeccompBackend:
         """Open the backend of one pGPU."""
+        made = partial(SeccompBackend, self.socket, self.revive, pgpu, Utilization(self._pgpus[pgpu].uuid))
         try:
-            return SeccompBackend(self.socket, self.revive, pgpu, Utilization(self._pgpus[pgpu].uuid))
+            return made()
         except BackendGoneError:
             self.revive()
-            return SeccompBackend(self.socket, self.revive, pgpu, Utilization(self._pgpus[pgpu].uuid))
+            return made()
 
     def pods(self) -> Sequence[PodInfo]:
         """List the guardian's pods."""
         answer = self._call("pods")
-        self._end_stuck_guardian(answer.get("stuck", 0))  # a guardian of an earlier version does not say
+        self._end_stuck_guardian(answer["stuck"])
         return [
             PodInfo(
                 pod["name"],
@@ -151,11 +152,11 @@ class SeccompHost:
                 sum(n for what, n in pod["refused"].items() if what.endswith(_OVER_LIMIT)),
                 sum(n for what, n in pod["refused"].items() if not what.endswith(_OVER_LIMIT)),
                 pod["alive"] or inside.alive,
-                tuple(pod.get("joined", ())),  # a guardian of an earlier version has none
-                tuple(pod["unrestorable"]) if "unrestorable" in pod else None,
+                tuple(pod["joined"]),
+                tuple(pod["unrestorable"]),
             )
             for pod in answer["pods"]
-            for inside in (cgroup.members(pod["cgroup"], *pod.get("joined", ())),)
+            for inside in (cgroup.members(pod["cgroup"], *pod["joined"]),)
         ]
 
     def orphaned_memory(self) -> Mapping[int, int]:
@@ -164,7 +165,7 @@ class SeccompHost:
 
     def names_in_use(self) -> Collection[str]:
         """Return the names of retired pods of which clients of RM, or memory, are left."""
-        return list(self._call("pods").get("names_in_use", ()))  # a guardian of an earlier version does not say
+        return list(self._call("pods")["names_in_use"])
 
     def admit(self, name: str, grants: Mapping[int, Grant], at: str = "") -> None:
         """Make a pod in an existing cgroup, or in a new one."""

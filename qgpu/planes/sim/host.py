@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -19,7 +19,7 @@ from qgpu.errors import BackendGoneError, CheckpointError, RefusedError, Unknown
 from qgpu.linux import cgroup, proc
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_S, Grant, Plan, Sample
-from qgpu.model.plane_api import ExcludedCard, MigInstance, Pgpu, PodInfo
+from qgpu.model.plane_api import Host, MigInstance, Pgpu, PodInfo
 from qgpu.planes.sim.checkpointer import SimCheckpointer
 from qgpu.planes.sim.engine import EngineTimes
 from qgpu.planes.sim.gate_worker import GateWorker
@@ -129,11 +129,10 @@ class SimBackend:
             raise BackendGoneError(f"pGPU {self._card.gpu.index}: this backend is closed")
 
 
-class SimHost:
+class SimHost(Host):
     """Simulated pGPUs and their pods, with loads in place of processes."""
 
     plane = "sim"
-    no_groups = ""
 
     def __init__(
         self,
@@ -165,10 +164,6 @@ class SimHost:
     def pgpus(self) -> Sequence[Pgpu]:
         """List the simulated pGPUs."""
         return self._pgpus
-
-    def excluded_cards(self) -> Sequence[ExcludedCard]:
-        """Return nothing: every simulated card is shared."""
-        return ()
 
     def backend(self, pgpu: int) -> SimBackend:
         """Open the backend of one pGPU. Raises UnknownNameError."""
@@ -229,14 +224,6 @@ class SimHost:
         with self._world.changed:
             self._pods[name] = pod = replace(self._pod(name), joined=tuple(cgroups))
             self._keep(pod.cgroup)
-
-    def orphaned_memory(self) -> Mapping[int, int]:
-        """Return nothing: on this plane a pod's memory is freed with the pod."""
-        return {}
-
-    def names_in_use(self) -> Collection[str]:
-        """Return nothing: on this plane a pod leaves nothing."""
-        return ()
 
     def retire(self, name: str) -> None:
         """Remove a pod, if it is there; its remaining loads run on ungated."""

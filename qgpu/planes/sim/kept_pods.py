@@ -46,6 +46,6 @@ class KeptPods:
 
 
 def _pod(row: Mapping[str, Any]) -> PodInfo:
-    """Read a pod, also from an older qgpu. Raises TypeError, KeyError, ValueError, InvalidValueError."""
-    joined = tuple(row.get("joined", ()))
+    """Read a pod. Raises TypeError, KeyError, ValueError, InvalidValueError."""
+    joined = tuple(row["joined"])
     return PodInfo(row["name"], grants_from_json(row["grants"]), cgroup=row["cgroup"], joined=joined)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from qgpu.guardian.proxy import bound_monitors, rm_calls
 from qgpu.guardian.rules import classes, controls, profiling, tools
-from qgpu.guardian.rules.rows import Why
+from qgpu.guardian.rules.rows import Control, Why
 from qgpu.linux import capabilities, proc, thread_freezer
 from qgpu.nvidia import abi
 from tests.guardian.asked import alloc, alloc_status, control, free, status
@@ -35,7 +35,7 @@ NEIGHBOURS = 8
 
 
 def by_name(row):
-    return controls.name(row.number) if isinstance(row, controls.Control) else row.name
+    return controls.name(row.number) if isinstance(row, Control) else row.name
 
 
 def flush(flags):

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from qgpu.guardian.proxy import client_ownership, rm_calls
-from qgpu.guardian.rules import classes, controls, escapes, rows
+from qgpu.guardian.rules import allowed_controls, classes, controls, escapes, refused_controls, rows
 from qgpu.nvidia import abi, versions
 from tests import rm_data
 from tests.traces import ARGUMENT, RECORDINGS, TOOLS, decode
@@ -34,12 +34,17 @@ def asked_in(trace):
 
 
 @pytest.mark.parametrize("table", [controls.ROWS, classes.ROWS, escapes.ROWS], ids=["controls", "classes", "escapes"])
-def test_a_table_has_one_row_a_number_in_order(table):
+def test_a_table_has_one_row_a_number(table):
     numbers = [row.number for row in table]
 
-    if table is not escapes.ROWS:
-        assert numbers == sorted(set(numbers))
     assert len(set(numbers)) == len(numbers)
+
+
+@pytest.mark.parametrize("table", [allowed_controls, refused_controls, classes], ids=["allowed", "refused", "classes"])
+def test_a_file_has_its_rows_in_order(table):
+    numbers = [row.number for row in table.ROWS]
+
+    assert numbers == sorted(numbers)
 
 
 @pytest.mark.parametrize("table", [controls.ROWS, classes.ROWS, escapes.ROWS], ids=["controls", "classes", "escapes"])
@@ -47,6 +52,20 @@ def test_a_name_is_that_of_one_row(table):
     names = Counter(row.name for row in table if row.name)
 
     assert [name for name, times in names.items() if times > 1] == []
+
+
+def test_each_control_is_in_its_file():
+    """SET_TIMESLICE is refused beside those that are allowed, because the plan answers it."""
+    allowed = {row.number for row in allowed_controls.ROWS}
+
+    assert allowed == controls.ALLOWED_TO_SOME.keys() | {abi.NVA06C_SET_TIMESLICE}
+
+
+def test_a_client_that_rm_looks_a_handle_up_in_is_known():
+    """It is in the same parameters, and must be the pod's own."""
+    for row in (*controls.ROWS, *classes.ROWS):
+        named = {place.size for place in row.handles if place.of is rows.Of.NAMED}
+        assert named <= {place.size for place in row.clients}, row.name
 
 
 def test_only_controls_for_firmware_have_no_name():
@@ -106,10 +125,10 @@ def test_only_what_profilers_ask_for_needs_the_grant():
         rows_of = [controls.CONTROLS.get(number) or classes.CLASSES[number] for number in numbers]
         refused[tool] = {row.why for row in rows_of if not row.why.allowed and row.why is not classes.KERNEL}
 
-    scheduling = {controls.SCHEDULING}
-    assert refused["compute-sanitizer"] == {controls.PROFILING} | scheduling
-    assert refused["nsight-compute"] == {controls.PROFILING, controls.ACTS} | scheduling
-    assert refused["cuda-gdb"] == {controls.MEMORY, controls.PROFILING} | scheduling
+    scheduling = {rows.Why.SCHEDULING}
+    assert refused["compute-sanitizer"] == {rows.Why.PROFILING} | scheduling
+    assert refused["nsight-compute"] == {rows.Why.PROFILING, rows.Why.ACTS} | scheduling
+    assert refused["cuda-gdb"] == {rows.Why.MEMORY, rows.Why.PROFILING} | scheduling
 
 
 @pytest.mark.parametrize("trace", RECORDINGS, ids=by_trace)
@@ -131,7 +150,7 @@ def test_what_is_seen_was_seen():
     commands = {each.command for each in asked if isinstance(each, rm_calls.Control)}
     made = {each.rm_class for each in asked if isinstance(each, rm_calls.Alloc)}
 
-    assert {row.number for row in controls.ROWS if row.why is controls.SEEN} == commands & controls.ALLOWED.keys()
+    assert {row.number for row in controls.ROWS if row.why is rows.Why.SEEN} == commands & controls.ALLOWED.keys()
     assert {row.number for row in classes.ROWS if row.why is classes.SEEN} == made & classes.ALLOWED.keys()
 
 

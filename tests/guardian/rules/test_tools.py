@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qgpu.guardian.rules import classes, controls, tools
+from qgpu.guardian.rules.rows import Why
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,7 @@ def test_refused_calls_of_tools_are_known_and_no_allowed_ones():
     of = {number: tool for tool in tools.TOOLS for number in tool.classes}
     for row in controls.ROWS:
         found = tools.refused(controls.name(row.number))
-        of_a_tool = row.number >> 16 in of or row.why is controls.PROFILING
+        of_a_tool = row.number >> 16 in of or row.why is Why.PROFILING
         assert (found is not None) == (of_a_tool and not row.why.allowed)
     for row in classes.ROWS:
         assert (tools.refused(row.name) is not None) == (row.number in of and not row.why.allowed)

@@ -57,7 +57,7 @@ def _stop(pid: int) -> None:
 
 def test_a_guardian_that_was_stopped_is_given_up_as_such(answering):
     process, path = answering
-    link = GuardianLink(path, watch=False)
+    link = GuardianLink(path)
     link.call("renew")
     _stop(process.pid)
     with pytest.raises(BackendGoneError, match="its process is stopped"):
@@ -71,27 +71,19 @@ def test_stopped_guardian_is_reported_as_hung(answering):
     process, path = answering
     _stop(process.pid)
     with pytest.raises(GuardianHangsError, match=f"process {process.pid}.*its process is stopped"):
-        GuardianLink(path, watch=False)
+        GuardianLink(path)
 
 
-@pytest.mark.parametrize("answering", [4], indirect=True)
-def test_a_guardian_of_an_understood_older_protocol_is_accepted(answering):
-    link = GuardianLink(answering[1], watch=False)
-
-    assert link.hello["protocol"] == 4
-    link.close()
-
-
-@pytest.mark.parametrize("answering", [3, PROTOCOL + 1], indirect=True)
-def test_a_guardian_of_an_unknown_protocol_is_refused(answering):
+@pytest.mark.parametrize("answering", [PROTOCOL - 1, PROTOCOL + 1], indirect=True)
+def test_a_guardian_of_another_protocol_is_refused(answering):
     with pytest.raises(NotSupportedError, match="left by another version"):
-        GuardianLink(answering[1], watch=False)
+        GuardianLink(answering[1])
 
 
 @pytest.mark.parametrize("how", ["spin", "sleep", "last event"])
 def test_guardian_that_hangs_unstopped_is_given_up(answering, how):
     _, path = answering
-    link = GuardianLink(path, watch=False)
+    link = GuardianLink(path)
     with pytest.raises(BackendGoneError, match=r"it does not answer$"):
         link.call(how)
 
@@ -101,7 +93,7 @@ def test_guardian_that_hangs_unstopped_is_given_up(answering, how):
 
 def test_a_guardian_that_died_does_not_hang(answering):
     process, path = answering
-    link = GuardianLink(path, watch=False)
+    link = GuardianLink(path)
     process.kill()
     process.wait()
     with pytest.raises(BackendGoneError):
