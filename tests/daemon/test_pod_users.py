@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import uuid
-from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
@@ -22,9 +22,10 @@ from tests.daemon.claim_rig import GIB, Rig
 pytestmark = pytest.mark.root
 
 
-def member(uid: int = 1234) -> Session:
+def member(uid: int = 1234, pid: int | None = None) -> Session:
     """Return a client of the socket's group, which is neither root nor the daemon's user."""
-    return Session(wire.Peer(os.getpid(), uid, uid), may_change=True, process=os.pidfd_open(os.getpid()))
+    pid = os.getpid() if pid is None else pid
+    return Session(wire.Peer(pid, uid, uid), may_change=True, process=os.pidfd_open(pid))
 
 
 @pytest.mark.parametrize(
@@ -55,17 +56,6 @@ def test_member_takes_nothing_of_a_claim_by_a_forged_hook(rig: Rig) -> None:
     assert rig.grant(victim) == ("offline", 60, 8 * GIB)
 
 
-def in_child(code: Callable[[], bool]) -> bool:
-    """Return what a function returns in a child, which may go to another cgroup."""
-    if (child := os.fork()) == 0:
-        with suppress(BaseException):
-            os._exit(0 if code() else 1)
-        os._exit(2)
-    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert ended in (0, 1)
-    return ended == 0
-
-
 @pytest.mark.parametrize(("uid", "enters"), [(1234, True), (1235, False), (0, True)])
 def test_only_root_and_its_user_enter_a_pod(rig: Rig, uid: int, enters: bool) -> None:
     name = f"p-{uuid.uuid4().hex}"
@@ -73,16 +63,16 @@ def test_only_root_and_its_user_enter_a_pod(rig: Rig, uid: int, enters: bool) ->
     rig.host.admit(name, {0: Grant()}, at)
     rig.service.pods.users.note(name, at, 1234)
 
-    def enter() -> bool:
-        with suppress(PermissionDeniedError):
-            rig.service.handle(member(uid), {"op": "pod.attach", "name": name}, [])
-        return cgroup.of(os.getpid()) == at
-
-    try:
-        assert in_child(enter) == enters
-    finally:
-        rig.host.retire(name)
-        cgroup.remove(name, at)
+    with subprocess.Popen(["sleep", "60"]) as child:
+        try:
+            with suppress(PermissionDeniedError):
+                rig.service.handle(member(uid, child.pid), {"op": "pod.attach", "name": name}, [])
+            assert (cgroup.of(child.pid) == at) == enters
+        finally:
+            child.kill()
+            child.wait()
+            rig.host.retire(name)
+            cgroup.remove(name, at)
 
 
 def test_launcher_of_a_member_enters_its_own_pod(rig: Rig) -> None:
