@@ -3,7 +3,7 @@
 Properties:
 - Busy pods share in the ratio of their quotas. Quotas add up to at most 100, so each pod gets at least its own.
 - Pods without a quota divide the unsold rest equally. Where everything is sold, each gets a token turn.
-- A gate closes only when timeslices alone fail a busy pod, and never while one pod is busy alone.
+- A gate closes only when timeslices alone leave a busy pod below its quota, and never while one pod is busy alone.
 - A pod that wakes up is back at its share within one round of the runlist, or within one period where gates are needed.
 """
 

@@ -11,7 +11,7 @@ from math import log2
 
 from qgpu.model import NS_PER_MS, NS_PER_S, PodClass, Sharing
 from qgpu.sched.gpu_usage import RoundEntry
-from qgpu.sched.trial import Trial, dues, score, short_of_share
+from qgpu.sched.trial import Trial, dues, guaranteed, score, short_of_share
 from qgpu.sched.tuning import Tuning, first_round
 
 #: When a round shrinks to fit a pod that ends its turns early, the longest slice of the other pods stays at least this
@@ -113,20 +113,24 @@ def shorter_slices(now: Tuning, best: Trial, pods: Mapping[str, RoundEntry]) -> 
     weight serve quotas better. Slices of pods with a quota stay as they
     are: on a card, pairs of programs lost more work by shorter ones than they gained.
     """
-    if best.sharing.equal or best.rates.keys() != pods.keys():
+    if best.sharing.equal or not owed(best, now.satisfied, pods):
         return None
-    due = dues(pods, sum(best.rates.values()), 1.0)
-    owed = any(
-        entry.grant.cores is not None
-        and best.rates[name] < _OWED * min(due[name], max(each.rates.get(name, 0.0) for each in now.trials))
-        for name, entry in pods.items()
-    )
     factors = dict(best.sharing.slice_factors)
     for name, entry in pods.items():
         if entry.grant.cores is None and entry.part is not None and entry.part.timeslice_us >= 2 * _LEAST_SLICE_US:
             factors[name] = factors.get(name, 1.0) / 2
     wanted = replace(best.sharing, slice_factors=tuple(sorted(factors.items())))
-    return wanted if owed and wanted not in [*(trial.sharing for trial in now.trials), *now.rejected] else None
+    return None if wanted in [*(trial.sharing for trial in now.trials), *now.rejected] else wanted
+
+
+def owed(trial: Trial, satisfied: frozenset[str], pods: Mapping[str, RoundEntry]) -> bool:
+    """Tell whether a pod had less than its quota, or less than its part by weight where no pod has a quota."""
+    parts = dues(pods, sum(trial.rates.values()), 1.0)
+    for name in (guaranteed(trial, pods) & pods.keys()) - satisfied:
+        cores = pods[name].grant.cores
+        if trial.rates[name] < _OWED * (parts[name] if cores is None else cores / 100):
+            return True
+    return False
 
 
 def best_round(slices: Sequence[Trial], every: Sequence[Trial], pods: Mapping[str, RoundEntry]) -> Trial:
@@ -161,13 +165,13 @@ def serves_as_before(expected: float, trial: Trial, weights: Mapping[str, int]) 
 
 
 def gates_may_pay(now: Tuning, best: Trial, pods: Mapping[str, RoundEntry]) -> bool:
-    """Tell whether gates can gain something over slices: some pod is short, or switches take much time.
+    """Tell whether gates can gain something over slices: a pod is owed work and short, or switches take much time.
 
     A pod with uneven turns is launched kernel by kernel. Its turns by gate would be full of gaps.
     """
     weights = {name: entry.weight for name, entry in pods.items()}
     asking = weights.keys() - now.satisfied
-    if len(asking) < 2 or asking & best.uneven:
+    if len(asking) < 2 or asking & best.uneven or not owed(best, now.satisfied, pods):
         return False
     if score(best, now.trials, pods) >= _WELL_SERVED:
         return False

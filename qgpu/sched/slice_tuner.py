@@ -2,12 +2,14 @@
 
 There are two ways to take turns. With timeslices, the hardware switches to the next pod when a slice ends or a pod has
 nothing to run. With gates, each pod has the card to itself for its part of a period. For timeslices one number, the
-length of a round, sets every slice: a pod's slice is its weight's part of the round.
+length of a round, sets every slice: a pod's slice is its weight's part of the round. Only pods without a quota may get
+less, where another pod has less than its quota.
 
 A long round costs few context switches. But a pod that waits for its own work ends its turn early, and then waits for
-the long turns of the others. So the tuner tries several rounds, tries gates where slices fail, and keeps the way with
-the best ``score``: how far the least satisfied pod is satisfied, times the work of all pods. A pod is satisfied when
-it has its due (``dues``), or as much as it had in any round tried. docs/feedback.md gives the reasons and the limits.
+the long turns of the others. So the tuner tries several rounds, tries gates where slices leave a pod below its quota,
+and keeps the way with the best ``score``: how far the least satisfied pod is satisfied, times the work of all pods. A
+pod is satisfied when it has its due (``dues``), or as much as it had in any round tried. docs/feedback.md gives the
+reasons and the limits.
 
 Pure arithmetic: ``advance`` folds one measured round into a ``Tuning``.
 """

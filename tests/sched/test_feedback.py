@@ -100,6 +100,23 @@ def test_pods_that_wait_have_their_quota_before_a_guest(
         assert fmean(second.work[name] for second in seconds) >= (cores or 0) / 100 - ONE_POINT
 
 
+@pytest.mark.parametrize(
+    "pods",
+    [
+        [(5, [batches(21_300, 240)]), (15, [eager(11_800, 0.69)]), (45, [batches(2850, 130)])],
+        [(65, [batches(2060, 250)]), (10, [batches(9390, 250)])],
+    ],
+    ids=["three", "two"],
+)
+def test_no_gate_closes_where_slices_serve_all_quotas(pods: Sequence[tuple[int | None, Sequence[Workload]]]) -> None:
+    stage = staged("burst-share", pods)
+
+    for second in stage.seconds(6):
+        assert not any(plan.gated for plan in second.plans)
+        for name, (cores, _) in zip("abc", pods, strict=False):
+            assert second.work[name] >= (cores or 0) / 100 - ONE_POINT
+
+
 GAPPY = [eager(3500, 0.49), eager(3500, 0.74), eager(2500, 0.26), eager(7300, 0.26)]
 FULL_LENGTH = batches(57_000, 600)
 
