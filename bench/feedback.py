@@ -100,7 +100,7 @@ def run(mix: Mix, *, feedback: bool = True, leaving: bool = False) -> list[Momen
 
     def noted(snapshot: Snapshot) -> Plan:
         if not feedback:
-            pods = tuple(replace(pod, debt_ns=0, satisfied=False, fits_slice=False) for pod in snapshot.pods)
+            pods = tuple(pod._replace(debt_ns=0, satisfied=False, fits_slice=False) for pod in snapshot.pods)
             snapshot = replace(snapshot, pods=pods, offline=Sharing())
         plans.append(policy(snapshot))
         return plans[-1]
@@ -179,6 +179,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     out = parser.parse_args().out
+    out.mkdir(parents=True, exist_ok=True)
     runs = {name: run(MIXES[name], leaving=True) for name in SHOWN}
     draw(runs, out / "sim-feedback.svg")
     results = {name: figures(moments) for name, moments in runs.items()}
