@@ -41,6 +41,7 @@ struct qgpu_call {
 		struct nvos55 dup;
 		struct nvos57 share;
 		struct nv_os_event os_event;
+		u32 ctl_fd;	/* NV_ESC_REGISTER_FD */
 	} in, out;
 };
 

@@ -7,10 +7,12 @@
  * RM looks at number and size and ignores the other bits of an ioctl word; so does this file. RM itself refuses a size
  * that it does not know.
  */
+#include <linux/file.h>
 #include <linux/ioctl.h>
 #include <linux/uaccess.h>
 
 #include "alloc.h"
+#include "client.h"
 #include "control.h"
 #include "dup.h"
 #include "escape.h"
@@ -18,6 +20,29 @@
 #include "os_event.h"
 #include "rule_lookup.h"
 #include "vram_heap.h"
+
+/*
+ * From then on RM takes the calls on this file for calls on the control file, whose clients they may use. So both must
+ * be of one pod. The number is sealed; another thread may still give it to another file meanwhile: see is_foreign().
+ */
+static long register_fd(struct qgpu_call *call)
+{
+	struct file *filp = fget(call->in.ctl_fd);
+	struct qgpu_file *control;
+	long ret = -EINVAL;
+
+	if (!filp)
+		return -EINVAL;
+	if (filp->f_op == call->file->filp->f_op && iminor(file_inode(filp)) == NV_MINOR_CONTROL) {
+		control = qgpu_file_of(filp);
+		if (IS_ERR(control))
+			ret = PTR_ERR(control);
+		else
+			ret = control && control->pod == call->pod ? qgpu_call_forward(call) : -EPERM;
+	}
+	fput(filp);
+	return ret;
+}
 
 /* Which calls are inspected, and their sizes on every known branch. */
 static long (*handler_of(u32 nr, u32 size))(struct qgpu_call *call)
@@ -42,8 +67,24 @@ static long (*handler_of(u32 nr, u32 size))(struct qgpu_call *call)
 	case NV_ESC_ALLOC_OS_EVENT:
 	case NV_ESC_FREE_OS_EVENT:
 		return size == sizeof(struct nv_os_event) ? qgpu_os_event : NULL;
+	case NV_ESC_REGISTER_FD:
+		return size == sizeof(u32) ? register_fd : NULL;
 	}
 	return NULL;
+}
+
+/*
+ * Whether a call on a card's file is for a client of another pod. RM refuses it, unless a control file of that pod is
+ * registered with this file. The client is the first member of every inspected struct.
+ */
+static bool is_foreign(const struct qgpu_call *call)
+{
+	u64 pod;
+
+	if (call->nr == NV_ESC_REGISTER_FD || iminor(file_inode(call->file->filp)) == NV_MINOR_CONTROL)
+		return false;
+	pod = qgpu_client_pod(call->in.free.root);
+	return pod && pod != call->pod->id;
 }
 
 /*
@@ -111,6 +152,8 @@ long qgpu_escape(struct qgpu_file *file, unsigned int cmd, unsigned long arg, qg
 	call.params = NULL;
 	if (copy_from_user(&call.in, call.user, call.size))
 		return -EFAULT;
+	if (is_foreign(&call))
+		return -EPERM;
 	if (down_killable(&call.pod->calls))
 		return -EINTR;
 	ret = handler(&call);

@@ -163,7 +163,7 @@ long qgpu_vram_alloc(struct qgpu_call *call, const struct qgpu_vram *vram)
 
 	if (IS_ERR(client))
 		return PTR_ERR(client);
-	if (!client)		/* a client older than the module, or of another pod: RM refuses the latter */
+	if (!client)		/* a client older than the module; of another pod: RM refuses it on a control file */
 		return qgpu_call_forward(call);
 	if (gpu < 0) {
 		ret = without_card(call, client, vram);

@@ -142,10 +142,10 @@ class Pods:
             admission.check_new(name, grants, replace(self._occupancy(others), settings=settings))
             for pod in before:
                 self.retire(pod)
-            if not may_wait:
-                self.begun.add(name)
             made = self._home_of(name, launcher) if launcher is not None else ""
             try:
+                if not may_wait:
+                    self.begun.add(name)
                 self.make(name, grants, at or made)
                 if launcher is not None:
                     self.users.note(name, made, launcher.peer.uid)

@@ -5,6 +5,9 @@ which container they are for, nor when they are free. So the units of each resou
 memory of one family that come back to back are taken for one container's, and what they are worth follows from that.
 Before a container starts, the kubelet's list says whose they are, and what is wrong is put right. What the kubelet
 allocates again, and what it has not listed for a while, is free.
+
+An init container's units may be the main container's as well, all or some, and the list leaves it out. So whichever of
+them starts gets its grant then, in place of the others'. Its CDI name follows from its units.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ NAMESPACE = "device-plugin"
 _TOGETHER_S = 3.0
 #: How long an allocation waits for the last process of a container whose units are given to the next one.
 _FREED_S, _FREED_STEP_S = 2.0, 0.1
+#: How many allocations are remembered with their other halves, for containers that the kubelet does not list.
+_REMEMBERED = 4096
 
 
 #: A container's namespace, pod and name, and the family of its units.
@@ -53,7 +58,7 @@ class _HalfAllocation:
     @property
     def uid(self) -> str:
         """The UID of its grant."""
-        return device_units.claim_uid(self.resource.name, self.card, self.numbers)
+        return _uid((self.resource, self.card, self.numbers))
 
     def is_of(self, container: Iterable[_Stretch]) -> bool:
         """Tell whether it is an allocation of a container with these units."""
@@ -74,6 +79,8 @@ class UnitAllocator:
         self._socket = pod_resources
         self._lock = threading.Lock()
         self._open: _HalfAllocation | None = None
+        #: What was taken for one container's, by the UID of each of its grants; the latest last.
+        self._together: dict[str, Sequence[_Stretch]] = {}
         #: Since when the kubelet, which is told by its socket, has not listed the units of a grant, by UID.
         self._absent: dict[str, float] = {}
         self._kubelet: tuple[int, int, int] | None = None
@@ -85,8 +92,10 @@ class UnitAllocator:
             half = self._other_half(resource)
             self._open = None
             first = [] if half is None else [(half.resource, half.card, half.numbers)]
+            container = [*first, (resource, uuid, numbers)]
             self._free(resource, uuid, numbers)
-            name = self._prepare([*first, (resource, uuid, numbers)])
+            name = self._prepare(container)
+            self._remember(container)
             if half is None:
                 self._open = _HalfAllocation(resource, uuid, numbers, time.monotonic())
         return name
@@ -94,16 +103,23 @@ class UnitAllocator:
     def settle(self, resource: Resource, names: Sequence[str]) -> None:
         """Give a container that is about to start what its units are worth. Raises QgpuError.
 
-        An init container's are not listed: they stay as they were allocated.
+        An init container's are not listed: it gets what was allocated for it.
         """
         uuid, numbers = device_units.read_units(names)
+        units = resource, uuid, numbers
         listed = pod_resources.held(self._socket)
         with self._lock:
-            for container in self._listed(listed).values():
-                if any(_overlap(stretch, (resource, uuid, numbers)) for stretch in container):
-                    if self._open is not None and self._open.is_of(container):
-                        self._open = None  # no other half follows
-                    self._prepare(container)
+            containers = self._listed(listed).values()
+            found = [container for container in containers if _uid(units) in map(_uid, container)]
+            for container in found:
+                if self._open is not None and self._open.is_of(container):
+                    self._open = None  # no other half follows
+                self._replace(container)
+            if not found and _uid(units) not in {each.uid for each in self._held()}:
+                together = self._together.get(_uid(units), [units])
+                self._replace(together)
+                for each in together:
+                    self._reserve_rest(each, containers)
 
     def prefer(self, resource: Resource, available: Sequence[str], must: Sequence[str], size: int) -> list[str]:
         """Choose units of one card for a container, beside its other half if it has one."""
@@ -119,7 +135,7 @@ class UnitAllocator:
             if kubelet != self._kubelet or kubelet is None:  # it lists nothing until it has found its pods again
                 self._kubelet = kubelet
                 self._absent.clear()
-            held = unit_usage.taken(self._qgpud.grants(), self._served)
+            held = self._held()
             wanted = self._listed(listed).values()
             now_s = time.monotonic()
             for each in held:
@@ -133,10 +149,33 @@ class UnitAllocator:
                 if not all(any(each.overlaps(*units) for each in held) for units in container):
                     self._prepare_again(container)
 
-    def _prepare_again(self, container: Sequence[_Stretch]) -> None:
-        """Prepare what a container holds that has no grant any more."""
+    def _held(self) -> list[HeldUnits]:
+        return unit_usage.taken(self._qgpud.grants(), self._served)
+
+    def _remember(self, container: Sequence[_Stretch]) -> None:
+        for units in container:
+            self._together.pop(_uid(units), None)
+            self._together[_uid(units)] = container
+        while len(self._together) > _REMEMBERED:
+            del self._together[next(iter(self._together))]
+
+    def _replace(self, container: Sequence[_Stretch]) -> None:
+        """Prepare a container's units in place of what other containers of its pod have of them. Raises QgpuError."""
+        for units in container:
+            self._free(*units, besides=_uid(units))
+        self._prepare(container)
+
+    def _reserve_rest(self, units: _Stretch, containers: Iterable[Sequence[_Stretch]]) -> None:
+        """Prepare what listed containers have beside an init container's units, so that nobody buys it meanwhile."""
+        for container in containers:
+            rest = [_without(each, units) if _overlap(each, units) else each for each in container]
+            if rest != container and all(numbers for _, _, numbers in rest):
+                self._prepare_again(rest, only=units[0])
+
+    def _prepare_again(self, container: Sequence[_Stretch], only: Resource | None = None) -> None:
+        """Prepare what a container holds that has no grant any more, of all its resources or one."""
         try:
-            self._prepare(container)
+            self._prepare(container, only)
         except QgpuError as error:
             names = ", ".join(resource.name for resource, _, _ in container)
             _log.error("units of a container have no grant", resources=names, error=str(error))
@@ -161,10 +200,10 @@ class UnitAllocator:
         )
         return half if matches else None
 
-    def _free(self, resource: Resource, card: str, numbers: Iterable[int]) -> None:
-        """Give up the grants of units that the kubelet allocates anew. Raises RefusedError if one is still used."""
-        for each in unit_usage.taken(self._qgpud.grants(), self._served):
-            if each.overlaps(resource, card, numbers):
+    def _free(self, resource: Resource, card: str, numbers: Iterable[int], besides: str = "") -> None:
+        """Give up the grants of units, but for one, for another container. Raises RefusedError if one is still used."""
+        for each in self._held():
+            if each.uid != besides and each.overlaps(resource, card, numbers):
                 self._drop_soon(each)
 
     def _drop_soon(self, old: HeldUnits) -> None:
@@ -188,10 +227,10 @@ class UnitAllocator:
         except RefusedError as error:
             _log.info("units kept", uid=uid, error=str(error))
 
-    def _prepare(self, container: Sequence[_Stretch]) -> str:
+    def _prepare(self, container: Sequence[_Stretch], only: Resource | None = None) -> str:
         """Prepare a container's units of one family, each resource's for itself; return the last one's CDI name.
 
-        Raises QgpuError.
+        With ``only``, prepare those of one resource. Raises QgpuError.
         """
         cards = {uuid for _, uuid, _ in container}
         if len(cards) > 1:
@@ -203,11 +242,14 @@ class UnitAllocator:
         units = {resource: numbers for resource, _, numbers in container}
         cdi = ""
         for resource, grant in resources.worth(card, self._reserve, units).items():
+            if only not in (None, resource):
+                continue
             uid = device_units.claim_uid(resource.name, card.uuid, units[resource])
             name = device_units.grant_name(resource.kind.value, units[resource])
             device = PreparedDevice(resource.name, "", card.uuid, grant)
             named = self._qgpud.prepare(PreparedGrant(uid, NAMESPACE, name, (ANY_POD,), (device,)))
             cdi = named[device.request, device.gpu, device.share]
+            self._absent.pop(uid, None)
             _log.info("units prepared", uid=uid, name=name, card=card.uuid, cores=grant.cores, memory=grant.memory)
         return cdi
 
@@ -216,6 +258,16 @@ class UnitAllocator:
             if card.uuid == uuid:
                 return card
         raise UnknownNameError(f"card {uuid}: qgpud has no such card any more")
+
+
+def _uid(units: _Stretch) -> str:
+    """Return the UID of the grant of some units."""
+    resource, card, numbers = units
+    return device_units.claim_uid(resource.name, card, numbers)
+
+
+def _without(units: _Stretch, others: _Stretch) -> _Stretch:
+    return units[0], units[1], tuple(number for number in units[2] if number not in others[2])
 
 
 def _overlap(one: _Stretch, other: _Stretch) -> bool:

@@ -353,3 +353,21 @@ def test_a_pod_without_a_name_gets_none_of_a_retired_one(
     names = [service.pods.admit(None, {0: Grant()}) for _ in range(2)]
 
     assert names == ["pod-2", "pod-4"]
+
+
+def test_a_launcher_that_has_ended_leaves_no_name_as_begun(
+    host: SimHost, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later pod of that name would begin without asking whether there is room."""
+
+    def ended(*_: object) -> str:
+        raise RefusedError("its launcher has ended")
+
+    launcher = Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=None)
+    with monkeypatch.context() as patched:
+        patched.setattr(service.pods, "_home_of", ended)
+        with pytest.raises(RefusedError, match="has ended"):
+            service.pods.launch("one", {0: Grant()}, launcher, may_wait=False)
+
+    assert not service.pods.begun
+    assert not host.pods()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -91,6 +92,37 @@ def test_root_sends_as_much_as_a_container_may_need(server: Path) -> None:
         assert client.call("look", text="x" * (2 << 20))["value"] == 2 << 20
     with pytest.raises(DaemonUnreachableError), Client(server) as client:
         client.call("look", text="x" * (4 << 20))
+
+
+@pytest.mark.parametrize("uid", [ALICE, 0], ids=["member", "root"])
+def test_message_sent_byte_by_byte_is_read_in_few_reads(
+    server: Path, monkeypatch: pytest.MonkeyPatch, uid: int
+) -> None:
+    """Each read takes time from the scheduling loops; root may take it."""
+    reads, fill = 0, wire.Connection.fill
+
+    def counted(connection: wire.Connection) -> bool:
+        nonlocal reads
+        reads += 1
+        return fill(connection)
+
+    monkeypatch.setattr(Server, "_may_change", lambda _server, _connection: True)
+    monkeypatch.setattr(wire.Connection, "peer", lambda _connection: wire.Peer(os.getpid(), uid, 0))
+    body = b'{"op": "look", "text": "' + b"x" * 200 + b'"}'
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(str(socket_path(server)))
+        monkeypatch.setattr(wire.Connection, "fill", counted)
+        for byte in struct.pack("<I", len(body)) + body:
+            sock.send(bytes([byte]))
+            time.sleep(0.001)
+        read, connection = reads, wire.Connection(sock)
+        received = None
+        while received is None:
+            assert fill(connection)
+            received = connection.next_buffered()
+
+    assert received[0]["value"] == 200
+    assert (read < 20) == bool(uid)
 
 
 def test_a_client_whose_end_fails_leaves_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

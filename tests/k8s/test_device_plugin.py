@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.k8s.container import Container
+from tests.k8s.kubelet import INIT
 from tests.k8s.rivals import listener
 from tests.k8s.wire import MESSAGES
 from tests.k8s.world import GI, World, card, result
@@ -271,6 +272,74 @@ def test_containers_allocated_back_to_back_get_their_own(
         assert share(world, *names[pod])[2:] == (per_cent, expected)
         world.kubelet.release(pod)
     world.eventually(lambda: not world.grants())
+
+
+def with_init(world: World, init: int, main: int) -> tuple[str, str]:
+    """Allocate a pod's init and main container units that they have in common, as the kubelet does; their devices."""
+    most = [f"{card(0)}::{number}" for number in range(max(init, main))]
+    given = [
+        world.kubelet.allocate(CORES, count, "p", units=most[:count], container=container)
+        for container, count in ((INIT, init), ("main", main))
+    ]
+    return names_of(given[0])[0], names_of(given[1])[0]
+
+
+@pytest.mark.parametrize(("init", "main"), [(50, 30), (20, 30), (30, 30)])
+def test_init_container_has_its_units_when_it_starts(world: World, init: int, main: int) -> None:
+    first, then = with_init(world, init, main)
+    left = 100 - max(init, main)  # nobody buys meanwhile what the other has besides
+    for _ in range(2):  # the second time after the pod's node restarted
+        world.kubelet.pre_start("p", INIT)
+        assert share(world, first)[2:] == (init, init * PER_CENT)
+        assert first in world.files()
+        world.eventually(lambda: world.kubelet.healthy(ONLINE, card(0)) == left)
+        world.kubelet.pre_start("p")
+        assert share(world, then) == only(world) == (card(0), "offline", main, main * PER_CENT)
+
+
+def test_init_container_starts_after_a_long_image_pull(world: World) -> None:
+    got = world.kubelet.allocate(CORES, 50, "p", container=INIT)
+    world.eventually(lambda: not world.grants())
+    world.kubelet.pre_start("p", INIT)
+
+    assert share(world, *names_of(got)) == only(world) == (card(0), "offline", 50, 50 * PER_CENT)
+    assert set(names_of(got)) <= world.files()
+
+
+@pytest.mark.parametrize("first", ["cores", "memory"])
+def test_init_container_has_both_halves_when_it_starts(world: World, first: str) -> None:
+    cores, memory, unit = ALIASES["qgpu"]
+
+    def ask(container: str, per_cent: int, gib: int) -> list[Any]:
+        asked = [(cores, per_cent), (memory, gib * GI // unit)]
+        return [
+            world.kubelet.allocate(
+                name, count, "p", units=[f"{card(0)}::{n}" for n in range(count)], container=container
+            )
+            for name, count in (asked if first == "cores" else reversed(asked))
+        ]
+
+    init, main = ask(INIT, 20, 40), ask("main", 35, 10)
+    world.kubelet.pre_start("p", INIT)
+    assert share(world, *names_of(*init))[2:] == (20, 40 * GI)
+    world.kubelet.pre_start("p")
+    assert share(world, *names_of(*main)) == only(world) == (card(0), "offline", 35, 10 * GI)
+
+
+@pytest.mark.root
+def test_units_that_an_init_container_uses_stay_its_own(world: World) -> None:
+    first, _ = with_init(world, 50, 30)
+    world.kubelet.pre_start("p", INIT)
+    container = Container(world, "any-pod", [first])
+    try:
+        container.bind()
+        with pytest.raises(grpc.RpcError, match="uses it"):
+            world.kubelet.pre_start("p")
+        assert share(world, first)[2] == 50
+    finally:
+        container.kill()
+    world.kubelet.pre_start("p")
+    assert only(world)[2] == 30
 
 
 def test_container_that_the_kubelet_does_not_list_starts() -> None:

@@ -810,6 +810,22 @@ MUTATIONS = (
         "not_mapped",
     ),
     _m(
+        "escape.c",
+        "control && control->pod == call->pod ? ",
+        "control ? ",
+        "a card's file is tied to another pod's control file",
+        "borrowed",
+        "not_tied",
+    ),
+    _m(
+        "escape.c",
+        "\treturn pod && pod != call->pod->id;",
+        "\treturn false;",
+        "a card's file that was tied to another pod's control file makes memory there",
+        "borrowed",
+        "reaches_no_client",
+    ),
+    _m(
         "control.c",
         "!qgpu_toctou_sealed() || (u16)policy->how",
         "(u16)policy->how",

@@ -218,3 +218,60 @@ def test_programs_of_a_pod_older_than_the_module_share_memory(two):
 
     assert old[1].run(duplicate, old[0].run(client_of), lent) > 0
     assert old[1].run(duplicate, has.processes[0].run(client_of), kept) == -nv.NO_PERMISSION
+
+
+def take_control(state, pid, fd):
+    """Another process's control file, and a card's file of its own."""
+    state["ctl"], state["card"] = qg.take_descriptor(pid, fd), os.open(nv.GPU.format(0), os.O_RDWR)
+
+
+def ctl_of(state):
+    return os.getpid(), state["p"].ctl
+
+
+def tie(state):
+    return errno_of(nv.call, state["card"], 201, bytearray(struct.pack("I", state["ctl"])))
+
+
+def make_by_card(state, client, parent):
+    """Memory in any client, by the card's file; RM's status, or an errno with a minus."""
+    block = ctypes.create_string_buffer(struct.pack("64xQ56x", MIB), 128)
+    data = bytearray(nv._ALLOC.pack(client, parent, 0x5C00ABCD, nv.MEM, ctypes.addressof(block), 0, 0, 0, 0xFFFF, 0))
+    return -errno_of(nv.call, state["card"], 0x2B, data) or nv._ALLOC.unpack(data)[8]
+
+
+def device_of(state):
+    return state["p"].client, state["p"].device
+
+
+def test_a_cards_file_is_not_tied_to_another_pods_control_file(two):
+    """RM would take its calls for calls on that one, and the memory would be charged to nobody."""
+    has, wants = two
+    (owner,), (thief,) = has.processes, wants.processes
+    thief.run(take_control, *owner.run(ctl_of))
+
+    assert thief.run(tie) == errno.EPERM
+    assert thief.run(make_by_card, *owner.run(device_of)) == -errno.EPERM
+    assert qg.used() == 0
+
+
+def test_a_file_tied_to_another_pods_reaches_no_client(two):
+    """As where a second thread exchanges the control file after the module has looked at it."""
+    has, wants = two
+    thief = qg.Process(None)
+    thief.run(take_control, *has.processes[0].run(ctl_of))
+    assert thief.run(tie) == 0  # in no pod yet: RM alone looks
+    (wants.cgroup / "cgroup.procs").write_text(str(thief.pid))
+    wants.processes.append(thief)
+
+    assert thief.run(make_by_card, *has.processes[0].run(device_of)) == -errno.EPERM
+    assert qg.used() == 0
+
+
+def test_files_of_one_pod_are_tied_from_process_to_process(web):
+    other = web.process()
+    other.run(take_control, *web.processes[0].run(ctl_of))
+
+    assert other.run(tie) == 0
+    assert other.run(make_by_card, *web.processes[0].run(device_of)) == 0
+    assert web.held() == qg.used() == MIB

@@ -79,6 +79,8 @@ u32 rm_ioctl(void *stack, void *nv_state, struct sim_file *file, u32 nr, void *d
 noinline notrace u32 rm_ioctl(void *stack, void *nv_state, struct sim_file *file, u32 nr, void *data, u32 size)
 {
 	barrier();
+	if (nr == NV_ESC_REGISTER_FD)
+		return size == sizeof(u32) ? register_fd(file, data) : -EINVAL;
 	return sim_escape(file, nr, data, size);
 }
 
@@ -109,9 +111,7 @@ static long nvidia_unlocked_ioctl(struct file *filp, unsigned int cmd, unsigned 
 		ret = -EFAULT;
 		goto out;
 	}
-	if (nr == NV_ESC_REGISTER_FD)
-		ret = size == sizeof(u32) ? register_fd(file, data) : -EINVAL;
-	else if (rm_ioctl(NULL, NULL, file, nr, data, size))
+	if (rm_ioctl(NULL, NULL, file, nr, data, size))
 		ret = -EINVAL;
 	if (copy_to_user((void __user *)arg, data, size))
 		ret = -EFAULT;
