@@ -243,6 +243,7 @@ class Guardian:
         if now - self._looked_ns >= NS_PER_S:
             self._looked_ns = now
             self._look_at_files()
+            self.shared.retry_watches()
             if self._is_used():  # a guardian without daemon and pods ends soon and needs no socket
                 self._sessions.restore_socket()
         for card in self.cards.values():

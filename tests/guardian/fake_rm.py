@@ -85,6 +85,8 @@ class FakeRm:
             os.close(pidfd)
 
     def pidfd(self, pid):
+        if pid not in self.pidfds:
+            raise ProcessLookupError(errno.ESRCH, "process is gone")
         return self.pidfds[pid]
 
     def exists(self, key):

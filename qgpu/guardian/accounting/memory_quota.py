@@ -18,7 +18,7 @@ from qgpu.linux.open_file_set import FileSet
 from qgpu.nvidia import mig
 
 #: How many clients, objects, allocations and mappings of all pods are tracked: a successor reads each. A pod may have a
-#: third of them: enough for a whole H200, mapped in pieces of 2 MiB. Each pod is guaranteed more than the 350 that any
+#: third of them: enough for a whole H200, mapped in pieces of 2 MiB. Each pod is guaranteed more than the 430 that any
 #: recorded program makes.
 _MOST_RECORDS, _GUARANTEED_RECORDS = 3 << 18, 1 << 10
 #: How many recorded mappings may lie where one more is made: those on other cards, and those that UVM refused.

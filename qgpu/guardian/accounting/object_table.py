@@ -74,6 +74,10 @@ class ObjectTable(ObjectTree):
     #: By client, the objects that it shares with all, and how many of each pod are.
     _shared_with_all: dict[int, set[int]] = field(default_factory=dict)
     shared_counts: Counter[str] = field(default_factory=Counter, compare=False)
+    #: By client and whether they are system memory, the handles of its objects of other classes (``plain_objects.py``),
+    #: and how many of each pod are.
+    _plain_of: dict[tuple[int, bool], set[int]] = field(default_factory=dict)
+    plain_counts: Counter[tuple[str, bool]] = field(default_factory=Counter, compare=False)
     #: By pod and kind, the events that RM was asked to make (``os_events.py``).
     _events: dict[tuple[str, str], set[Key]] = field(default_factory=dict)
     #: Changes whenever the set of scheduled objects may change, so that callers can cache what they derive.
@@ -85,7 +89,7 @@ class ObjectTable(ObjectTree):
     def note(self, fact: Fact) -> None:
         """Apply one fact. A fact about an unknown object changes nothing."""
         getattr(self, f"_{fact['fact']}")(fact)
-        if fact.get("class") != abi.NV01_MEMORY_LOCAL_USER:
+        if fact.get("class") != abi.NV01_MEMORY_LOCAL_USER and fact["fact"] != "plain":
             self.revision += 1
 
     def _pod(self, fact: Fact) -> None:
@@ -160,9 +164,10 @@ class ObjectTable(ObjectTree):
         if pod is None:
             return
         entry = self.clients.get(client)
-        if entry is not None and entry.pod != pod and not self._proven(client):
-            # An earlier pod named this handle before RM gave it out; the name alone proves nothing.
-            self._drop_client(client)
+        if entry is not None and entry.pod != pod:
+            if self._proven(client) or not fact.get("made_here"):
+                return
+            self._drop_client(client)  # RM has given its handle out again
             entry = None
         if entry is None:
             self._add_client(client, pod, fact["pid"])
@@ -217,6 +222,10 @@ class ObjectTable(ObjectTree):
         if "maker" in fact:  # its objects are other ones
             for handle in list(self._shared_with_all.get(client, ())):
                 self._unshare((client, handle))
+            self._forget_plain(client)
+        for system in (False, True):
+            self.plain_counts[entry.pod, system] -= len(self.plain(client, memory=system))
+            self.plain_counts[pod, system] += len(self.plain(client, memory=system))
         handles = self._handles.get(client, set())
         for counts, found in (
             (self.counts, handles),
@@ -256,6 +265,7 @@ class ObjectTable(ObjectTree):
             self._forget_kind(before)
         else:
             self.counts[self.pod_of(rm)] += 1
+        self._forget_plain(rm.client, rm.handle)  # RM freed that one with what it lay below
         rm.confirmed, rm.context = "confirmed" in fact, fact.get("confirmed", 0)
         self.objects[rm.key] = rm
         self._handles.setdefault(rm.client, set()).add(rm.handle)
@@ -291,6 +301,27 @@ class ObjectTable(ObjectTree):
             self.shared_counts[self.clients[key[0]].pod] -= 1
             if not shared:
                 del self._shared_with_all[key[0]]
+
+    def _plain(self, fact: Fact) -> None:
+        """Record an object of which only the handle is known, or that it is gone."""
+        if (entry := self.clients.get(fact["client"])) is None:
+            return
+        self._forget_plain(fact["client"], fact["handle"])
+        if fact["there"] and (fact["client"], fact["handle"]) not in self.objects:
+            system = fact.get("system", False)
+            self._plain_of.setdefault((fact["client"], system), set()).add(fact["handle"])
+            self.plain_counts[entry.pod, system] += 1
+
+    def _forget_plain(self, client: int, handle: int | None = None) -> None:
+        """Forget one such object of a client, or all of them."""
+        for system in (False, True):
+            if (known := self._plain_of.get((client, system))) is None:
+                continue
+            going = {handle} & known if handle is not None else set(known)
+            known -= going
+            self.plain_counts[self.clients[client].pod, system] -= len(going)
+            if not known:
+                del self._plain_of[client, system]
 
     def _notes(self, fact: Fact) -> None:
         if (entry := self.clients.get(fact["client"])) is not None:
@@ -328,6 +359,7 @@ class ObjectTable(ObjectTree):
             self._children.pop((client, rm.parent), None)
             self._forget_kind(rm)
         self._transferred.discard(client)
+        self._forget_plain(client)
         self.ended_processes.client_gone(client)
         if (entry := self.clients.pop(client, None)) is None:
             return
@@ -457,6 +489,9 @@ class ObjectTable(ObjectTree):
                 yield {"fact": "client", "client": handle} | known | {"users": [list(user) for user in client.users]}
             shared = {"fact": "shared", "client": handle, "there": True}
             yield from (shared | {"handle": each} for each in list(self._shared_with_all.get(handle, ())))
+            for system in (False, True):
+                plain = {"fact": "plain", "client": handle, "there": True} | ({"system": True} if system else {})
+                yield from (plain | {"handle": each} for each in list(self.plain(handle, memory=system)))
         for pod_name, kind in list(self._events):
             event = {"fact": "event", "pod": pod_name, "kind": kind, "there": True}
             yield from (event | {"client": c, "number": n} for c, n in list(self.events(pod_name, kind)))
@@ -481,7 +516,9 @@ class ObjectTable(ObjectTree):
         """Return how many clients, objects, allocations and mappings are known, of a pod and of all pods."""
         held = self.allocations
         own = len(self._of_pod.get(pod, ())) + self.counts[pod] + self.shared_counts[pod] + held.records[pod]
-        return own, len(self.clients) + len(self.objects) + self.shared_counts.total() + held.all_records
+        own += self.plain_counts[pod, False] + self.plain_counts[pod, True]
+        every = len(self.clients) + len(self.objects) + self.shared_counts.total() + held.all_records
+        return own, every + self.plain_counts.total()
 
     def is_shared(self, key: Key) -> bool:
         """Tell whether an object is shared with all, or its client shares all of them."""
@@ -510,6 +547,10 @@ class ObjectTable(ObjectTree):
     def events(self, pod: str, kind: str) -> Set[Key]:
         """Return a pod's events of a kind; RM may have freed some with what they belonged to."""
         return self._events.get((pod, kind), frozenset())
+
+    def plain(self, client: int, *, memory: bool) -> Set[int]:
+        """Return a client's objects of which only the handles are known: system memory, or all others."""
+        return self._plain_of.get((client, memory), frozenset())
 
     def retired_pods(self) -> set[str]:
         """Name the retired pods that still have RM clients: another pod may have the files."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from qgpu.guardian.accounting.client_entries import PEER_ACCESS
 from qgpu.guardian.accounting.rm_object import NO_INSTANCE, Key, RmObject, confirm_fact
-from qgpu.guardian.proxy import client_ownership, rm_calls
+from qgpu.guardian.proxy import client_ownership, control_files, rm_calls
 from qgpu.guardian.proxy.alloc_checks import AllocChecks
 from qgpu.guardian.proxy.free_calls import FreeHandler
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
@@ -106,6 +106,9 @@ class AllocHandler(Handler):
             return self._refuse(request, abi.NV_ERR_NOT_SUPPORTED, memory)
         if not self._is_ours(request):
             return self._refuse(request, abi.NV_ERR_INVALID_CLIENT)
+        counted = request.tracked or asked.rm_class in classes.EVENTS
+        if not counted and not self._free_handler.plain.has_room(asked.client, asked.rm_class):
+            return self._refuse(request, abi.NV_ERR_INSUFFICIENT_RESOURCES)
         if refusal := self._checks.admit(pod_call.pid, request.rm):
             return self._refuse(request, refusal)
         if self._is_first_device(request):
@@ -186,11 +189,13 @@ class AllocHandler(Handler):
         """
         if escape.wrapped:
             return errno.EINVAL
+        if not self._shared.control_files.has_room(self._pod):
+            return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INSUFFICIENT_RESOURCES, control_files.TOO_MANY)
         if self._passthrough.makes_root_clients(pod_call):
             return self._passthrough.continue_in_kernel(pod_call, block, asked.status_at)
         if not self._shared.clients.may_have_another(self._pod):
             return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INSUFFICIENT_RESOURCES)
-        if not self._shared.files.makers.claim(pod_call.file, pod_call.pid):
+        if not self._shared.files.makers.claim(pod_call.file, pod_call.pid, control_files.mark_of(self._pod)):
             return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INVALID_CLIENT, client_ownership.OTHER_PROCESS)
         if (request := self._copy_in(pod_call, escape, block, asked)) is None:
             return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INVALID_ADDRESS)
@@ -263,6 +268,7 @@ class AllocHandler(Handler):
     def _complete(self, request: _AllocRequest) -> None:
         """Do what some classes need once RM has made the object."""
         rm, file = request.rm, request.pod_call.file
+        self._free_handler.plain.add(rm.client, request.block.u32(_HANDLE_AT), rm.rm_class)
         if classes.on_compute_engine(rm.rm_class):
             self._make_preemptible(request)
         elif rm.rm_class in classes.EVENTS:

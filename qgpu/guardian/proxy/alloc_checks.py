@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 
-from qgpu.guardian.accounting.rm_object import RmObject
+from qgpu.guardian.accounting.rm_object import NO_INSTANCE, RmObject
 from qgpu.guardian.proxy.handler_context import Handler
-from qgpu.guardian.rules import classes
+from qgpu.guardian.rules import classes, scheduling
 from qgpu.linux import proc
 from qgpu.nvidia import abi, mig
 
 #: The longest queue of a memory mapper: RM takes 56 bytes of the host's memory for each of its entries.
 _MOST_QUEUED = 1 << 16
+#: How many devices a client may have on one card. The recorded programs make one. When RM is asked about a process, it
+#: looks through all objects of a client once for each of them, under its locks.
+_MOST_DEVICES = 16
+TOO_MANY_DEVICES = "too many devices of a client"
+#: The refusal of a TSG or channel that no gate and no timeslice would bound.
+OTHER_ENGINE = "channel of an engine that no program uses"
 
 
 class AllocChecks(Handler):
@@ -31,10 +37,14 @@ class AllocChecks(Handler):
             place = allowance.place_on(rm.detail)
             if place is None or not _has_open(pid, os.makedev(self._shared.major, allowance.minors[place])):
                 return abi.NV_ERR_INSUFFICIENT_PERMISSIONS, "card without a grant"
+            if self._devices_of(rm.client, place) >= _MOST_DEVICES:
+                return abi.NV_ERR_INSUFFICIENT_RESOURCES, TOO_MANY_DEVICES
             rm.detail = place
             return abi.NV_OK, ""
         if rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A and not self._is_metered(rm):
             return abi.NV_ERR_INVALID_ARGUMENT, "TSG whose time RM counts as the guardian's"
+        if not self._is_for_known_engine(rm):
+            return abi.NV_ERR_INVALID_ARGUMENT, OTHER_ENGINE
         if rm.rm_class in classes.MIG_SUBSCRIPTIONS and not self._is_own_instance(rm):
             return abi.NV_ERR_INSUFFICIENT_PERMISSIONS, "MIG instance without a grant"
         if rm.rm_class in abi.GPFIFO_CLASSES:
@@ -49,6 +59,18 @@ class AllocChecks(Handler):
         if rm.rm_class in classes.KEPT and rm.handle == 0:  # RM would choose one; no CUDA library asks for that
             return abi.NV_ERR_INVALID_ARGUMENT, "object without a handle"
         return abi.NV_OK, ""
+
+    def _devices_of(self, client: int, place: int) -> int:
+        """Return how many devices of a client may be on a card."""
+        with self._shared.lock:
+            table = self._shared.table
+            found = [table.objects[client, handle].detail for handle in table.devices.get(client, ())]
+        return sum(each in (place, NO_INSTANCE) for each in found)
+
+    def _is_for_known_engine(self, rm: RmObject) -> bool:
+        """Tell whether a TSG or a channel that stands alone is for an engine that programs use, or names none."""
+        scheduled = rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A or self._shared.table.stands_alone(rm)
+        return not scheduled or rm.detail == 0 or rm.detail in scheduling.ENGINES
 
     def _is_metered(self, rm: RmObject) -> bool:
         """Tell whether a TSG's time can be told: by its channels' contexts, or by the process that made its client."""

@@ -41,7 +41,11 @@ class AllocMemoryHandler(Handler):
             if not self._shared.files.makers.is_by(pod_call.file, pod_call.pid):
                 what = client_ownership.OTHER_PROCESS
                 return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INVALID_CLIENT, what)
+            # Without a handle RM would choose one that nobody here learns of.
+            if refusal := self._refusal(pod_call, asked) if asked.handle else abi.NV_ERR_INVALID_ARGUMENT:
+                return self._ctx.answer(block, asked.status_at, refusal)
             self._passthrough_memory.begin(pod_call)
+            self._free_handler.plain.add(asked.client, asked.handle, asked.rm_class)
             return PROCEED
         row = classes.CLASSES.get(asked.rm_class)
         empty = row is not None and row.empty_by_alloc_memory
@@ -49,9 +53,23 @@ class AllocMemoryHandler(Handler):
             what = classes.name(asked.rm_class)
             return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INVALID_CLASS, what)
         self._free_handler.undo_interrupted(pod_call, (asked.client, asked.handle))
+        if refusal := self._refusal(pod_call, asked):
+            return self._ctx.answer(block, asked.status_at, refusal)
         if empty:
-            return self._make_empty(pod_call, block)
-        return self._ctx.with_descriptor(pod_call, abi.NV_ESC_RM_ALLOC_MEMORY, block, rm_calls.MEMORY_FD_AT)
+            error = self._make_empty(pod_call, block)
+        else:
+            error = self._ctx.with_descriptor(pod_call, abi.NV_ESC_RM_ALLOC_MEMORY, block, rm_calls.MEMORY_FD_AT)
+        if not error and block.u32(asked.status_at) == abi.NV_OK:
+            made = abi.NV01_MEMORY_VIRTUAL if empty else asked.rm_class
+            self._free_handler.plain.add(asked.client, block.u32(rm_calls.MEMORY_HANDLE_AT), made)
+        return error
+
+    def _refusal(self, pod_call: PodCall, asked: rm_calls.AllocMemory) -> int:
+        """Return why a client may have no other such object, or NV_OK."""
+        if not self._register(pod_call, asked.client):
+            return abi.NV_ERR_INVALID_CLIENT
+        has_room = self._free_handler.plain.has_room(asked.client, asked.rm_class)
+        return abi.NV_OK if has_room else abi.NV_ERR_INSUFFICIENT_RESOURCES
 
     def _make_empty(self, pod_call: PodCall, block: IoctlBuffer) -> int:
         """Make an object without memory by the old call, instead of one that reaches the whole card.

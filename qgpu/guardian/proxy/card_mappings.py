@@ -14,10 +14,13 @@ from qgpu.guardian.proxy import client_ownership
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.proxy.passthrough_memory import UNSEEN, PassthroughMemory
+from qgpu.guardian.proxy.plain_objects import PlainObjects
 from qgpu.guardian.rules import classes, escapes
 from qgpu.nvidia import abi
 
 _FIELDS = struct.Struct("<IIII")  # client, device, address space or context DMA, memory
+#: Of the call for context DMAs.
+_HANDLE_AT, _STATUS_AT = (abi.offsetof("NVOS39_PARAMETERS", each) for each in ("hObjectNew", "status"))
 
 
 class CardMappings(Handler):
@@ -26,6 +29,7 @@ class CardMappings(Handler):
     def __init__(self, ctx: HandlerContext, passthrough_memory: PassthroughMemory) -> None:
         super().__init__(ctx)
         self._passthrough_memory = passthrough_memory
+        self._plain = PlainObjects(ctx)
 
     def map(self, pod_call: PodCall, block: IoctlBuffer) -> int:
         """Map memory whose class a pod may have."""
@@ -40,9 +44,14 @@ class CardMappings(Handler):
         """Make a context DMA: by this call RM would make an object of any class, with parameters of its own making."""
         (rm_class,) = struct.unpack_from("<I", block.data, abi.offsetof("NVOS39_PARAMETERS", "hClass"))
         if rm_class != abi.NV01_CONTEXT_DMA:
-            status_at = abi.offsetof("NVOS39_PARAMETERS", "status")
-            return self._ctx.refuse(block, status_at, abi.NV_ERR_INVALID_CLASS, classes.name(rm_class))
-        return self._perform(pod_call, abi.NV_ESC_RM_ALLOC_CONTEXT_DMA2, block)
+            return self._ctx.refuse(block, _STATUS_AT, abi.NV_ERR_INVALID_CLASS, classes.name(rm_class))
+        client, *_ = _FIELDS.unpack_from(block.data)
+        if self._shared.clients.owns(self._pod, client) and not self._plain.has_room(client, rm_class):
+            return self._ctx.answer(block, _STATUS_AT, abi.NV_ERR_INSUFFICIENT_RESOURCES)
+        error = self._perform(pod_call, abi.NV_ESC_RM_ALLOC_CONTEXT_DMA2, block)
+        if not error and block.u32(_STATUS_AT) == abi.NV_OK:
+            self._plain.add(client, block.u32(_HANDLE_AT), rm_class)
+        return error
 
     def _perform(self, pod_call: PodCall, number: int, block: IoctlBuffer) -> int:
         client, *_ = _FIELDS.unpack_from(block.data)

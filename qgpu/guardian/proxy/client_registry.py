@@ -61,8 +61,12 @@ class ClientRegistry(SharedPart):
                 if own >= _MOST_PROCESSES or not fd_budget.within_fair_share(own, remaining):
                     raise OSError(errno.EAGAIN, "too many processes of the pod use GPUs")
                 pidfd = self._gpu_ops.watch(pid)
-                started = proc.start_time(pid)
-                self._shared.watch(pid, pidfd)
+                try:
+                    started = proc.start_time(pid)
+                    self._shared.watch(pid, pidfd)
+                except OSError:
+                    self._gpu_ops.unwatch(pid)
+                    raise
                 self._note({"fact": "process", "pid": pid, "pod": pod, "started": started})
 
     def register(self, pid: int, fd: int, file: int, client: int, *, made_here: bool = False) -> bool:
@@ -72,7 +76,7 @@ class ClientRegistry(SharedPart):
         has ended, and no other one of that pod has the file, the client belongs to the pod that uses it, if its memory
         fits there. The same holds when RM has reused the handle. ``made_here`` says that the guardian has just made it.
         Nobody but the process that made a client may use it first: RM lets UVM map a client's memory for that process
-        alone, so what UVM may keep is looked for there.
+        alone, so what UVM may keep is looked for there. While the pod that has a client has the file, no other does.
         """
         pod, entry = self._table.processes.get(pid, ""), self._table.clients.get(client)
         remade = entry is not None and entry.pod == pod and not made_here and self._is_remade(entry, pid, file)
@@ -86,7 +90,7 @@ class ClientRegistry(SharedPart):
                     return False
             entry = self._table.clients.get(client)
         if entry is not None and entry.pod != pod and not self._gpu_ops.pod_has_file(client, entry.pod, file):
-            reused = self._shared.files.makers.is_by(file, pid)
+            reused = self._has_made(pid, file)
             if not reused and self._may_be_mapped_by_maker(entry):
                 self._shared.refusals.count(pod, client_ownership.OTHER_PROCESS)
                 return False
@@ -96,7 +100,7 @@ class ClientRegistry(SharedPart):
             if not self._move(client, pod, pid, fd, reused=reused, made_here=made_here):
                 self._shared.refusals.count(pod, "another pod's memory over the limit")
                 return False
-        elif entry is None and not made_here and not self._shared.files.makers.is_by(file, pid):
+        elif not made_here and not (entry.pod == pod if entry is not None else self._has_made(pid, file)):
             self._shared.refusals.count(pod, client_ownership.OTHER_PROCESS)
             return False
         elif entry is None and not self.may_have_another(pod):
@@ -114,7 +118,11 @@ class ClientRegistry(SharedPart):
         """
         if entry.made_here:
             return not self._shared.files.devices.has(file)
-        return entry.maker != pid and self._shared.files.makers.is_by(file, pid)
+        return entry.maker != pid and self._has_made(pid, file)
+
+    def _has_made(self, pid: int, file: int) -> bool:
+        """Tell whether a process makes the clients on a file."""
+        return self._shared.files.makers.is_by(file, pid)
 
     def _may_be_mapped_by_maker(self, entry: RmClientEntry) -> bool:
         """Tell whether the process that made a client, and that alone, can still map its memory, or has done so."""

@@ -35,8 +35,12 @@ _RARE = {
     abi.NVB0CC_BIND_PM_RESOURCES: 2,
     abi.NVB0CC_UNBIND_PM_RESOURCES: 1,
     abi.NV00DE_REQUEST_DATA_POLL: 1,
+    abi.NV2080_GPU_GET_PIDS: 1,
+    abi.NV2080_GPU_GET_PID_INFO: 1,
 }
 _RARE_PARTS, _MOST_REST_NS, _AHEAD_NS = 21, 10**9, 2 * 10**7
+#: About so many processes RM is asked at once: for each it looks through all of its objects, once for each device.
+_MOST_PIDS = 16
 _HANDLE_OF_EXPORT_AT, _HANDLES_OF_EXPORTS_AT, _MOST_EXPORTS = 12, 76, 512
 #: Where the places of an import of several objects begin, and how many there are.
 _PLACES_AT, _PLACES = 8, 128
@@ -249,7 +253,7 @@ class ControlHandler(Handler):
         pod_call, block, asked, params = request.pod_call, request.block, request.asked, request.params
         if params is None or taken is None:
             if asked.command == abi.NV2080_GPU_GET_PID_INFO and params is not None:
-                return self._perform_on_pids(pod_call, block, params)
+                return self._perform_on_pids(request, params)
             if asked.command in _RARE:
                 return self._perform_rarely(request)
             return self._proxy.escape(pod_call.file, abi.NV_ESC_RM_CONTROL, block)
@@ -286,17 +290,26 @@ class ControlHandler(Handler):
                     self._shared.monitors.unbound(self._pod, asked.client)
         return error
 
-    def _perform_on_pids(self, pod_call: PodCall, block: IoctlBuffer, params: IoctlBuffer) -> int:
-        """Ask RM about host pids, and answer with the pids of the pod's namespace."""
-        places = virtualize.pid_infos(params.data)
-        own = {_inside(pid, pod_call.call.tid): pid for pid in self._own_pids()}
-        asked = [params.u32(at) for at in places]
-        for at, pid in zip(places, asked, strict=True):
-            params.patch_u32(at, own.get(pid, 0))
-        error = self._proxy.escape(pod_call.file, abi.NV_ESC_RM_CONTROL, block)
-        virtualize.hide_others(params.data, set(own.values()))
-        for at, pid in zip(places, asked, strict=True):
-            params.patch_u32(at, pid)
+    def _perform_on_pids(self, request: _ControlRequest, params: IoctlBuffer) -> int:
+        """Ask RM about host pids, about each once, and answer with the pids of the pod's namespace.
+
+        For an entry with pid 0 RM looks for nothing, and answers that there is no such process.
+        """
+        own = {_inside(pid, request.pod_call.call.tid): pid for pid in self._own_pids()}
+        asked = {at: params.u32(at) for at in virtualize.pid_infos(params.data)}
+        pids = {at: own.get(pid, 0) if virtualize.asks_for_memory(params.data, at) else 0 for at, pid in asked.items()}
+        about = list({pid: at for at, pid in pids.items() if pid}.values())
+        answers: dict[int, bytes] = {}
+        for begin in range(0, max(1, len(about)), _MOST_PIDS):
+            now = about[begin : begin + _MOST_PIDS]
+            for at, pid in pids.items():
+                params.patch_u32(at, pid if at in now else 0)
+            if error := self._perform_rarely(request):
+                break
+            answers |= {pids[at]: virtualize.pid_info(params.data, at) for at in now}
+        for at, pid in pids.items():
+            virtualize.show_pid_info(params.data, at, answers.get(pid))
+            params.patch_u32(at, asked[at])
         return error
 
     def _own_pids(self) -> list[int]:

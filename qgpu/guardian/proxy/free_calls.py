@@ -9,6 +9,7 @@ from qgpu.guardian.proxy.freed_memory import FreedMemory
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.proxy.os_events import EVENT_OBJECTS, PodEvents
+from qgpu.guardian.proxy.plain_objects import PlainObjects
 from qgpu.nvidia import abi
 
 #: A free of one of these frees a profiler, too.
@@ -21,6 +22,7 @@ class FreeHandler(Handler):
     def __init__(self, ctx: HandlerContext, freed_memory: FreedMemory) -> None:
         super().__init__(ctx)
         self._freed_memory = freed_memory
+        self.plain = PlainObjects(ctx)
         #: The pod's event objects.
         self.events = PodEvents(ctx, EVENT_OBJECTS, lambda key: self._gpu_ops.exists(key))
 
@@ -53,6 +55,7 @@ class FreeHandler(Handler):
             self._shared.claims.end_free(key, was, channels, gone=gone)
         if gone:
             self.events.discard(client, handle)
+            self.plain.discard(key)
         if gone and unbinds:
             self._shared.monitors.unbound(self._pod, client)
         if gone and client == handle and not patched:  # RM has freed it, so the file has no other root client
@@ -82,3 +85,5 @@ class FreeHandler(Handler):
             gone = self._freed_memory.free(pod_call, key, carry_out)
         finally:
             self._shared.claims.end_free(key, was, channels, gone=gone)
+        if gone:
+            self.plain.discard(key)

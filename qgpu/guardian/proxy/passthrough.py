@@ -13,6 +13,7 @@ import time
 import structlog
 
 from qgpu.guardian.accounting.rm_object import NO_INSTANCE, RmObject
+from qgpu.guardian.proxy.control_files import mark_of
 from qgpu.guardian.proxy.handler_context import ANSWERED, Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.rules import tools
@@ -120,7 +121,7 @@ class Passthrough(Handler):
                 pod_call.begin()
             if not chosen.add(pod_call.file) and device is None:
                 raise OSError(errno.EBUSY, "the file has a client")
-            if device is None and not files.makers.claim(pod_call.file, pod_call.pid):
+            if device is None and not files.makers.claim(pod_call.file, pod_call.pid, mark_of(self._pod)):
                 raise OSError(errno.EBUSY, "the file has clients of another process")
             if (refusal := self._ctx.claim(device) if device is not None else abi.NV_OK) == abi.NV_OK:
                 self._devices += [device] if device is not None else []

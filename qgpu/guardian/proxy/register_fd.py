@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from qgpu.guardian.proxy import client_ownership
+from qgpu.guardian.proxy import client_ownership, control_files
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.proxy.passthrough import Passthrough
@@ -48,16 +48,19 @@ class RegisterFd(Handler):
         A process may make clients on one file and use them through the other only if it makes the clients of both. A
         device's file may be tied to that of another process of the pod; then nobody makes anything on it.
         """
-        files, pid = self._shared.files, pod_call.pid
+        files, pid, mark = self._shared.files, pod_call.pid, control_files.mark_of(self._pod)
+        if not self._shared.control_files.has_room(self._pod):
+            self._count(control_files.TOO_MANY)
+            raise OSError(errno.ENOSPC, control_files.TOO_MANY)
         if by_debugger:
             self._passthrough.end_on(pod_call.file)
             self._passthrough.end_on(control_file)
         files.tied.add(control_file)
         files.tied.add(pod_call.file)
-        if files.makers.claim(control_file, pid) and files.makers.claim(pod_call.file, pid):
+        if files.makers.claim(control_file, pid, mark) and files.makers.claim(pod_call.file, pid, mark):
             return
         of_pod = any(files.makers.is_by(control_file, each) for each in self._shared.table.pids_of(self._pod))
         if by_debugger or not of_pod:
             self._count(client_ownership.OTHER_PROCESS)
             raise OSError(errno.EINVAL, client_ownership.OTHER_PROCESS)
-        files.makers.rule_out(pod_call.file)
+        files.makers.rule_out(pod_call.file, mark)

@@ -7,8 +7,10 @@ is a claim before RM is asked to make it, so a successor finds the claim if this
 
 from __future__ import annotations
 
+import errno
 import threading
 from dataclasses import dataclass, field
+from itertools import islice
 
 import structlog
 
@@ -16,6 +18,7 @@ from qgpu.guardian.accounting.memory_quota import MemoryQuota
 from qgpu.guardian.gpu.reconciler import Reconciler
 from qgpu.guardian.proxy.bound_monitors import BoundMonitors
 from qgpu.guardian.proxy.client_registry import ClientRegistry
+from qgpu.guardian.proxy.control_files import ControlFiles
 from qgpu.guardian.proxy.listeners import Listeners
 from qgpu.guardian.proxy.object_claims import ObjectClaims
 from qgpu.guardian.proxy.pod_uvm_files import PodUvmFiles
@@ -27,6 +30,9 @@ from qgpu.nvidia import abi
 
 _log = structlog.get_logger("guardian")
 
+#: How many watches that failed are tried again at once.
+_RETRIED_AT_ONCE = 64
+
 
 @dataclass(slots=True)
 class SharedState(SharedTable):
@@ -37,11 +43,15 @@ class SharedState(SharedTable):
     pod_uvm_files: PodUvmFiles = field(init=False)
     clients: ClientRegistry = field(init=False)
     claims: ObjectClaims = field(init=False)
+    control_files: ControlFiles = field(init=False)
+    #: Processes that an earlier guardian watched and this one does not so far.
+    _unwatched: set[int] = field(default_factory=set)
     _pod_locks: dict[str, threading.RLock] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.listeners, self.refusals = Listeners(self.journal), Refusals(self.lock)
         self.uvm_files = UvmFiles(self.perform)
+        self.control_files = ControlFiles(lambda: self.files.makers, self.clock)
         self.monitors = BoundMonitors(
             lambda pod, fd: self.gpu_ops.closer.close(pod, fd), lambda *asked: self.until_own_turn(*asked)
         )
@@ -79,25 +89,45 @@ class SharedState(SharedTable):
     def resume(self) -> None:
         """Continue with a table rebuilt from a journal: watch its processes."""
         self.table.allocations.discharge_unused()
-        for pid in list(self.table.processes):
-            try:
-                pidfd = self.gpu_ops.watch(pid)
-                if proc.start_time(pid) != self.table.started[pid] != "":
-                    self.gpu_ops.unwatch(pid)
-                    self.note({"fact": "exit", "pid": pid})
-                    continue
-                self.watch(pid, pidfd)
-                if pid in self.table.uvm_fds:
-                    self.pod_uvm_files.held_before(pid)
-            except (ProcessLookupError, FileNotFoundError):
-                self.note({"fact": "exit", "pid": pid})
-            except OSError as error:
-                _log.error("a pod's process cannot be watched", pid=pid, reason=str(error))
+        self._unwatched = set(self.table.processes)
+        for pid in list(self._unwatched):
+            if (error := self._watch_again(pid)) is not None:
+                _log.error("a pod's process cannot be watched so far", pid=pid, reason=str(error))
         for rm in self.table.objects.values():
             if not rm.confirmed:
                 self.claims.unconfirmed(rm)
             if rm.rm_class in abi.GPFIFO_CLASSES and not rm.context:
                 self.reconciler.object_made(rm)
+
+    def retry_watches(self) -> None:
+        """Watch processes whose watch failed when this guardian took over: who is not watched never ends."""
+        for pid in list(islice(self._unwatched, _RETRIED_AT_ONCE)):
+            if self._watch_again(pid) is None:
+                _log.info("a pod's process is watched now", pid=pid)
+
+    def _watch_again(self, pid: int) -> OSError | None:
+        """Watch a process of an earlier guardian, or find that it has ended; return why that failed."""
+        try:
+            if pid in self.table.processes:
+                pidfd = self._pidfd_of(pid)
+                if proc.start_time(pid) != self.table.started[pid] != "":
+                    raise ProcessLookupError(errno.ESRCH, "another process has its pid")
+                self.watch(pid, pidfd)
+                if pid in self.table.uvm_fds:
+                    self.pod_uvm_files.held_before(pid)
+        except (ProcessLookupError, FileNotFoundError):
+            self.gpu_ops.unwatch(pid)
+            self.note({"fact": "exit", "pid": pid})
+        except OSError as error:
+            return error
+        self._unwatched.discard(pid)
+        return None
+
+    def _pidfd_of(self, pid: int) -> int:
+        try:
+            return self.gpu_ops.pidfd(pid)
+        except ProcessLookupError:
+            return self.gpu_ops.watch(pid)
 
     def monitors_bound(self, pod: str, pid: int, client: int, profiler: int, file: int) -> None:
         """Remember that a process has bound the card's monitors by a profiler of a client."""

@@ -22,7 +22,7 @@ _GPU_IDS = struct.Struct(f"<{_MOST_GPUS}I")
 
 _PIDS_COUNT_AT, _PIDS_AT = 8, 12
 _PID_INFOS_AT, _PID_INFO_BYTES = 8, 72
-_PID_INFO_FIGURES = slice(16, 64)
+_PID_INFO_ANSWER_AT, _PID_INFO_FIGURES = 8, slice(16, 64)
 
 #: Samples of engine utilization (NV2080_CTRL_PERF_GPUMON_PERFMON_UTIL_SAMPLE): a time, then for each of six engines its
 #: share, scale, process, process in a virtual machine with its name, and a kernel pointer.
@@ -67,12 +67,23 @@ def pid_infos(params: bytearray) -> list[int]:
     return [_PID_INFOS_AT + i * _PID_INFO_BYTES for i in range(min(count, room))]
 
 
-def hide_others(params: bytearray, own: Collection[int]) -> None:
-    """Clear the figures of processes that are not the pod's own."""
-    for at in pid_infos(params):
-        if _U32.unpack_from(params, at)[0] not in own:
-            figures = slice(at + _PID_INFO_FIGURES.start, at + _PID_INFO_FIGURES.stop)
-            params[figures] = bytes(figures.stop - figures.start)
+def asks_for_memory(params: bytearray, at: int) -> bool:
+    """Tell whether an entry of GPU_GET_PID_INFO asks for the only thing that RM tells of a process."""
+    return bool(_U32.unpack_from(params, at + 4)[0] == 0)
+
+
+def pid_info(params: bytearray, at: int) -> bytes:
+    """Return what an entry of GPU_GET_PID_INFO tells of its process."""
+    return bytes(params[at + _PID_INFO_ANSWER_AT : at + _PID_INFO_BYTES])
+
+
+def show_pid_info(params: bytearray, at: int, answer: bytes | None) -> None:
+    """Put an answer about a pod's own process into an entry; without one, clear its figures."""
+    if answer is None:
+        figures = slice(at + _PID_INFO_FIGURES.start, at + _PID_INFO_FIGURES.stop)
+        params[figures] = bytes(figures.stop - figures.start)
+    else:
+        params[at + _PID_INFO_ANSWER_AT : at + _PID_INFO_BYTES] = answer
 
 
 def show_samples(params: bytearray, own: Collection[int], inside: Callable[[int], int]) -> None:

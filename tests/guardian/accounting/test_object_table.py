@@ -124,14 +124,16 @@ def test_naming_anothers_client_takes_nothing_from_its_owner():
     assert table.pod_of(table.objects[7, 3]) == "web"
 
 
-def test_client_claimed_early_belongs_to_process_that_proves_it():
+@pytest.mark.parametrize(("how", "owner"), [({}, "evil"), ({"made_here": True}, "web")], ids=["named", "made here"])
+def test_only_a_client_made_again_leaves_the_pod_that_named_it(how, owner):
     table = ObjectTable()
-    thief = {"fact": "process", "pid": 200, "pod": "evil"}
+    first = {"fact": "process", "pid": 200, "pod": "evil"}
     claim = {"fact": "client", "client": 7, "pid": 200, "fd": 3}
-    for fact in (POD, {**POD, "name": "evil"}, thief, claim, thing(3, 2, abi.KEPLER_CHANNEL_GROUP_A, 1), *TREE[1:]):
+    for fact in (POD, {**POD, "name": "evil"}, first, claim, PROCESS, CLIENT | how):
         table.note(fact)
 
-    assert table.pod_of(table.objects[7, 3]) == "web"
+    assert (table.clients[7].pod, table.clients[7].made_here) == (owner, bool(how))
+    assert table.clients[7].users == [(200, 3) if owner == "evil" else (100, 8)]
 
 
 def test_memory_adds_up_by_pod_and_card():

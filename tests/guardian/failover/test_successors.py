@@ -63,6 +63,28 @@ def successor_of(pod):
     pod.dispatcher.resume(pod.shared.listeners[pod.number][1], pod.shared.listeners.unanswered_call(pod.number))
 
 
+def test_a_watch_that_failed_is_tried_again(pod, monkeypatch):
+    """The user has no epoll watches left; without a watch nobody would learn of the process's end."""
+    pod.call(abi.NV_ESC_RM_CONTROL, control(0x20800110))  # its process is known
+    watched, full = [], [True]
+
+    def watch(pid, pidfd):
+        if full[0]:
+            raise OSError(errno.ENOSPC, "no watches")
+        watched.append(pid)
+
+    fresh = pod.fresh
+    monkeypatch.setattr(pod, "fresh", lambda journal: setattr(found := fresh(journal), "watch", watch) or found)
+    successor_of(pod)
+    pod.shared.retry_watches()
+    assert (watched, list(pod.shared.table.processes)) == ([], [pod.process.pid])
+
+    full[0] = False
+    for _ in range(3):
+        pod.shared.retry_watches()
+    assert watched == [pod.process.pid]
+
+
 @pytest.mark.parametrize("started", ["1", None])
 def test_a_pid_that_another_process_has_by_now_is_nobodys(pod, started):
     """The process of before ended while there was no guardian, and its pid went to a process of another container."""

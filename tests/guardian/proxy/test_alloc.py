@@ -10,7 +10,7 @@ import pytest
 
 from qgpu.guardian.accounting import memory_quota
 from qgpu.guardian.accounting.object_table import OTHER_TSG_BYTES, ObjectTable
-from qgpu.guardian.proxy import client_ownership, client_registry, object_claims, os_events
+from qgpu.guardian.proxy import alloc_checks, client_ownership, client_registry, object_claims, os_events
 from qgpu.guardian.proxy import dup as dup_calls
 from qgpu.guardian.rules import classes
 from qgpu.linux import fd_budget
@@ -121,6 +121,33 @@ def test_channel_of_another_engine_may_stand_alone(on_card, engine, copies):
     assert [rm.handle for rm in table.copy_tsgs(0)] == [9] * copies
     assert [rm.handle for rm in table.channels(table.objects[7, 9])] == [9]
     assert charged(table, "web")[0] == OTHER_TSG_BYTES
+
+
+#: MPEG, the software engine, VIC, the host, the firmware of the frame buffer, one beyond the last, all engines.
+OTHER_ENGINES = [0x21, 0x22, 0x24, 0x27, 0x2A, 0x54, 0xFFFFFFFF]
+
+
+@pytest.mark.parametrize("engine", OTHER_ENGINES, ids=hex)
+def test_engine_that_no_share_covers_is_refused(on_card, engine):
+    group = struct.pack("<IIIII", 0, 0, 0, engine, 0)
+    tsg = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), group)
+    alone = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(9, 2, 0xC86F), channel_on(engine))
+
+    assert [alloc_status(each[2]) for each in (tsg, alone)] == [abi.NV_ERR_INVALID_ARGUMENT] * 2
+    assert on_card.shared.refusals.counts["web", alloc_checks.OTHER_ENGINE] == 2
+
+
+#: The first and the last of copy, video decoders, encoders, JPEG, OFA and compression, and SEC2.
+USED = [0x09, 0x12, 0x13, 0x1A, 0x1B, 0x1D, 0x26, 0x2B, 0x32, 0x33, 0x34, 0x3D, 0x3E, 0x3F, 0x40, 0x53]
+
+
+@pytest.mark.parametrize("engine", USED, ids=hex)
+def test_engine_that_programs_use_is_allowed(on_card, engine):
+    group = struct.pack("<IIIII", 0, 0, 0, engine, 0)
+    tsg = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), group)
+    alone = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(9, 2, 0xC86F), channel_on(engine))
+
+    assert [alloc_status(each[2]) for each in (tsg, alone)] == [abi.NV_OK] * 2
 
 
 def test_compute_on_a_channel_that_stands_alone_is_refused(on_card):

@@ -153,6 +153,46 @@ def test_only_a_pods_own_processes_are_told_of(on_card):
     assert params[80 + 16 : 80 + 64] == b"f" * 48
 
 
+def ask_about(pod, pids, index=0):
+    """Ask RM about pids; return which it was asked about, by call, and what is told of each."""
+    calls, size = [], 8 + 72 * len(pids)
+
+    def answer(params):
+        calls.append([struct.unpack_from("<I", params, 8 + 72 * i)[0] for i in range(len(pids))])
+        for i, about in enumerate(calls[-1]):
+            params[8 + 72 * i + 16 : 8 + 72 * i + 64] = struct.pack("<I", about) * 12
+
+    pod.rm.answers[abi.NV2080_GPU_GET_PID_INFO] = answer
+    params = struct.pack("<II", len(pids), 0) + b"".join(struct.pack("<II64x", pid, index) for pid in pids)
+    *_, params = pod.call_for_params(abi.NV_ESC_RM_CONTROL, control(abi.NV2080_GPU_GET_PID_INFO, size=size), params)
+    told = [struct.unpack_from("<I", params, 8 + 72 * i + 16)[0] for i in range(len(pids))]
+    assert [struct.unpack_from("<I", params, 8 + 72 * i)[0] for i in range(len(pids))] == pids
+    return [[pid for pid in call if pid] for call in calls], told
+
+
+def test_rm_is_asked_about_each_process_once(on_card):
+    """It looks through all objects of the process each time, under its locks."""
+    own = on_card.process.pid
+
+    assert ask_about(on_card, [own] * 200) == ([[own]], [own] * 200)
+
+
+def test_rm_is_asked_about_few_processes_at_once(on_card, monkeypatch):
+    many = [*range(4_000_000, 4_000_040), on_card.process.pid]
+    monkeypatch.setattr(control_calls, "_inside", lambda pid, tid: pid)
+    for pid in many:
+        on_card.shared.note({"fact": "process", "pid": pid, "pod": "web"})
+    calls, told = ask_about(on_card, [*many, 5_000_000])
+
+    assert [len(call) for call in calls] == [16, 16, 9]
+    assert told == [*many, 0]
+
+
+@pytest.mark.parametrize("index", [1, 0xFFFFFFFF])
+def test_other_things_to_ask_of_a_process_are_rms_to_refuse(on_card, index):
+    assert ask_about(on_card, [on_card.process.pid], index) == ([[]], [0])
+
+
 def test_a_plain_control_that_is_too_large_takes_the_long_way():
     """There is no room for it where plain ones are carried out."""
     params = ctypes.create_string_buffer(fast_path._MOST_BYTES + 1)
@@ -287,6 +327,13 @@ def test_monitors_that_stop_the_card_are_moved_rarely(preempted, own_tsg, comman
     preempted(20_000_000, command=command)
 
     assert preempted(20_000_000, command=command) == (times - 1) * 20_000_000 - 20_000_000
+
+
+@pytest.mark.parametrize("command", [abi.NV2080_GPU_GET_PIDS, abi.NV2080_GPU_GET_PID_INFO], ids=hex)
+def test_searches_through_all_clients_are_rare(preempted, command):
+    preempted(20_000_000, command=command)
+
+    assert preempted(20_000_000, command=command) == 20 * 20_000_000 - 20_000_000
 
 
 @pytest.mark.parametrize(

@@ -172,6 +172,30 @@ def test_memory_that_stayed_behind_follows_no_second_handle(on_card):
     assert held(on_card) == LIMIT - MOST
 
 
+def test_client_stays_with_the_pod_that_has_its_file(on_card):
+    """Its maker has kept no object in it, and passed the file on."""
+    on_card.rm.objects[9, 9] = (abi.NV01_ROOT_CLIENT, 0)
+    for fact in (
+        {"fact": "pod", "name": "other", "grants": {}},
+        {"fact": "process", "pid": 1, "pod": "other"},
+        {"fact": "client", "client": 9, "pid": 1, "fd": 3, "made_here": True},
+        {"fact": "notes", "client": 9, "count": 5},
+    ):
+        on_card.shared.note(fact)
+    on_card.files.makers.is_by = lambda file, pid: pid == 1
+
+    assert not on_card.shared.clients.register(on_card.process.pid, 5, 5, 9)
+    entry = on_card.shared.table.clients[9]
+    assert (entry.pod, entry.maker, entry.made_here, entry.notes, entry.users) == ("other", 1, True, 5, [(1, 3)])
+
+
+def test_nothing_is_made_in_a_client_another_pod_named_first(on_card):
+    test_client_stays_with_the_pod_that_has_its_file(on_card)
+    call = alloc(10, 2, 0x40, client=9)
+
+    assert alloc_status(on_card.call(abi.NV_ESC_RM_ALLOC, call, memory_params(PAGE))[2]) == abi.NV_ERR_INVALID_CLIENT
+
+
 @pytest.mark.parametrize("made_here", [False, True], ids=["by the kernel", "by the guardian"])
 def test_a_client_made_again_in_its_pod_has_its_new_maker(pod, made_here):
     """Its first maker closed the file; no call told of that. RM takes the handle that a process asks for."""

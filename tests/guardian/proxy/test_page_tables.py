@@ -13,7 +13,7 @@ from qgpu.guardian.accounting.allocations import Allocations
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.accounting.rm_object import NO_INSTANCE, RmObject
 from qgpu.guardian.failover.journal import Journal
-from qgpu.guardian.proxy import object_claims, uvm_files
+from qgpu.guardian.proxy import alloc_checks, object_claims, uvm_files
 from qgpu.guardian.proxy.handler_context import HandlerContext
 from qgpu.linux import fd_budget
 from qgpu.nvidia import abi, uvm
@@ -71,6 +71,17 @@ def test_devices_beyond_free_ones_must_fit_with_address_space(on_card, monkeypat
 
     assert [alloc_status(answer) for answer in answers] == [abi.NV_OK, abi.NV_ERR_NO_MEMORY]
     assert (7, 51) not in on_card.shared.table.objects
+
+
+def test_a_client_has_a_bounded_number_of_devices_on_a_card(on_card):
+    answers = [alloc_status(on_card.call(abi.NV_ESC_RM_ALLOC, device(50 + i), DEVICE_PARAMS)[2]) for i in range(18)]
+    with on_card.shared.lock:
+        on_card.shared.table.note({"fact": "gone", "client": 7, "handle": 50})
+    again = alloc_status(on_card.call(abi.NV_ESC_RM_ALLOC, device(80), DEVICE_PARAMS)[2])
+
+    assert answers == [abi.NV_OK] * 15 + [abi.NV_ERR_INSUFFICIENT_RESOURCES] * 3  # it has one already
+    assert again == abi.NV_OK
+    assert on_card.shared.refusals.counts["web", alloc_checks.TOO_MANY_DEVICES] == 3
 
 
 def first_device(pod, client):
