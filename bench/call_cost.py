@@ -41,18 +41,16 @@ from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.failover.journal import Journal
 from qgpu.guardian.gpu.enforcer import Moved
 from qgpu.guardian.gpu.gpu_ops import GpuOps
-from qgpu.guardian.proxy import alloc_checks
+from qgpu.guardian.proxy import alloc
 from qgpu.guardian.proxy.dispatcher import Dispatcher
 from qgpu.guardian.proxy.handler_context import HandlerContext
 from qgpu.guardian.proxy.passthrough import Passthrough
 from qgpu.guardian.proxy.seccomp_filter import NUMBER_AND_SIZE, install
 from qgpu.guardian.rules import escapes
 from qgpu.ipc import wire
-from qgpu.ipc.codec import grants_to_json
 from qgpu.linux import cgroup
 from qgpu.linux.open_file_set import FileSets
 from qgpu.linux.seccomp_notify import Listener, ProcessMemory
-from qgpu.model import Grant
 from qgpu.nvidia import abi, uvm
 from tests.guardian.fake_rm import FakeRm
 from tests.traces import TRACES, allocated
@@ -72,7 +70,7 @@ _PARTS = (
     ("descriptor", HandlerContext, ("take_fd",)),
     ("memory", ProcessMemory, ("read_some", "write")),
     ("journal", Journal, ("append", "answer")),
-    ("frozen", Passthrough, ("continue_in_kernel",)),
+    ("frozen", Passthrough, ("_continue_in_kernel",)),
     ("answer", Listener, ("_send",)),
     ("checks", Dispatcher, ("serve",)),
 )
@@ -82,7 +80,7 @@ _ASKED = (
     "find_object",
     "private_bytes",
     "make_preemptible",
-    "size_by_file",
+    "bytes_of",
     "instance_of",
     "size",
 )
@@ -162,7 +160,7 @@ def _replace_driver(change: Callable[..., object], rm: FakeRm) -> None:
     change(server, "CtxswLog", _always(SimpleNamespace(dropped=0, read=list)))
     change(server, "GpuOps", _always(rm))
     change(abi, "NV_CONTROL_MINOR", os.minor(os.stat(_CONTROL).st_rdev))
-    change(alloc_checks, "_has_open", _always(True))  # the replayed program opens a file that stands for the card's
+    change(alloc, "_has_open", _always(True))  # the replayed program opens a file that stands for the card's
 
 
 def _always(answer: Any) -> Callable[..., Any]:
@@ -195,7 +193,7 @@ def start(command: Sequence[str], parts: Parts | None, rm: FakeRm | None) -> tup
             _, (listener,), _, _ = socket.recv_fds(ours, 16, 1)
             daemon = wire.connect(str(path), 5.0)
             for op, fds, more in (
-                ("admit", [], {"cgroup": None, "grants": grants_to_json({0: Grant()})}),
+                ("admit", [], {"cgroup": None, "grants": {"0": {"class": "offline", "cores": None, "memory": None}}}),
                 ("attach", [listener], {"pid": process.pid}),
             ):
                 daemon.send({"op": op, "name": "web", **more}, fds)

@@ -146,7 +146,7 @@ for _name in (
     "object_info",
     "find_object",
     "size",
-    "size_by_file",
+    "bytes_of",
     "free",
     "free_anywhere",
     "duplicate",

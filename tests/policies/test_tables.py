@@ -267,9 +267,7 @@ def test_burst_share_moves_no_gate_where_timeslices_serve(offline: Sharing) -> N
     assert windows("burst-share", owing("a", 60), owing("b", 20), offline=offline) == [None, None]
 
 
-@pytest.mark.parametrize(
-    ("policy", "expected_us"), [("burst-share", [3950, 1975]), ("best-effort", [3950, 3950])]
-)
+@pytest.mark.parametrize(("policy", "expected_us"), [("burst-share", [3950, 1975]), ("best-effort", [3950, 3950])])
 def test_a_slice_factor_shortens_one_slice_and_no_gate_moves(policy: str, expected_us: list[int]) -> None:
     found = Sharing(round_ns=8 * NS_PER_MS, slice_factors=(("b", 0.5),))
     plan = POLICIES[policy].plan(Snapshot(0, PERIOD, (owing("a", 50), owing("b")), offline=found))
