@@ -41,7 +41,7 @@ from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.failover.journal import Journal
 from qgpu.guardian.gpu.enforcer import Moved
 from qgpu.guardian.gpu.gpu_ops import GpuOps
-from qgpu.guardian.proxy import alloc
+from qgpu.guardian.proxy import alloc, rm_calls
 from qgpu.guardian.proxy.dispatcher import Dispatcher
 from qgpu.guardian.proxy.handler_context import HandlerContext
 from qgpu.guardian.proxy.passthrough import Passthrough
@@ -226,7 +226,7 @@ def calls(script: Script) -> list[Figure]:
         if parts is not None:
             by_part.append(parts)
         elif replayed:
-            seen.append(json.loads(said))
+            seen.append(json.loads(said)["took_ns"])
             loops.append(loop_s)
         else:
             starts.append(json.loads(said)["startup_s"])
@@ -266,13 +266,14 @@ def pod(sock: socket.socket, command: Sequence[str]) -> None:
     json.dump(replay(), sys.stdout)
 
 
-def _prepared() -> Callable[[], list[int]]:
-    """Prepare the recorded calls; the function that is returned makes them, and returns how long each watched one took.
+def _prepared() -> Callable[[], dict[str, list[Any]]]:
+    """Prepare the recorded calls; the function that is returned makes them, and returns what came of them.
 
-    The watched ones are those that stop at the guardian. Times are in ns.
+    ``took_ns`` has how long each call took that stops at the guardian; ``failed`` the number, place in the record and
+    status of RM calls that were not answered NV_OK.
     """
     files: dict[int, int] = {}
-    made: list[tuple[int, Any, Any, bool]] = []
+    made: list[tuple[int, Any, Any, bool, int | None]] = []
     with lzma.open(_TRACE, "rt") as lines:
         rows = [row for row in map(json.loads, lines) if row["op"] == "ioctl"]
     for row in rows:
@@ -290,17 +291,21 @@ def _prepared() -> Callable[[], list[int]]:
             control.value = files.setdefault(control.value, os.open(_CONTROL, os.O_RDWR))
         number_and_size = row["req"] & NUMBER_AND_SIZE
         stops = row["req"] in uvm.WATCHED or (number_and_size & 0xFF, number_and_size >> 16) in escapes.WATCHED
-        made.append((files[row["fd"]], ctypes.c_ulong(row["req"]), block, stops))
+        call = None if to_uvm else rm_calls.parse(row["req"] & 0xFF, argument)
+        status_at = None if call is None else call.status_at
+        made.append((files[row["fd"]], ctypes.c_ulong(row["req"]), block, stops, status_at))
     ioctl = ctypes.CDLL(None).ioctl
 
-    def replay() -> list[int]:
-        took = []
-        for fd, request, argument, stops in made:
+    def replay() -> dict[str, list[Any]]:
+        took, failed = [], []
+        for place, (fd, request, argument, stops, status_at) in enumerate(made):
             began = time.perf_counter_ns()
             ioctl(fd, request, argument)
             if stops:
                 took.append(time.perf_counter_ns() - began)
-        return took
+            if status_at is not None and (status := int.from_bytes(argument.raw[status_at : status_at + 4], "little")):
+                failed.append([request.value & 0xFF, place, status])
+        return {"took_ns": took, "failed": failed}
 
     return replay
 

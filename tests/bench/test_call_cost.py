@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import os
 from collections import Counter
-
-import call_cost
+from pathlib import Path
 
 from qgpu.guardian.proxy.refusals import Refusals
+from qgpu.nvidia import abi
 from tests.guardian.fake_rm import FakeRm
+
+# tests/vm has a call_cost.py too, and other tests put folders on the path
+_FILE = Path(__file__).parents[2] / "bench" / "call_cost.py"
+_SPEC = importlib.util.spec_from_file_location("bench_call_cost", _FILE)
+call_cost = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(call_cost)
+
+
+class StrictRm(FakeRm):
+    """RM that answers questions about clients through control files alone, as the driver does."""
+
+    def object_info(self, file, client, handle):
+        on_card = os.fstat(file).st_rdev == os.stat(call_cost._RM).st_rdev
+        return None if on_card else super().object_info(file, client, handle)
 
 
 def test_a_recorded_program_is_refused_nothing(monkeypatch):
@@ -20,6 +37,8 @@ def test_a_recorded_program_is_refused_nothing(monkeypatch):
         count(self, pod, what)
 
     monkeypatch.setattr(Refusals, "count", noted)
-    call_cost.start(["--replay"], None, FakeRm(call_cost.there()))
+    said, _ = call_cost.start(["--replay"], None, StrictRm(call_cost.there()))
 
     assert refused == {"card without a grant": 1}  # the card's UUID is another one
+    failed = {number for number, *_ in json.loads(said)["failed"]}
+    assert failed <= {abi.NV_ESC_RM_CONTROL, abi.NV_ESC_RM_FREE}  # this RM knows few controls
