@@ -165,14 +165,14 @@ class Host(Protocol):
     def orphaned_memory(self) -> Mapping[int, int]:
         """Return the card memory, in bytes by pGPU, that is still held on behalf of pods that no longer exist.
 
-        None where a pod's memory is freed with the pod.
+        Empty where a pod's memory is freed with the pod.
         """
         return {}
 
     def names_in_use(self) -> Collection[str]:
         """Return the names of pods that no longer exist and that a new pod may not have, or may not have yet.
 
-        None where a pod leaves nothing under its name.
+        Empty where a pod leaves nothing under its name.
         """
         return ()
 

@@ -110,8 +110,7 @@ def shorter_slices(now: Tuning, best: Trial, pods: Mapping[str, RoundEntry]) -> 
     """Return ``best`` with slices half as long for pods without a quota, if a pod has less than its quota.
 
     None if that is not so, or no slice can be shorter, or this was on trial; also for equal slices, because those by
-    weight serve quotas better. Slices of pods with a quota stay as they
-    are: on a card, pairs of programs lost more work by shorter ones than they gained.
+    weight serve quotas better.
     """
     if best.sharing.equal or not owed(best, now.satisfied, pods):
         return None

@@ -25,7 +25,8 @@ _STATES = {
     NUMBERS["QGPU_STATE_NO_RM_INTERFACE"]: "it cannot reach the driver; before 565, load qgpu_rm.ko too",
     NUMBERS["QGPU_STATE_OFF"]: "it is switched off; qgpuctl module on",
 }
-#: What the module may lack for limits, each with its remedy. If it lacks several, the first is the cause of the others.
+#: What the module may lack so that it cannot enforce limits, each with its remedy. The first that is missing causes the
+#: others.
 _MISSING = {
     NUMBERS["QGPU_MISSING_PROBES"]: (
         "the kernel's probes do not work; they need /sys/kernel/debug/kprobes/enabled and kernel.ftrace_enabled at 1, "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from qgpu.errors import RefusedError
 from qgpu.model import NS_PER_MS, Plan, PodClass, PodPlan
 from qgpu.planes.kmod.backend import KmodBackend
-from qgpu.planes.kmod.device import Card
+from qgpu.planes.kmod.device import Card, Device
 from qgpu.planes.kmod.host import KmodHost
 from qgpu.planes.kmod.left_pods import LeftPods
 from qgpu.planes.kmod.uapi import ffi
@@ -49,15 +48,7 @@ class FakeDevice:
     def call(self, name: str, /, **fields: Any) -> Any:
         return getattr(self, name.lower())(**fields)
 
-    def each(self, name: str, key: str, /, **fields: Any) -> Iterator[Any]:
-        last = 0
-        while True:
-            try:
-                found = self.call(name, **{key: last}, **fields)
-            except FileNotFoundError:
-                return
-            last = getattr(found, key)
-            yield found
+    each = Device.each
 
     def close(self) -> None:
         """Nothing to close."""
