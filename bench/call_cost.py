@@ -41,7 +41,7 @@ from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.failover.journal import Journal
 from qgpu.guardian.gpu.enforcer import Moved
 from qgpu.guardian.gpu.gpu_ops import GpuOps
-from qgpu.guardian.proxy import alloc, rm_calls
+from qgpu.guardian.proxy import alloc_checks, rm_calls
 from qgpu.guardian.proxy.dispatcher import Dispatcher
 from qgpu.guardian.proxy.handler_context import HandlerContext
 from qgpu.guardian.proxy.passthrough import Passthrough
@@ -70,7 +70,7 @@ _PARTS = (
     ("descriptor", HandlerContext, ("take_fd",)),
     ("memory", ProcessMemory, ("read_some", "write")),
     ("journal", Journal, ("append", "answer")),
-    ("frozen", Passthrough, ("_continue_in_kernel",)),
+    ("frozen", Passthrough, ("continue_in_kernel",)),
     ("answer", Listener, ("_send",)),
     ("checks", Dispatcher, ("serve",)),
 )
@@ -80,7 +80,7 @@ _ASKED = (
     "find_object",
     "private_bytes",
     "make_preemptible",
-    "bytes_of",
+    "size_by_file",
     "instance_of",
     "size",
 )
@@ -160,7 +160,7 @@ def _replace_driver(change: Callable[..., object], rm: FakeRm) -> None:
     change(server, "CtxswLog", _always(SimpleNamespace(dropped=0, read=list)))
     change(server, "GpuOps", _always(rm))
     change(abi, "NV_CONTROL_MINOR", os.minor(os.stat(_CONTROL).st_rdev))
-    change(alloc, "_has_open", _always(True))  # the replayed program opens a file that stands for the card's
+    change(alloc_checks, "_has_open", _always(True))  # the replayed program opens a file that stands for the card's
 
 
 def _always(answer: Any) -> Callable[..., Any]:

@@ -37,7 +37,7 @@ class DaemonRequests:
         return found
 
     def _op_hello(self, session: DaemonSession, message: dict[str, Any], _: list[int]) -> Answer:
-        session.watching = message.get("watch", False)
+        session.watching = message["watch"]
         answer = {
             "protocol": PROTOCOL,
             "version": self._version,
@@ -64,7 +64,7 @@ class DaemonRequests:
         self._shared.listeners.release_slots()
         served = {pod for pod, _ in self._shared.listeners.values()}
         known = {client.pod for client in self._shared.table.clients.values()}
-        self._shared.recheck_pods(known - served)
+        self._shared.clients.recheck_pods(known - served)
         return {}, []
 
     def _op_attach(self, _: DaemonSession, message: dict[str, Any], fds: list[int]) -> Answer:
@@ -180,11 +180,11 @@ class DaemonRequests:
 
         What its ended processes had goes by itself, and does not matter.
         """
-        table, exists = self._shared.table, self._shared.gpu_ops.exists
+        table, has_client = self._shared.table, self._shared.gpu_ops.has_client
         if name in table.pods:
             return
         clients = table.clients_of(name)
-        left = len(clients) > BATCH or any(exists((client, client)) for client in clients)
+        left = len(clients) > BATCH or any(map(has_client, clients))
         if left or table.is_kept_elsewhere(name):
             raise RefusedError(
                 f"pod name {name}: other processes still have files or memory of an earlier pod of that name; choose "

@@ -42,8 +42,8 @@ class DaemonSession:
 
     connection: wire.Connection
     cards: set[int] = field(default_factory=set)
-    #: The kind of events that it wants; True, from a daemon of an earlier version, stands for all kinds.
-    watching: str | bool = False
+    #: The kind of events that it wants.
+    watching: str = ""
     #: Events that it gets once it has read more.
     _owed: list[dict[str, Any]] = field(default_factory=list)
 
@@ -110,7 +110,7 @@ class DaemonSessions:
     def broadcast(self, event: dict[str, Any]) -> None:
         """Send an event to all sessions that watch its kind. One that does not read gets it when it next asks."""
         for number, session in list(self._sessions.items()):
-            if session.watching in (True, event["event"]):
+            if session.watching == event["event"]:
                 try:
                     session.tell(event)
                 except OSError:

@@ -29,8 +29,8 @@ from qgpu.guardian.daemon_sessions import DaemonSessions
 from qgpu.guardian.failover.journal import Journal
 from qgpu.guardian.gpu.gpu import Gpu
 from qgpu.guardian.gpu.gpu_ops import GpuOps
+from qgpu.guardian.proxy.control_file_search import ControlFileSearch
 from qgpu.guardian.proxy.dispatcher import Dispatcher
-from qgpu.guardian.proxy.moved_files import MovedFileSearch
 from qgpu.guardian.proxy.shared_state import SharedState
 from qgpu.guardian.proxy.uvm_files import UvmFile
 from qgpu.linux import capabilities
@@ -81,7 +81,7 @@ class Guardian:
         self.gpu_ops = GpuOps(table, branch, client, devices)
         for device in devices:
             self.gpu_ops.open_gates(device)  # first of all: a pod may be waiting behind a gate
-        self._search_for_moved_files()
+        self._search_for_control_files()
         self.cards: dict[int, Gpu] = {}
         self.shared = SharedState(
             table,
@@ -132,13 +132,13 @@ class Guardian:
         path = runtime_dir / "guardian.sock"
         self._sessions = DaemonSessions(path, self._selector, table, requests.find, self._end_plan)
 
-    def _search_for_moved_files(self) -> None:
+    def _search_for_control_files(self) -> None:
         """Search for the file of each client that no known descriptor leads to any more."""
-        search = MovedFileSearch(
+        search = ControlFileSearch(
             self.table,
             self.gpu_ops.clients_behind_fd,
-            lambda client: self.gpu_ops.exists((client, client)),
-            lambda client, pid, fd: self.shared.record_file_found(client, pid, fd),
+            self.gpu_ops.has_client,
+            lambda client, pid, fd: self.shared.clients.record_file_found(client, pid, fd),
             lambda: self._in_main_loop(self._changed),
         )
         self.gpu_ops.on_unreachable, self.gpu_ops.lost = search.search_for, search.lost
@@ -243,6 +243,7 @@ class Guardian:
         if now - self._looked_ns >= NS_PER_S:
             self._looked_ns = now
             self._look_at_files()
+            self.shared.retry_watches()
             if self._is_used():  # a guardian without daemon and pods ends soon and needs no socket
                 self._sessions.restore_socket()
         for card in self.cards.values():
@@ -377,7 +378,7 @@ class Guardian:
         """Empty UVM files that a pod's processes have closed: their memory stays for as long as we hold them."""
         for pid, files in self.shared.uvm_files.take_closed(self.table.pids_of(pod)).items():
             self.shared.uvm_files.release(files)
-            self._in_main_loop(partial(self.shared.uvm_files_released, pid, files))
+            self._in_main_loop(partial(self.shared.pod_uvm_files.released, pid, files))
 
     def _look_at_carriers(self) -> None:
         """Discharge exported memory whose exporting file is closed everywhere."""
@@ -401,9 +402,9 @@ class Guardian:
             dispatcher.resume(listener, self.shared.listeners.unanswered_call(number))
         except OSError as error:  # its further calls are served all the same
             _log.warning("what a dead guardian left is not all found", pod=pod, error=str(error))
-        if pod in self.shared.moved:
-            self._file_work.do(pod, partial(self.shared.find_moved_uvm_files, pod))
-        self._in_main_loop(lambda: self.shared.recheck_pods([pod]))
+        if pod in self.shared.pod_uvm_files.moved:
+            self._file_work.do(pod, partial(self.shared.pod_uvm_files.find_moved, pod))
+        self._in_main_loop(lambda: self.shared.clients.recheck_pods([pod]))
         poll = select.poll()
         poll.register(listener.fd, select.POLLIN)
         while True:

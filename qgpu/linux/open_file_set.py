@@ -12,6 +12,8 @@ import os
 import select
 import struct
 import threading
+from collections import Counter
+from collections.abc import Container, Iterator
 from contextlib import suppress
 from functools import cache
 from itertools import chain
@@ -26,6 +28,8 @@ _TIED = _MAKERS.start - 1
 _ROOTS, _DEVICES = 1000, 1001
 #: How many exports of one file can be told apart.
 _CARRIERS = range(1002, 1010)
+#: How many places hold a control file at most: the digits, and as tied, with a root client and with a device.
+WATCHES = _DIGITS + 3
 _ADD, _DELETE = 1, 2
 #: struct epoll_event is packed on x86-64 only (linux/eventpoll.h).
 _EVENT = struct.Struct("<IQ" if os.uname().machine == "x86_64" else "<I4xQ")
@@ -78,13 +82,7 @@ class FileSet:
 
     def marks(self) -> set[int]:
         """Return the marks of all files that are still open somewhere. Takes long with many files."""
-        found = set()
-        with Path(f"/proc/self/fdinfo/{self._epoll}").open() as lines:
-            for line in lines:
-                words = line.split()
-                if words[:1] == ["tfd:"] and int(words[1]) in self._places:
-                    found.add(int(words[5], 16))
-        return found
+        return set(_marks_at(self._epoll, self._places))
 
     def _control(self, what: int, place: int, file: int, mark: int = 0) -> None:
         """Add or delete a file under one of this set's numbers. Raises OSError."""
@@ -98,6 +96,15 @@ class FileSet:
             os.dup2(_nothing(), place, inheritable=False)
 
 
+def _marks_at(epoll: int, places: Container[int]) -> Iterator[int]:
+    """List the marks of the files that an epoll holds at some places."""
+    with Path(f"/proc/self/fdinfo/{epoll}").open() as lines:
+        for line in lines:
+            words = line.split()
+            if words[:1] == ["tfd:"] and int(words[1]) in places:
+                yield int(words[5], 16)
+
+
 class FileMakers:
     """Which process makes clients on a file: for each digit of its number, the set of files with that digit.
 
@@ -105,24 +112,49 @@ class FileMakers:
     """
 
     def __init__(self, epoll: int) -> None:
+        self._epoll = epoll
+        #: By mark, the files that were open when they were listed, and those that were added since.
+        self._listed, self._added = Counter[int](), Counter[int]()
         self._digits = [[FileSet(epoll, place) for place in _MAKERS[at::_DIGITS]] for at in range(_DIGITS)]
 
-    def claim(self, file: int, pid: int) -> bool:
-        """Note a process as the one that makes clients on a file; False if another one does. Raises OSError."""
+    def claim(self, file: int, pid: int, mark: int = 0) -> bool:
+        """Note a process as the one that makes clients on a file; False if another one does. Raises OSError.
+
+        Files are counted by ``mark``.
+        """
         with _lock:
             if any(files.has(file) for files in self._digits[0]):
                 return self.is_by(file, pid)
             try:
-                return all(files.add(file) for files in self._of(pid))
+                noted = all(files.add(file, mark) for files in self._of(pid))
             except OSError:
                 self.forget(file)
                 raise
+            self._added[mark] += 1
+            return noted
 
-    def rule_out(self, file: int) -> None:
+    def rule_out(self, file: int, mark: int = 0) -> None:
         """Let no process be the one that makes clients on a file. Raises OSError."""
         with _lock:
             self.forget(file)
-            self.claim(file, _NOBODY)
+            self.claim(file, _NOBODY, mark)
+
+    def count(self, mark: int | None = None) -> int:
+        """Return how many files with a mark, or all, are noted.
+
+        Files that were added since ``recount`` count even if they were closed or forgotten meanwhile.
+        """
+        with _lock:
+            counts = self._listed, self._added
+            return sum(each.total() if mark is None else each[mark] for each in counts)
+
+    def recount(self) -> None:
+        """Find out which files are still open somewhere. Takes long with many files."""
+        with _lock:
+            self._listed, self._added = self._listed + self._added, Counter()
+        found = Counter(_marks_at(self._epoll, _MAKERS[::_DIGITS]))
+        with _lock:
+            self._listed = found
 
     def is_by(self, file: int, pid: int) -> bool:
         """Tell whether this process is noted of a file. Raises OSError."""

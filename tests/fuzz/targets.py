@@ -106,7 +106,7 @@ def _is_out_of_order(kept: object_table.ObjectTable, fact: rm_object.Fact) -> bo
     """Tell whether RM makes no such object: it is on no card though it must be, or its handle is in use."""
     there = kept.objects.get((fact["client"], fact["handle"])) if fact["fact"] == "object" else None
     if there is not None and (there.rm_class, there.parent) != (fact["class"], fact["parent"] or fact["client"]):
-        return True  # SharedState.claim refuses it
+        return True  # ObjectClaims.claim refuses it
     if fact.get("class") not in (abi.NV01_MEMORY_LOCAL_USER, abi.KEPLER_CHANNEL_GROUP_A):
         return False
     above = kept.objects.get((fact["client"], fact["parent"]))
@@ -149,7 +149,9 @@ def _facts(
             return _made(random, call.client, call.parent, call.handle, abi.NV01_MEMORY_LOCAL_USER, pid)
         case _:
             who = {"client": client, "pid": pid, "fd": random.randrange(4), "pod": kept.processes[pid]}
-            found: list[rm_object.Fact] = [{"fact": "owner", **who}, {"fact": "reached", **who}]
+            plain = {"fact": "plain", "client": client, "handle": handle, "there": random.random() < 0.8}
+            plain |= {"system": True} if random.randrange(2) else {}
+            found: list[rm_object.Fact] = [{"fact": "owner", **who}, {"fact": "reached", **who}, plain]
             return [
                 random.choice([{"fact": "gone", "client": client, "handle": random.choice([handle, client])}, *found])
             ]
@@ -211,10 +213,18 @@ def check_register(kept: object_table.ObjectTable) -> None:
     if +charged != +kept.allocations.held:
         raise DefectError(f"held {kept.allocations.held}, charged {charged}")
     _check_sums(kept)
+    plain = Counter(
+        (entry.pod, memory)
+        for client, entry in kept.clients.items()
+        for memory in (False, True)
+        for _ in kept.plain(client, memory=memory)
+    )
+    if +kept.plain_counts != plain:
+        raise DefectError(f"plain objects {kept.plain_counts}, in fact {plain}")
     again = object_table.ObjectTable()
     for fact in kept.facts():
         again.note(json.loads(json.dumps(fact)))
-    for part in ("pods", "processes", "clients", "objects", "allocations"):
+    for part in ("pods", "processes", "clients", "objects", "_plain_of", "allocations"):
         before, after = getattr(kept, part), getattr(again, part)
         if part == "allocations":
             before, after = ((each.memories, +each.held, each.managed_left) for each in (before, after))

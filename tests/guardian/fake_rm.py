@@ -85,13 +85,21 @@ class FakeRm:
             os.close(pidfd)
 
     def pidfd(self, pid):
+        if pid not in self.pidfds:
+            raise ProcessLookupError(errno.ESRCH, "process is gone")
         return self.pidfds[pid]
 
     def exists(self, key):
         return tuple(key) in self.objects
 
+    def has_client(self, client):
+        return self.exists((client, client))
+
     def object_info(self, file, client, handle):
         return None if self.bare or client in self.elsewhere else self.objects.get((client, handle))
+
+    def reaches(self, file, client):
+        return self.object_info(file, client, client) is not None
 
     def find_object(self, rm):
         return self.objects.get(rm.key)
@@ -99,7 +107,7 @@ class FakeRm:
     def size(self, rm):
         return self.sizes.get(rm.key)
 
-    def bytes_of(self, file, client, memory):
+    def size_by_file(self, file, client, memory):
         return self.sizes.get((client, memory), 0)
 
     def fabric_info(self, file, client, handle):

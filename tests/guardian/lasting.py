@@ -146,7 +146,7 @@ for _name in (
     "object_info",
     "find_object",
     "size",
-    "bytes_of",
+    "size_by_file",
     "free",
     "free_anywhere",
     "duplicate",

@@ -553,7 +553,7 @@ def test_search_holds_up_neither_main_loop_nor_other_pods(pods, guardian, daemon
     """A pod can make it take long to read what its processes map."""
     _, b = pods
     another = subprocess.Popen(["sleep", "60"])
-    guardian.shared.register_process("a", another.pid)
+    guardian.shared.clients.register_process("a", another.pid)
     over, began = threading.Event(), threading.Event()
     monkeypatch.setattr(ManagedSearch, "_unclaimed", lambda self, pod: (began.set(), over.wait(PATIENCE_S), 0)[2])
     with guardian.lock:

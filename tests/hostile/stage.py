@@ -156,7 +156,7 @@ class Stage:
 
         def look() -> bool:
             with suppress(Exception):
-                link = GuardianLink(self.runtime_dir / "guardian.sock", watch=False)
+                link = GuardianLink(self.runtime_dir / "guardian.sock")
                 link.close()
                 found.append(int(link.hello["pid"]))
             return bool(found)

@@ -68,6 +68,23 @@ def test_a_file_knows_who_made_its_client_and_nobody_else(maker, other):
         os.close(fd)
 
 
+def test_claimed_files_are_counted_by_their_marks_while_open():
+    makers, fds = FileSets().makers, [os.open("/dev/random", os.O_RDONLY) for _ in range(3)]
+    for fd, mark in zip(fds, (1, 1, 1 << 63), strict=True):
+        makers.claim(fd, 5, mark)
+    makers.claim(fds[0], 5, 1)
+    before = makers.count(), makers.count(1), makers.count(1 << 63)
+    os.close(fds[0])
+    makers.recount()
+    makers.rule_out(fds[1], 1)
+
+    assert (before, makers.count(), makers.count(1)) == ((3, 2, 1), 3, 2)  # as noted once more
+    makers.recount()
+    assert (makers.count(), makers.count(1), makers.count(1 << 63)) == (2, 1, 1)
+    for fd in fds[1:]:
+        os.close(fd)
+
+
 def test_of_two_claims_at_once_one_holds():
     makers = FileSets().makers
     for number in range(0, 400, 4):

@@ -103,14 +103,14 @@ class Allocations:
         """Charge an allocation under its first handle."""
         self.drop(key)
         self.keep(number, pod, instance, size)
-        self._name(self.memories[number], key)
+        self._add_handle(self.memories[number], key)
 
     def duplicate(self, key: Key, number: int) -> bool:
         """Add a handle to an allocation; False if the allocation is gone."""
         self.drop(key)
         if (memory := self.memories.get(number)) is None:
             return False
-        self._name(memory, key)
+        self._add_handle(memory, key)
         return True
 
     def grow(self, number: int, size: int) -> None:
@@ -220,7 +220,7 @@ class Allocations:
             if pod in self._ended:
                 self.pod_ended(pod)
 
-    def begins(self, pid: int, pod: str) -> None:
+    def process_started(self, pid: int, pod: str) -> None:
         """Record a process of a pod; it may keep what is pinned."""
         self._pods[pid] = pod
         self._ended.discard(pod)
@@ -430,7 +430,7 @@ class Allocations:
             if pod in self._ended:
                 yield {"fact": "ended", "name": pod}
 
-    def _name(self, memory: Allocation, key: Key) -> None:
+    def _add_handle(self, memory: Allocation, key: Key) -> None:
         memory.handles.add(key)
         self.by_handle[key] = memory
 

@@ -12,13 +12,13 @@ from qgpu.guardian.accounting import managed_memory, object_table
 from qgpu.guardian.accounting.allocations import NO_ALLOCATION
 from qgpu.guardian.accounting.managed_search import ManagedSearch
 from qgpu.guardian.accounting.object_table import ObjectTable
-from qgpu.guardian.accounting.rm_object import Fact, Key, RmObject, object_fact
+from qgpu.guardian.accounting.rm_object import NO_INSTANCE, Fact, Key, RmObject, object_fact
 from qgpu.linux import fd_budget
 from qgpu.linux.open_file_set import FileSet
 from qgpu.nvidia import mig
 
 #: How many clients, objects, allocations and mappings of all pods are tracked: a successor reads each. A pod may have a
-#: third of them: enough for a whole H200, mapped in pieces of 2 MiB. Each pod is guaranteed more than the 350 that any
+#: third of them: enough for a whole H200, mapped in pieces of 2 MiB. Each pod is guaranteed more than the 430 that any
 #: recorded program makes.
 _MOST_RECORDS, _GUARANTEED_RECORDS = 3 << 18, 1 << 10
 #: How many recorded mappings may lie where one more is made: those on other cards, and those that UVM refused.
@@ -145,7 +145,7 @@ class MemoryQuota:
     def over_limit(self, pod: str, instance: int, more: int = 0) -> bool:
         """Tell whether a pod is over its limit on a card; if the card is unknown (NO_INSTANCE), on any."""
         allowance = self._allowance(pod)
-        places = allowance.limits if instance == object_table.NO_INSTANCE else allowance.limits.keys() & {instance}
+        places = allowance.limits if instance == NO_INSTANCE else allowance.limits.keys() & {instance}
         over = any(self.used(pod, place) + more > allowance.limits[place] for place in places)
         return over or not allowance.known
 

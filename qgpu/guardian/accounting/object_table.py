@@ -10,19 +10,23 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
-from itertools import islice
 
 from qgpu.guardian.accounting.allocations import Allocation, Allocations
+from qgpu.guardian.accounting.client_entries import (
+    ALL_OBJECTS,
+    IMPORTED,
+    MOST_USERS,
+    PEER_ACCESS,
+    PodEntry,
+    RmClientEntry,
+)
 from qgpu.guardian.accounting.ended_processes import EndedProcesses, LatelyEnded
-from qgpu.guardian.accounting.rm_object import Fact, Key, RmObject, object_fact
+from qgpu.guardian.accounting.object_tree import ObjectTree
+from qgpu.guardian.accounting.rm_object import NO_INSTANCE, Fact, Key, RmObject, object_fact
 from qgpu.guardian.accounting.tsg_handles import TsgHandles
 from qgpu.ipc.codec import grants_from_json, grants_to_json
 from qgpu.linux import cgroup
-from qgpu.model import Grant
 from qgpu.nvidia import abi
-
-#: Levels of objects below an RM client: device, TSG or subdevice, channel, objects on the channel; and some to spare.
-_DEEPEST = 8
 
 #: Card memory that RM takes for a TSG and its channels (context-switch buffers, instance memory, page tables). It has
 #: no handle. A CUDA context's part was measured as 9.6 MiB on an H200; more than that is charged.
@@ -30,56 +34,12 @@ COMPUTE_TSG_BYTES, OTHER_TSG_BYTES = 16 << 20, 1 << 20
 #: The same for an address space, which every device has too: its first page tables, 20 KiB on an H200.
 SPACE_BYTES = 64 << 10
 
-#: How many descriptors of a client's file are recorded; others can be searched for (``moved_files.py``).
-MOST_USERS = 16
-
 #: Where there are more allocations than this, nobody looks through them for what a retired pod left.
 _MOST_LOOKED_AT = 1 << 15
-#: A device's instance while its card is unknown.
-NO_INSTANCE = 0xFFFFFFFF
-
-#: Names of facts in the journals of guardians that speak protocol 4.
-_FORMER_NAMES = {"wish": "timeslice", "unpod": "pod_retired", "carry": "carrier"}
-
-#: What the driver's checkpoint takes off a card but cannot put back (docs/decisions/0043-suspend.md).
-IMPORTED, PEER_ACCESS = "memory of another process (CUDA IPC)", "peer access between cards"
-
-#: Stands for all objects of a client: RM gives no object this handle.
-ALL_OBJECTS = 0
 
 
 @dataclass(slots=True)
-class RmClientEntry:
-    """One RM client of a pod, with the processes and descriptors that lead to its file."""
-
-    pod: str
-    #: The process that RM takes for its owner: the first process that used it.
-    maker: int = 0
-    #: Whether the guardian made it, so that RM takes the guardian for its owner.
-    made_here: bool = False
-    users: list[tuple[int, int]] = field(default_factory=list)
-    #: Kinds of objects that it got and a checkpoint cannot restore. They stay listed until the client is gone.
-    unrestorable: set[str] = field(default_factory=set)
-    #: How many notes of sharing RM keeps in it (``rm_share.py``).
-    notes: int = 0
-
-
-@dataclass(slots=True)
-class PodEntry:
-    """A pod: its cgroup, its grants by pGPU index, and the cgroups of containers that count to it as well."""
-
-    cgroup: str
-    grants: dict[int, Grant] = field(default_factory=dict)
-    joined: tuple[str, ...] = ()
-
-    @property
-    def cgroups(self) -> tuple[str, ...]:
-        """Return all cgroups whose processes are the pod's."""
-        return (self.cgroup, *self.joined)
-
-
-@dataclass(slots=True)
-class ObjectTable:
+class ObjectTable(ObjectTree):
     """Everything known about the pods' processes and their RM objects."""
 
     pods: dict[str, PodEntry] = field(default_factory=dict)
@@ -90,7 +50,6 @@ class ObjectTable:
     #: Contexts of channels that are gone.
     ended_contexts: LatelyEnded = field(default_factory=LatelyEnded, compare=False)
     clients: dict[int, RmClientEntry] = field(default_factory=dict)
-    objects: dict[Key, RmObject] = field(default_factory=dict)
     #: Devices by client, and their number per pod.
     devices: dict[int, set[int]] = field(default_factory=dict, compare=False)
     device_counts: Counter[str] = field(default_factory=Counter, compare=False)
@@ -110,13 +69,15 @@ class ObjectTable:
     unrestorable: Counter[tuple[str, str]] = field(default_factory=Counter, compare=False)
     #: Clients that another pod has taken over.
     _transferred: set[int] = field(default_factory=set, compare=False)
-    _handles: dict[int, set[int]] = field(default_factory=dict, compare=False)
-    _children: dict[Key, set[int]] = field(default_factory=dict)
     _tsgs: TsgHandles = field(default_factory=TsgHandles, compare=False)
     _channels: dict[int, set[Key]] = field(default_factory=dict, compare=False)
     #: By client, the objects that it shares with all, and how many of each pod are.
     _shared_with_all: dict[int, set[int]] = field(default_factory=dict)
     shared_counts: Counter[str] = field(default_factory=Counter, compare=False)
+    #: By client and whether they are system memory, the handles of its objects of other classes (``plain_objects.py``),
+    #: and how many of each pod are.
+    _plain_of: dict[tuple[int, bool], set[int]] = field(default_factory=dict)
+    plain_counts: Counter[tuple[str, bool]] = field(default_factory=Counter, compare=False)
     #: By pod and kind, the events that RM was asked to make (``os_events.py``).
     _events: dict[tuple[str, str], set[Key]] = field(default_factory=dict)
     #: Changes whenever the set of scheduled objects may change, so that callers can cache what they derive.
@@ -127,8 +88,8 @@ class ObjectTable:
 
     def note(self, fact: Fact) -> None:
         """Apply one fact. A fact about an unknown object changes nothing."""
-        getattr(self, f"_{_FORMER_NAMES.get(fact['fact'], fact['fact'])}")(fact)
-        if fact.get("class") != abi.NV01_MEMORY_LOCAL_USER:
+        getattr(self, f"_{fact['fact']}")(fact)
+        if fact.get("class") != abi.NV01_MEMORY_LOCAL_USER and fact["fact"] != "plain":
             self.revision += 1
 
     def _pod(self, fact: Fact) -> None:
@@ -162,7 +123,7 @@ class ObjectTable:
         self.processes[fact["pid"]] = fact["pod"]
         self.started[fact["pid"]] = fact.get("started", "")
         self._pids.setdefault(fact["pod"], set()).add(fact["pid"])
-        self.allocations.begins(fact["pid"], fact["pod"])
+        self.allocations.process_started(fact["pid"], fact["pod"])
 
     def _uvm_file(self, fact: Fact) -> None:
         known = self.uvm_fds.setdefault(fact["pid"], set())
@@ -261,6 +222,10 @@ class ObjectTable:
         if "maker" in fact:  # its objects are other ones
             for handle in list(self._shared_with_all.get(client, ())):
                 self._unshare((client, handle))
+            self._forget_plain(client)
+        for system in (False, True):
+            self.plain_counts[entry.pod, system] -= len(self.plain(client, memory=system))
+            self.plain_counts[pod, system] += len(self.plain(client, memory=system))
         handles = self._handles.get(client, set())
         for counts, found in (
             (self.counts, handles),
@@ -300,6 +265,7 @@ class ObjectTable:
             self._forget_kind(before)
         else:
             self.counts[self.pod_of(rm)] += 1
+        self._forget_plain(rm.client, rm.handle)  # RM freed that one with what it lay below
         rm.confirmed, rm.context = "confirmed" in fact, fact.get("confirmed", 0)
         self.objects[rm.key] = rm
         self._handles.setdefault(rm.client, set()).add(rm.handle)
@@ -319,18 +285,6 @@ class ObjectTable:
             self.allocations.duplicate(rm.key, fact["memory"])
         self._children.setdefault((rm.client, rm.parent), set()).add(rm.handle)
 
-    def _hangs_together(self, rm: RmObject) -> bool:
-        """Tell whether an object is not its own ancestor: RM makes no such object, but a pod may ask for one."""
-        at = rm.parent
-        for _ in range(_DEEPEST):
-            if at == rm.handle or rm.handle == rm.client:
-                return False
-            above = self.objects.get((rm.client, at))
-            if above is None or at == rm.client:
-                return True
-            at = above.parent
-        return False
-
     def _shared(self, fact: Fact) -> None:
         """Record that an object is shared with all, or no longer."""
         if (entry := self.clients.get(fact["client"])) is None:
@@ -347,6 +301,27 @@ class ObjectTable:
             self.shared_counts[self.clients[key[0]].pod] -= 1
             if not shared:
                 del self._shared_with_all[key[0]]
+
+    def _plain(self, fact: Fact) -> None:
+        """Record an object of which only the handle is known, or that it is gone."""
+        if (entry := self.clients.get(fact["client"])) is None:
+            return
+        self._forget_plain(fact["client"], fact["handle"])
+        if fact["there"] and (fact["client"], fact["handle"]) not in self.objects:
+            system = fact.get("system", False)
+            self._plain_of.setdefault((fact["client"], system), set()).add(fact["handle"])
+            self.plain_counts[entry.pod, system] += 1
+
+    def _forget_plain(self, client: int, handle: int | None = None) -> None:
+        """Forget one such object of a client, or all of them."""
+        for system in (False, True):
+            if (known := self._plain_of.get((client, system))) is None:
+                continue
+            going = {handle} & known if handle is not None else set(known)
+            known -= going
+            self.plain_counts[self.clients[client].pod, system] -= len(going)
+            if not known:
+                del self._plain_of[client, system]
 
     def _notes(self, fact: Fact) -> None:
         if (entry := self.clients.get(fact["client"])) is not None:
@@ -384,6 +359,7 @@ class ObjectTable:
             self._children.pop((client, rm.parent), None)
             self._forget_kind(rm)
         self._transferred.discard(client)
+        self._forget_plain(client)
         self.ended_processes.client_gone(client)
         if (entry := self.clients.pop(client, None)) is None:
             return
@@ -427,12 +403,6 @@ class ObjectTable:
             self.devices[rm.client].discard(rm.handle)
             if not self.devices[rm.client]:
                 del self.devices[rm.client]
-
-    def _leave_parent(self, rm: RmObject) -> None:
-        if (siblings := self._children.get((rm.client, rm.parent))) is not None:
-            siblings.discard(rm.handle)
-            if not siblings:  # pods choose parents freely
-                del self._children[rm.client, rm.parent]
 
     def _takes(self, rm: RmObject) -> int | None:
         """Return how many bytes of a card's memory an object takes; None for none."""
@@ -519,6 +489,9 @@ class ObjectTable:
                 yield {"fact": "client", "client": handle} | known | {"users": [list(user) for user in client.users]}
             shared = {"fact": "shared", "client": handle, "there": True}
             yield from (shared | {"handle": each} for each in list(self._shared_with_all.get(handle, ())))
+            for system in (False, True):
+                plain = {"fact": "plain", "client": handle, "there": True} | ({"system": True} if system else {})
+                yield from (plain | {"handle": each} for each in list(self.plain(handle, memory=system)))
         for pod_name, kind in list(self._events):
             event = {"fact": "event", "pod": pod_name, "kind": kind, "there": True}
             yield from (event | {"client": c, "number": n} for c, n in list(self.events(pod_name, kind)))
@@ -543,7 +516,9 @@ class ObjectTable:
         """Return how many clients, objects, allocations and mappings are known, of a pod and of all pods."""
         held = self.allocations
         own = len(self._of_pod.get(pod, ())) + self.counts[pod] + self.shared_counts[pod] + held.records[pod]
-        return own, len(self.clients) + len(self.objects) + self.shared_counts.total() + held.all_records
+        own += self.plain_counts[pod, False] + self.plain_counts[pod, True]
+        every = len(self.clients) + len(self.objects) + self.shared_counts.total() + held.all_records
+        return own, every + self.plain_counts.total()
 
     def is_shared(self, key: Key) -> bool:
         """Tell whether an object is shared with all, or its client shares all of them."""
@@ -572,6 +547,10 @@ class ObjectTable:
     def events(self, pod: str, kind: str) -> Set[Key]:
         """Return a pod's events of a kind; RM may have freed some with what they belonged to."""
         return self._events.get((pod, kind), frozenset())
+
+    def plain(self, client: int, *, memory: bool) -> Set[int]:
+        """Return a client's objects of which only the handles are known: system memory, or all others."""
+        return self._plain_of.get((client, memory), frozenset())
 
     def retired_pods(self) -> set[str]:
         """Name the retired pods that still have RM clients: another pod may have the files."""
@@ -602,15 +581,6 @@ class ObjectTable:
         """Name the pod an object belongs to."""
         return self.clients[rm.client].pod
 
-    def instance_of(self, rm: RmObject) -> int | None:
-        """Return the device instance that an object is on; None if no known device is above it."""
-        at: RmObject | None = rm
-        while at is not None:
-            if at.rm_class == abi.NV01_DEVICE_0:
-                return at.detail if at.detail != NO_INSTANCE else None
-            at = self.objects.get((at.client, at.parent))
-        return None
-
     def _unplaced_of(self, client: int) -> list[int]:
         """List the devices of a client whose card is unknown."""
         return [each for each in self.devices.get(client, ()) if self.objects[client, each].detail == NO_INSTANCE]
@@ -632,23 +602,9 @@ class ObjectTable:
         """List confirmed TSGs, each by its first handle."""
         return (rm for rm in (self.objects[key] for key in self._tsgs.firsts()) if rm.confirmed)
 
-    def is_compute(self, rm: RmObject) -> bool:
-        """Tell whether an object is a TSG of the compute engine; a TSG without a chosen engine counts as one."""
-        return rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A and (rm.detail == 0 or rm.detail in abi.GR_ENGINES)
-
-    def is_copy(self, rm: RmObject) -> bool:
-        """Tell whether an object is a TSG of a copy engine, or a channel there that stands alone."""
-        group = rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A or self.stands_alone(rm)
-        return group and rm.detail in abi.COPY_ENGINES
-
     def further_handles(self, pod: str) -> int:
         """Return how many handles of a pod's TSGs are further ones."""
         return sum(count for first, count in self._tsgs.further() if self.clients[first[0]].pod == pod)
-
-    def stands_alone(self, rm: RmObject) -> bool:
-        """Tell whether an object is a channel below a device: RM puts it into a TSG that has no handle."""
-        parent = self.objects.get((rm.client, rm.parent)) if rm.rm_class in abi.GPFIFO_CLASSES else None
-        return parent is not None and parent.rm_class == abi.NV01_DEVICE_0
 
     def channels(self, tsg: RmObject) -> list[RmObject]:
         """List the confirmed channels of a TSG, under all its handles; a channel that stands alone is its own."""
@@ -661,30 +617,6 @@ class ObjectTable:
         )
         return [rm for rm in below if rm is not None and rm.confirmed and rm.rm_class in abi.GPFIFO_CLASSES]
 
-    def below(self, key: Key) -> list[RmObject]:
-        """List an object and everything below it, parents first; a client's handle stands for the client itself."""
-        return list(self._below(key))
-
-    def count_below(self, key: Key, most: int) -> int:
-        """Return how many objects ``below`` lists, or a number above ``most`` if they are more."""
-        return sum(1 for _ in islice(self._below(key), most + 1))
-
-    def handles_of(self, client: int) -> int:
-        """Return how many objects a client has."""
-        return len(self._handles.get(client, ()))
-
-    def _below(self, key: Key) -> Iterator[RmObject]:
-        """Yield what ``below`` lists. It needs no lock: what comes or goes meanwhile may be listed or not."""
-        whole_client = key[0] == key[1]
-        if (rm := self.objects.get(key)) is not None and not whole_client:
-            yield rm
-        handles = self._handles.get(key[0], ()) if whole_client else self._children.get(key, ())
-        for handle in list(handles):
-            if not whole_client and (key[0], handle) in self._children:
-                yield from self._below((key[0], handle))
-            elif (rm := self.objects.get((key[0], handle))) is not None:
-                yield rm
-
     def subdevice_of(self, device: Key) -> int | None:
         """Return the handle of a subdevice of a device; None without one."""
         return next(iter(self._subdevices.get(device, ())), None)
@@ -696,25 +628,6 @@ class ObjectTable:
     def channels_below(self, key: Key) -> list[Key]:
         """List the channels below an object or a client, without a walk over the client's other objects."""
         return [each for each in self._channels.get(key[0], ()) if self._is_below(each, key)]
-
-    def _is_below(self, each: Key, key: Key) -> bool:
-        at = each
-        for _ in range(_DEEPEST + 1):
-            if at == key or key[0] == key[1]:
-                return True
-            if (rm := self.objects.get(at)) is None:
-                return False
-            at = rm.client, rm.parent
-        return False
-
-    def is_on_fabric(self, key: Key) -> bool:
-        """Tell whether a handle of memory is an object of the NVLink fabric, which keeps that memory."""
-        rm = self.objects.get(key)
-        return rm is not None and rm.rm_class == abi.NV_MEMORY_FABRIC
-
-    def fabric_below(self, key: Key) -> list[Key]:
-        """List the fabric's objects among an object and those below it. It takes as long as there are objects."""
-        return [rm.key for rm in self._below(key) if rm.rm_class == abi.NV_MEMORY_FABRIC]
 
     def ending_with(self, key: Key) -> list[Allocation]:
         """List the allocations that lose all handles but those on the fabric when an object is freed.

@@ -10,6 +10,8 @@ from qgpu.nvidia import abi
 Fact = dict[str, Any]
 #: Client and handle.
 Key = tuple[int, int]
+#: A device's instance while its card is unknown.
+NO_INSTANCE = 0xFFFFFFFF
 
 
 @dataclass(slots=True)

@@ -198,11 +198,6 @@ class Journal:
         self._compaction, self._compaction_start = facts, self._end
         self._write_lines(b"".join(self._answers.values()))
 
-    @property
-    def compacting(self) -> bool:
-        """Tell whether a compaction runs."""
-        return self._compaction is not None
-
     def _finish_compaction(self) -> None:
         self._words[0], self._compaction = self._compaction_start, None
         self._compacted_end = self._end
@@ -217,16 +212,17 @@ class Journal:
         return int(start) + data.rfind(b"\n") + 1
 
     def read(self, matters: Callable[[bytes], bool] = lambda _line: True) -> tuple[bool, Iterator[Fact]]:
-        """Read the new facts whose line ``matters``. True means that all follow, and those read before no longer count.
+        """Return (restart, facts): the new facts whose line ``matters``, while another process may be writing.
 
-        So it is only for a reader who is behind the start of a compaction. Another one has read its facts among the
-        others: they state what is true when they are taken. Another process may be writing. A last line that is
-        incomplete, for example after a crash, waits for the next read.
+        ``restart`` means that all facts follow, and that those read before no longer count. It is set for the first
+        read, and for a reader who is behind the start of the last compaction. Another reader has read its facts among
+        the others: they state what is true when they are taken. A last line that is incomplete, for example after a
+        crash, waits for the next read.
         """
         while True:
             (start,) = _START.unpack_from(self._page, 0)
-            is_new = self._read_start < 0 or self._end < start
-            at = int(start) if is_new else self._end
+            restart = self._read_start < 0 or self._end < start
+            at = int(start) if restart else self._end
             data = os.pread(self.fd, os.fstat(self.fd).st_size - at, at)
             if _START.unpack_from(self._page, 0) == (start,):  # else a compaction has freed what was read
                 break
@@ -234,9 +230,9 @@ class Journal:
             self._compacted_end = int(start)  # how much is obsolete is unknown: a long journal is compacted at once
         self._read_start = int(start)
         self._end = at + data.rfind(b"\n") + 1
-        if is_new:
+        if restart:
             self._answers.clear()
-        return is_new, self._facts([line for line in data.split(b"\n")[:-1] if matters(line)])
+        return restart, self._facts([line for line in data.split(b"\n")[:-1] if matters(line)])
 
     def _facts(self, lines: list[bytes]) -> Iterator[Fact]:
         for at in range(0, len(lines), _PARSED_AT_ONCE):

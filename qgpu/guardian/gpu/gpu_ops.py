@@ -94,10 +94,8 @@ class GpuOps:
     def gate(self, device: RmDevice, channels: Sequence[Key], *, closed: bool, preempt: bool = True) -> Moved:
         """Close or open the gate over channels; return those that no longer exist, and those that did not move.
 
-        Channels that no longer exist need no gate. One stale handle makes RM refuse a call, and a process that ends
-        leaves some. We then ask RM which channels exist, which takes no lock of the card's. Channels before the stale
-        one are closed by then, and RM counts how often a channel is disabled (docs/decisions/0028-counted.md). So they
-        are opened before they are closed again; otherwise opening them once would never be enough. A channel that
+        RM refuses the whole call for one stale handle. Then ask which channels exist and try again. Before closing
+        again, open what the failed call closed: RM counts disables (docs/decisions/0028-counted.md). A channel that
         cannot be opened counts as closed, so that it is opened when the plan opens it.
         """
         alive = list(channels)
@@ -142,12 +140,20 @@ class GpuOps:
         except OSError:
             return True
 
+    def has_client(self, client: int) -> bool:
+        """Ask the same about a client."""
+        return self.exists((client, client))
+
     def object_info(self, file: int, client: int, handle: int) -> tuple[int, int] | None:
         """Ask RM for (class, parent) of an object through a file of ours; None if the object is not this file's."""
         try:
             return handle_info(file, client, handle)
         except OSError:
             return None
+
+    def reaches(self, file: int, client: int) -> bool:
+        """Ask RM whether a file of ours leads to a client."""
+        return self.object_info(file, client, client) is not None
 
     def timeslice(self, tsg: RmObject, timeslice_us: int) -> bool:
         """Set a TSG's timeslice; False if its owner is gone."""
@@ -159,7 +165,7 @@ class GpuOps:
 
         return self._via_client_file(tsg.client, put) is not None
 
-    def bytes_of(self, file: int, client: int, memory: int) -> int:
+    def size_by_file(self, file: int, client: int, memory: int) -> int:
         """Ask RM through a file of ours how large memory is, in bytes; 0 if it does not exist."""
         return memory_bytes(file, client, memory) or 0
 
@@ -198,7 +204,7 @@ class GpuOps:
         """
 
         def free_all(file: int) -> int | None:
-            if self.object_info(file, client, client) is None:
+            if not self.reaches(file, client):
                 return None
             found = 0
             for parent, class_id in product(parents, class_ids):
@@ -352,7 +358,7 @@ class GpuOps:
             pidfd = os.pidfd_open(pid)
             try:
                 with self._borrowed(entry.pod, pidfd, pid, fd) as file:
-                    return {client for client in clients if self.object_info(file, client, client) is not None}
+                    return {client for client in clients if self.reaches(file, client)}
             finally:
                 os.close(pidfd)
         except OSError as error:
@@ -379,7 +385,7 @@ class GpuOps:
             except (OSError, RmError) as error:
                 looked = looked and not (isinstance(error, OSError) and error.errno in fd_budget.OUT_OF_FDS)
                 _log.debug("not through this file", pid=pid, fd=fd, reason=str(error))
-        if looked and self.exists((client, client)):
+        if looked and self.has_client(client):
             self.on_unreachable(client)
         return None
 

@@ -73,6 +73,10 @@ class Reconciler:
             recheck.requested_again = recheck.remaining is not None
         self._wake()
 
+    def recheck_clients(self, clients: Iterable[int], *, include_memory: bool = False) -> None:
+        """Do as recheck, for clients."""
+        self.recheck([(client, client) for client in clients], include_memory=include_memory)
+
     def forget_vanished(self, key: Key) -> None:
         """Forget an object that RM no longer has, with all below it; in steps if that is much."""
         self._recheck_for(key, self._clock()).gone = True
@@ -167,10 +171,10 @@ class Reconciler:
         return min(self._called_ns + _QUIET_NS, self._new_since_ns + _LATEST_NS)
 
     def _resolve(self, recheck: _Recheck, now_ns: int, most: int, until_ns: int) -> tuple[bool, int]:
-        """Ask RM what is left of an object and all below it; repeat for a client without a process, until it is gone.
+        """Ask RM which objects at and below a key still exist, children first, and drop the rest.
 
-        Children come first, so that little is dropped with each object that is gone. Return whether any is gone, and
-        how much of ``most`` is left: nothing once ``until_ns`` has passed. The rest stays due.
+        Return whether any was dropped, and what is left of ``most`` (nothing after ``until_ns``). What was not asked
+        stays due. A client that no process uses is asked about again until it is gone.
         """
         changed = False
         whole_client = recheck.key[0] == recheck.key[1]

@@ -20,9 +20,7 @@ class AttachedGpus(Handler):
             return errno.EINVAL
         named = set(memoryview(block.data).cast("I")) - {0}
         if not named <= self._gpu_ops.gpu_ids(self._shared.allowance(self._pod).minors):
-            self._shared.refusals.count(self._pod, "card without a grant")
+            self._count("card without a grant")
             return errno.EPERM
-        pod_call.begin()
-        if not (error := self._proxy.escape(pod_call.file, abi.NV_ESC_ATTACH_GPUS_TO_FD, block)):
-            block.store()
+        error = self._ctx.perform(pod_call, abi.NV_ESC_ATTACH_GPUS_TO_FD, block)
         return 0 if pod_call.is_retry and error == errno.EINVAL else error  # the driver attaches once

@@ -16,7 +16,7 @@ OTHER_PROCESS = "client on another process's file"
 
 
 class Owners(Protocol):
-    """Knows the owners of clients (``SharedState``)."""
+    """Knows the owners of clients (``ClientRegistry``)."""
 
     def owns(self, pod: str, client: int) -> bool:
         """Tell whether a client belongs to a pod."""

@@ -8,19 +8,18 @@ import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-from qgpu.guardian.accounting.object_table import ALL_OBJECTS, IMPORTED
+from qgpu.guardian.accounting.client_entries import ALL_OBJECTS, IMPORTED
 from qgpu.guardian.accounting.rm_object import Key
 from qgpu.guardian.proxy import bound_monitors, client_ownership, rm_calls, virtualize
-from qgpu.guardian.proxy.alloc import AllocHandler
 from qgpu.guardian.proxy.dup import DupHandler
-from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall, status_of
+from qgpu.guardian.proxy.free_calls import FreeHandler
+from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.proxy.rm_share import TOO_MANY, beyond_process
 from qgpu.guardian.rules import controls, profiling, rows, scheduling
 from qgpu.linux import proc
 from qgpu.nvidia import abi
 
-_U32 = struct.Struct("<I")
 _U16, _SHARE_TYPE_AT = struct.Struct("<H"), abi.offsetof("RS_SHARE_POLICY", "type")
 #: Where NVOS54 points to the parameters.
 _PARAMS_AT = abi.offsetof("NVOS54_PARAMETERS", "params")
@@ -69,9 +68,9 @@ class _ControlRequest:
 class ControlHandler(Handler):
     """Handles controls."""
 
-    def __init__(self, ctx: HandlerContext, alloc_handler: AllocHandler, dup_handler: DupHandler) -> None:
+    def __init__(self, ctx: HandlerContext, free_handler: FreeHandler, dup_handler: DupHandler) -> None:
         super().__init__(ctx)
-        self._alloc_handler = alloc_handler
+        self._free_handler = free_handler
         self._dup_handler = dup_handler
         #: When the pod has waited long enough for its rare controls so far.
         self._rare_due_ns = 0
@@ -104,7 +103,7 @@ class ControlHandler(Handler):
                 block.restore(_PARAMS_AT, 8)
                 return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INSUFFICIENT_RESOURCES, str(why.strerror))
             error = self._perform(request, taken)
-            if mark is not None and (error or status_of(block, asked.status_at) != abi.NV_OK):
+            if mark is not None and (error or block.u32(asked.status_at) != abi.NV_OK):
                 self._shared.quota.cancel_export(mark)
         finally:
             if taken is not None and taken >= 0:
@@ -113,9 +112,9 @@ class ControlHandler(Handler):
 
     def _share_all(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Control) -> int:
         """Note that a client shares all its objects with all: RM does not hear of that (``rm_share.py``)."""
-        if not self._shared.register_client(pod_call.pid, pod_call.call.fd, pod_call.file, asked.client):
+        if not self._register(pod_call, asked.client):
             return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INVALID_CLIENT)
-        if self._shared.share_with_all(asked.client, ALL_OBJECTS, there=True):
+        if self._shared.clients.share_with_all(asked.client, ALL_OBJECTS, there=True):
             return self._ctx.answer(block, asked.status_at, abi.NV_OK)
         return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INSUFFICIENT_RESOURCES, TOO_MANY)
 
@@ -133,14 +132,14 @@ class ControlHandler(Handler):
 
     def _undo_interrupted_import(self, request: _ControlRequest) -> None:
         for key in _named_by_import(request):
-            self._alloc_handler.undo_interrupted(request.pod_call, key)
+            self._free_handler.undo_interrupted(request.pod_call, key)
 
     def _imports_over(self, request: _ControlRequest) -> bool:
         """Tell whether an import names a handle that is in use in this client of the file's.
 
         RM skips places without an export, and if a later one fails it frees what stands in all places before.
         """
-        mine = self._shared.table.objects if self._shared.owns(self._pod, request.asked.client) else {}
+        mine = self._shared.table.objects if self._shared.clients.owns(self._pod, request.asked.client) else {}
         file = request.pod_call.file
         return any(
             key in mine or self._gpu_ops.object_info(file, *key) is not None for key in _named_by_import(request)
@@ -156,8 +155,8 @@ class ControlHandler(Handler):
             pod_call.begin_repeatable()
             with self._ctx.capability_for(row.why):
                 error = self._perform_control(request, taken)
-        self._ctx.tell_drivers_refusal(row.why, controls.name(asked.command), status_of(block, asked.status_at))
-        if pod_call.is_retry and not error and _was_done(asked.command, status_of(block, asked.status_at)):
+        self._ctx.tell_drivers_refusal(row.why, controls.name(asked.command), block.u32(asked.status_at))
+        if pod_call.is_retry and not error and _was_done(asked.command, block.u32(asked.status_at)):
             block.patch_u32(asked.status_at, abi.NV_OK)
         return error
 
@@ -166,7 +165,7 @@ class ControlHandler(Handler):
         block, asked, params = request.block, request.asked, request.params
         block.restore(_PARAMS_AT, 8)
         if params is not None:
-            if not error and status_of(block, asked.status_at) == abi.NV_OK:
+            if not error and block.u32(asked.status_at) == abi.NV_OK:
                 block.patch_u32(asked.status_at, self._handle_answer(request, params))
             for each in request.nested:
                 each.store()
@@ -185,7 +184,7 @@ class ControlHandler(Handler):
             return controls.refusal(command), controls.name(command)
         if asked.serialized:
             return abi.NV_ERR_INVALID_ARGUMENT, "serialized control"
-        if row.firmware and not self._shared.owns(self._pod, asked.client):
+        if row.firmware and not self._shared.clients.owns(self._pod, asked.client):
             return abi.NV_ERR_INVALID_CLIENT, "control on another pod's client"
         return None
 
@@ -203,7 +202,7 @@ class ControlHandler(Handler):
         if row.why is rows.Why.PROFILING and profiling.refuses(command, params.data if params is not None else b""):
             return abi.NV_ERR_INSUFFICIENT_PERMISSIONS, f"{controls.name(command)} with other arguments"
         if params is not None and client_ownership.names_any(
-            self._shared, self._pod, asked.client, row.clients, params.data
+            self._shared.clients, self._pod, asked.client, row.clients, params.data
         ):
             return abi.NV_ERR_INVALID_OBJECT_HANDLE, client_ownership.name(row.name)
         return None
@@ -212,8 +211,8 @@ class ControlHandler(Handler):
         tsg = self._shared.table.objects.get((asked.client, asked.target))
         if tsg is None or tsg.rm_class != abi.KEPLER_CHANNEL_GROUP_A or asked.size != abi.sizeof(_PREEMPT):
             return False
-        said = abi.ffi.cast(f"{_PREEMPT} *", params.pointer)
-        return self._shared.owns(self._pod, tsg.client) and scheduling.ends_turn(said.bWait, said.bManualTimeout)
+        said, own = abi.ffi.cast(f"{_PREEMPT} *", params.pointer), self._shared.clients.owns(self._pod, tsg.client)
+        return own and scheduling.ends_turn(said.bWait, said.bManualTimeout)
 
     def _take_descriptor(self, pod_call: PodCall, command: int, params: IoctlBuffer | None) -> int | None:
         """Take the descriptor that a control names, if it is NVIDIA's; -1 for another file, None for none."""
@@ -238,7 +237,7 @@ class ControlHandler(Handler):
         """
         if params is None or file is None or file < 0:
             return None
-        if self._gpu_ops.object_info(pod_call.file, asked.client, asked.client) is None:
+        if not self._gpu_ops.reaches(pod_call.file, asked.client):
             return None
         match asked.command:
             case abi.NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD:
@@ -283,7 +282,7 @@ class ControlHandler(Handler):
             took_ns = time.monotonic_ns() - begun_ns
         rest_ns = _RARE[asked.command] * min(_RARE_PARTS * took_ns, _MOST_REST_NS)
         self._rare_due_ns = max(self._rare_due_ns, begun_ns) + rest_ns
-        if not error and status_of(block, asked.status_at) == abi.NV_OK:
+        if not error and block.u32(asked.status_at) == abi.NV_OK:
             match asked.command:
                 case abi.NVB0CC_BIND_PM_RESOURCES:
                     self._shared.monitors_bound(self._pod, pod_call.pid, asked.client, asked.target, pod_call.file)
@@ -297,7 +296,7 @@ class ControlHandler(Handler):
         For an entry with pid 0 RM looks for nothing, and answers that there is no such process.
         """
         own = {_inside(pid, request.pod_call.call.tid): pid for pid in self._own_pids()}
-        asked = {at: _U32.unpack_from(params.data, at)[0] for at in virtualize.pid_infos(params.data)}
+        asked = {at: params.u32(at) for at in virtualize.pid_infos(params.data)}
         pids = {at: own.get(pid, 0) if virtualize.asks_for_memory(params.data, at) else 0 for at, pid in asked.items()}
         about = list({pid: at for at, pid in pids.items() if pid}.values())
         answers: dict[int, bytes] = {}
@@ -322,9 +321,9 @@ class ControlHandler(Handler):
         pod_call, asked, nested = request.pod_call, request.asked, request.nested
         match asked.command:
             case abi.NV2080_FB_GET_INFO_V2:
-                self._show_memory(asked, params.data, 4, _U32.unpack_from(params.data)[0])
+                self._show_memory(asked, params.data, 4, params.u32())
             case abi.NV2080_FB_GET_INFO if nested:
-                self._show_memory(asked, nested[0].data, 0, _U32.unpack_from(params.data)[0])
+                self._show_memory(asked, nested[0].data, 0, params.u32())
             case abi.NV2080_GPU_GET_PIDS:
                 virtualize.show_pids(params.data, set(self._own_pids()), lambda own: _inside(own, pod_call.call.tid))
             case abi.NV2080_PERF_GET_UTIL_SAMPLES:
@@ -334,7 +333,7 @@ class ControlHandler(Handler):
             case abi.NVA06C_GPFIFO_SCHEDULE | abi.NVA06F_GPFIFO_SCHEDULE:
                 self._shared.wake()
             case abi.NV00FD_ATTACH_MEM:
-                self._shared.quota.pin_handles(asked.client, [_U32.unpack_from(params.data, 4)[0]])
+                self._shared.quota.pin_handles(asked.client, [params.u32(4)])
             case abi.NVC56F_GET_KMB:  # kernel_channel.c duplicates it under a handle that it tells nobody
                 handles = rows.handles(controls.ALLOWED_TO_SOME[asked.command].handles, params.data)
                 self._shared.quota.pin_handles(asked.client, handles)
@@ -344,11 +343,11 @@ class ControlHandler(Handler):
 
     def _imported(self, pod_call: PodCall, client: int, handles: list[int]) -> int:
         """Charge imported memory: the pod's own memory once, and any other as if the pod had made it."""
-        self._shared.record_unrestorable(client, IMPORTED)
+        self._shared.clients.record_unrestorable(client, IMPORTED)
         for handle in handles:
             if status := self._dup_handler.admit_handle(pod_call, (client, handle), client, None):
                 for other in handles:
-                    self._alloc_handler.discard(pod_call, (client, other))
+                    self._free_handler.discard(pod_call, (client, other))
                 return status
         return abi.NV_OK
 
@@ -359,7 +358,7 @@ class ControlHandler(Handler):
     def _record_timeslice_request(self, tid: int, asked: rm_calls.Control) -> bool:
         """Record the timeslice that libcuda sets once per TSG at start; it applies while no plan sets another."""
         tsg = self._shared.table.objects.get((asked.client, asked.target))
-        own = self._shared.owns(self._pod, asked.client)
+        own = self._shared.clients.owns(self._pod, asked.client)
         if tsg is None or not own or tsg.requested_us != abi.RM_DEFAULT_TIMESLICE_US:
             return False
         data = self._proxy.memory.read(tid, asked.params, 8)

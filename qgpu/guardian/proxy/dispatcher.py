@@ -1,9 +1,10 @@
 """Handles every call of one pod and answers each of them, whatever happens.
 
 The guardian performs a call in the pod's place (``ioctl_proxy.py``), so RM acts on exactly the arguments that were
-checked. Each kind of call has a handler: ``alloc.py``, ``dup.py`` and ``free.py`` for RM objects, ``passthrough.py``
-for root clients and first devices, ``control.py`` for RM controls, ``vid_heap.py`` for RM's older heap,
-``uvm_calls.py`` for UVM, ``mmap_calls.py`` and ``cpu_mappings.py`` for mappings.
+checked. Each kind of call has a handler: ``alloc.py``, ``dup.py`` and ``free_calls.py`` for RM objects,
+``passthrough.py`` for root clients and first devices, ``control.py`` for RM controls, ``alloc_memory.py`` and
+``vid_heap.py`` for RM's older calls for memory, ``uvm_calls.py`` for UVM, ``mmap_calls.py`` and ``cpu_mappings.py``
+for mappings.
 """
 
 from __future__ import annotations
@@ -17,19 +18,23 @@ import structlog
 from qgpu.guardian.failover.journal import Writes
 from qgpu.guardian.proxy import fast_path, rm_calls
 from qgpu.guardian.proxy.alloc import AllocHandler
+from qgpu.guardian.proxy.alloc_checks import AllocChecks
+from qgpu.guardian.proxy.alloc_memory import AllocMemoryHandler
 from qgpu.guardian.proxy.attached_gpus import AttachedGpus
 from qgpu.guardian.proxy.card_mappings import CardMappings
-from qgpu.guardian.proxy.continued_memory import ContinuedMemory
 from qgpu.guardian.proxy.control import ControlHandler
 from qgpu.guardian.proxy.cpu_mappings import CpuMappings
 from qgpu.guardian.proxy.dma_bufs import DmaBufs
 from qgpu.guardian.proxy.dup import DupHandler
-from qgpu.guardian.proxy.free import FreeHandler
+from qgpu.guardian.proxy.free_calls import FreeHandler
+from qgpu.guardian.proxy.freed_memory import FreedMemory
 from qgpu.guardian.proxy.handler_context import ANSWERED, PROCEED, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlProxy
 from qgpu.guardian.proxy.mmap_calls import MmapHandler
 from qgpu.guardian.proxy.os_events import OsEvents
 from qgpu.guardian.proxy.passthrough import Passthrough
+from qgpu.guardian.proxy.passthrough_memory import PassthroughMemory
+from qgpu.guardian.proxy.register_fd import RegisterFd
 from qgpu.guardian.proxy.rm_share import RmShare
 from qgpu.guardian.proxy.seccomp_filter import NUMBER_AND_SIZE, is_mapping
 from qgpu.guardian.proxy.shared_state import SharedState
@@ -68,21 +73,25 @@ class Dispatcher:
         self._fast_path = fast_path.FastPath(shared.perform, self._proxy.memory, self._proxy.answer)
         #: UVM mappings that the kernel is making for the pod.
         self._uvm_mappings = InflightSyscalls()
-        self._free_handler = FreeHandler(self._ctx, lambda: self._uvm_mappings.wait(_MAPPING_PATIENCE_S))
+        self._freed_memory = FreedMemory(self._ctx, lambda: self._uvm_mappings.wait(_MAPPING_PATIENCE_S))
         self._passthrough = Passthrough(self._ctx)
-        self._continued_memory = ContinuedMemory(self._ctx, self._passthrough.may_have_device, self._uvm_mappings)
-        self._alloc_handler = AllocHandler(self._ctx, self._free_handler, self._passthrough, self._continued_memory)
-        self._rm_share = RmShare(self._ctx, self._continued_memory)
-        self._dup_handler = DupHandler(self._ctx, self._alloc_handler, self._continued_memory, self._rm_share)
-        self._controls = ControlHandler(self._ctx, self._alloc_handler, self._dup_handler)
-        self._heap = VidHeapHandler(self._ctx, self._alloc_handler)
+        self._passthrough_memory = PassthroughMemory(self._ctx, self._passthrough.may_have_device, self._uvm_mappings)
+        checks = AllocChecks(self._ctx)
+        self._free_handler = FreeHandler(self._ctx, self._freed_memory)
+        self._alloc_handler = AllocHandler(self._ctx, checks, self._free_handler, self._passthrough)
+        self._alloc_memory = AllocMemoryHandler(self._ctx, self._free_handler, self._passthrough_memory)
+        self._register_fd = RegisterFd(self._ctx, self._passthrough)
+        self._rm_share = RmShare(self._ctx, self._passthrough_memory)
+        self._dup_handler = DupHandler(self._ctx, checks, self._free_handler, self._passthrough_memory, self._rm_share)
+        self._controls = ControlHandler(self._ctx, self._free_handler, self._dup_handler)
+        self._heap = VidHeapHandler(self._ctx, checks, self._free_handler)
         self._mmap = MmapHandler(self._ctx)
-        self._cpu_mappings = CpuMappings(self._ctx, self._continued_memory)
-        self._card_mappings = CardMappings(self._ctx, self._continued_memory)
+        self._cpu_mappings = CpuMappings(self._ctx, self._passthrough_memory)
+        self._card_mappings = CardMappings(self._ctx, self._passthrough_memory)
         self._attached_gpus = AttachedGpus(self._ctx)
         self._os_events = OsEvents(self._ctx)
-        self._dma_bufs = DmaBufs(self._ctx, self._continued_memory)
-        self._uvm = UvmHandler(self._ctx, self._passthrough, self._free_handler.unmap, self._mmap.charge_made)
+        self._dma_bufs = DmaBufs(self._ctx, self._passthrough_memory)
+        self._uvm = UvmHandler(self._ctx, self._passthrough, self._freed_memory.unmap, self._mmap.charge_made)
         #: Process by thread.
         self._threads: dict[int, int] = {}
         #: Calls that were performed but whose answer did not arrive, by thread: the call and its answer.
@@ -97,10 +106,10 @@ class Dispatcher:
         perform the call again; what cannot be undone is not done twice.
         """
         with self._turn:
-            self._shared.settle_claims(self._pod)
-            self._shared.hold_uvm_files(self._pod)
+            self._shared.claims.settle(self._pod)
+            self._shared.pod_uvm_files.hold_all(self._pod)
             self._mmap.charge_unseen()
-            self._continued_memory.find_left()
+            self._passthrough_memory.find_left()
             if left is None:
                 return
             waits = listener.still_waiting(left.call.id)
@@ -185,7 +194,7 @@ class Dispatcher:
             return 0
         self._passthrough.next_call()
         self._uvm_mappings.remove(call.tid)
-        self._continued_memory.next_call(call.tid)
+        self._passthrough_memory.next_call(call.tid)
         self._mmap.next_call(call.tid, pid)
         if is_mapping(call):
             return self._mmap.handle(call, pid)
@@ -196,7 +205,7 @@ class Dispatcher:
             return PROCEED
         if rm_call in _MAPPINGS and not self._cpu_mappings.concerns(pod_call):
             if rm_call & 0xFF == abi.NV_ESC_RM_MAP_MEMORY:
-                self._continued_memory.before_cpu_mapping(pod_call)
+                self._passthrough_memory.before_cpu_mapping(pod_call)
             return PROCEED
         pod_call.file = self._ctx.take_fd(pod_call, call.fd)
         device = proc.device_of(pod_call.file)
@@ -208,7 +217,7 @@ class Dispatcher:
     def _dispatch_ioctl(self, pod_call: PodCall, request: int, device: int | None) -> int:
         """Perform an ioctl on the device file that it is on: UVM's, RM's, or another file."""
         major = os.major(device) if device is not None else None
-        if major is not None and major == self._shared.find_uvm(request):
+        if major is not None and major == self._shared.pod_uvm_files.find_uvm(request):
             return self._uvm_ioctl(pod_call)
         if device is not None and major == self._shared.major:
             return self._rm_ioctl(pod_call, request, os.minor(device))
@@ -220,14 +229,14 @@ class Dispatcher:
     def _uvm_ioctl(self, pod_call: PodCall) -> int:
         maps = pod_call.call.request in uvm.KERNEL_MAPPINGS
         if maps:
-            self._continued_memory.before_mapping(pod_call)
+            self._passthrough_memory.before_mapping(pod_call)
         outcome = self._uvm.handle(pod_call)
         if outcome == PROCEED and maps:
             self._uvm_mappings.add(pod_call.call, pod_call.pid)
         return outcome
 
     def _rm_ioctl(self, pod_call: PodCall, request: int, minor: int) -> int:
-        self._continued_memory.look(pod_call, pod_call.file)
+        self._passthrough_memory.look(pod_call, pod_call.file)
         if request == fast_path.REQUEST and pod_call.unanswered is None:
             pod_call.begin_repeatable()
             call, listener = pod_call.call, pod_call.listener
@@ -244,7 +253,7 @@ class Dispatcher:
         if pid is None or not seccomp_notify.is_thread_of(pid, tid):
             pid = self._threads[tid] = _process_of(tid)
         if self._shared.table.processes.get(pid) != self._pod:
-            self._shared.register_process(self._pod, pid)
+            self._shared.clients.register_process(self._pod, pid)
         if len(self._threads) > _MOST_THREADS:
             self._threads = {tid: pid}
         return pid
@@ -270,7 +279,7 @@ class Dispatcher:
                     return self._alloc_handler.root_client(pod_call, escape, block, asked)
                 return self._alloc_handler.alloc(pod_call, escape, block, asked)
             case rm_calls.Free() as asked:
-                return self._alloc_handler.free(
+                return self._free_handler.free(
                     pod_call, escape.number, block, asked.client, asked.handle, asked.status_at
                 )
             case rm_calls.Dup() as asked:
@@ -278,14 +287,14 @@ class Dispatcher:
             case rm_calls.VidHeap() as asked:
                 return self._heap.heap(pod_call, block, asked)
             case rm_calls.AllocMemory() as asked:
-                return self._alloc_handler.alloc_memory(pod_call, block, asked, wrapped=escape.wrapped)
+                return self._alloc_memory.alloc_memory(pod_call, block, asked, wrapped=escape.wrapped)
         match escape.number:
             case number if number in escapes.MAPPINGS and not escape.wrapped:
                 return self._cpu_mappings.handle(pod_call, number, block)
             case abi.NV_ESC_RM_SHARE if not escape.wrapped:
                 return self._rm_share.share(pod_call, block)
             case abi.NV_ESC_REGISTER_FD:
-                return self._alloc_handler.register_fd(pod_call, block, minor)
+                return self._register_fd.register(pod_call, block, minor)
             case abi.NV_ESC_ALLOC_OS_EVENT | abi.NV_ESC_FREE_OS_EVENT if not escape.wrapped:
                 return self._os_events.handle(pod_call, escape.number, block)
             case abi.NV_ESC_EXPORT_TO_DMABUF_FD if not self._ctx.limited() and not escape.wrapped:

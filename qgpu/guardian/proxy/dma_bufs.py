@@ -12,9 +12,9 @@ import os
 import struct
 
 from qgpu.guardian.proxy import client_ownership
-from qgpu.guardian.proxy.continued_memory import ContinuedMemory
-from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall, status_of
+from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
+from qgpu.guardian.proxy.passthrough_memory import PassthroughMemory
 from qgpu.guardian.rules import escapes
 from qgpu.nvidia import abi
 
@@ -26,15 +26,15 @@ _STATUS_FROM_END = 8
 class DmaBufs(Handler):
     """Handles exports of memory as a dma-buf."""
 
-    def __init__(self, ctx: HandlerContext, continued: ContinuedMemory) -> None:
+    def __init__(self, ctx: HandlerContext, passthrough_memory: PassthroughMemory) -> None:
         super().__init__(ctx)
-        self._continued = continued
+        self._passthrough_memory = passthrough_memory
 
     def export(self, pod_call: PodCall, block: IoctlBuffer) -> int:
         """Make a dma-buf of the pod's memory, or add memory to one that the pod names."""
         fd, client = _FIELDS.unpack_from(block.data)
         number, status_at = abi.NV_ESC_EXPORT_TO_DMABUF_FD, len(block.data) - _STATUS_FROM_END
-        if not self._shared.owns(self._pod, client) or self._continued.is_unseen(client):
+        if not self._shared.clients.owns(self._pod, client) or self._passthrough_memory.is_unseen(client):
             what = client_ownership.name(escapes.name(number))
             return self._ctx.refuse(block, status_at, abi.NV_ERR_INVALID_CLIENT, what)
         if fd >= 0:
@@ -43,7 +43,7 @@ class DmaBufs(Handler):
         if error := self._proxy.escape(pod_call.file, number, block):
             return error
         made = _FIELDS.unpack_from(block.data)[0]
-        if made >= 0 and status_of(block, status_at) == abi.NV_OK:
+        if made >= 0 and block.u32(status_at) == abi.NV_OK:
             try:
                 theirs = pod_call.listener.add_descriptor(pod_call.call.id, made)
             finally:

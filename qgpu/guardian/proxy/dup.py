@@ -16,23 +16,22 @@ while its pod has a process or a client (``allocations.py``), so under a limit t
 from __future__ import annotations
 
 import errno
-import struct
 from collections.abc import Iterable
 from itertools import islice
 
 from qgpu.guardian.accounting.allocations import Allocation
-from qgpu.guardian.accounting.object_table import IMPORTED
+from qgpu.guardian.accounting.client_entries import IMPORTED
 from qgpu.guardian.accounting.rm_object import Key, RmObject
 from qgpu.guardian.proxy import client_ownership, rm_calls
-from qgpu.guardian.proxy.alloc import AllocHandler
-from qgpu.guardian.proxy.continued_memory import ContinuedMemory
-from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall, status_of
+from qgpu.guardian.proxy.alloc_checks import AllocChecks
+from qgpu.guardian.proxy.free_calls import FreeHandler
+from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
+from qgpu.guardian.proxy.passthrough_memory import PassthroughMemory
 from qgpu.guardian.proxy.rm_share import RmShare
 from qgpu.guardian.rules import classes
 from qgpu.nvidia import abi
 
-_U32 = struct.Struct("<I")
 #: An import is compared with at most so many exports of its size, which are looked for among so many of the newest. One
 #: that is not found is charged again.
 _MOST_COMPARED, _MOST_LOOKED_AT = 64, 1024
@@ -50,26 +49,31 @@ class DupHandler(Handler):
     """Handles calls that give an object another handle."""
 
     def __init__(
-        self, ctx: HandlerContext, alloc_handler: AllocHandler, continued: ContinuedMemory, rm_share: RmShare
+        self,
+        ctx: HandlerContext,
+        checks: AllocChecks,
+        free_handler: FreeHandler,
+        passthrough_memory: PassthroughMemory,
+        rm_share: RmShare,
     ) -> None:
         super().__init__(ctx)
-        self._alloc_handler = alloc_handler
-        self._continued = continued
-        self._rm_share = rm_share
+        self._checks, self._free_handler = checks, free_handler
+        self._passthrough_memory, self._rm_share = passthrough_memory, rm_share
 
     def dup(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Dup) -> int:
         """Duplicate an object, or refuse it."""
         source_key = asked.source_client, asked.source
         source = self._shared.table.objects.get(source_key)
-        known = self._shared.register_client(pod_call.pid, pod_call.call.fd, pod_call.file, asked.client)
-        if not self._may_take_from(pod_call, asked.source_client) or self._continued.is_unseen(asked.source_client):
+        known = self._register(pod_call, asked.client)
+        unseen = self._passthrough_memory.is_unseen(asked.source_client)
+        if not self._may_take_from(pod_call, asked.source_client) or unseen:
             what = client_ownership.name("NV_ESC_RM_DUP_OBJECT")
             return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INSUFFICIENT_PERMISSIONS, what)
         if not known or (source is not None and source.rm_class in classes.GATED and not self._may_share(source)):
             return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, "second handle")
-        self._alloc_handler.undo_interrupted(pod_call, (asked.client, asked.handle))
+        self._free_handler.undo_interrupted(pod_call, (asked.client, asked.handle))
         if self._is_other_process(asked):
-            self._shared.record_unrestorable(asked.client, IMPORTED)
+            self._shared.clients.record_unrestorable(asked.client, IMPORTED)
         if source is not None and source.rm_class in classes.GATED:
             return self._share_tsg(pod_call, block, asked, source)
         with self._shared.pod_lock(self._pod):
@@ -77,10 +81,10 @@ class DupHandler(Handler):
             pod_call.begin()
             with self._rm_share.meanwhile(source_key, asked.client):
                 error = self._proxy.escape(pod_call.file, abi.NV_ESC_RM_DUP_OBJECT, block)
-        if error or status_of(block, asked.status_at) != abi.NV_OK:
+        if error or block.u32(asked.status_at) != abi.NV_OK:
             block.store()
             return error
-        (handle,) = _U32.unpack_from(block.data, 8)
+        handle = block.u32(8)
         same = self._shared.table.objects.get(source_key) is source
         number = before if same and self._shared.quota.number_of(source_key) == before else None
         parent = asked.parent or asked.client
@@ -97,7 +101,7 @@ class DupHandler(Handler):
         """
         entry = self._shared.table.clients.get(client)
         if entry is None:
-            return self._gpu_ops.object_info(pod_call.file, client, client) is not None
+            return self._gpu_ops.reaches(pod_call.file, client)
         return entry.pod == self._pod
 
     def _is_other_process(self, asked: rm_calls.Dup) -> bool:
@@ -107,7 +111,7 @@ class DupHandler(Handler):
 
     def _may_share(self, source: RmObject) -> bool:
         """Tell whether a TSG of this pod may have another handle in this pod."""
-        own = self._shared.owns(self._pod, source.client)
+        own = self._shared.clients.owns(self._pod, source.client)
         return own and source.confirmed and source.rm_class == abi.KEPLER_CHANNEL_GROUP_A
 
     def _share_tsg(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Dup, source: RmObject) -> int:
@@ -118,15 +122,15 @@ class DupHandler(Handler):
             refusal = abi.NV_ERR_INSUFFICIENT_RESOURCES
             return self._ctx.refuse(block, asked.status_at, refusal, "too many handles of TSGs")
         rm = RmObject(asked.client, asked.handle, asked.parent, source.rm_class, source.detail, same_as=source.key)
-        if refusal := self._alloc_handler.admit(pod_call.pid, rm) or self._ctx.claim(rm):
+        if refusal := self._checks.admit(pod_call.pid, rm) or self._ctx.claim(rm):
             return self._ctx.answer(block, asked.status_at, refusal)
         pod_call.begin()
         with self._rm_share.meanwhile(source.key, asked.client):
             error = self._proxy.escape(pod_call.file, abi.NV_ESC_RM_DUP_OBJECT, block)
-        if error or status_of(block, asked.status_at) != abi.NV_OK:
-            self._shared.cancel_claim(rm.key)
-        elif not self._shared.confirm(rm.key):
-            self._alloc_handler.discard(pod_call, rm.key)
+        if error or block.u32(asked.status_at) != abi.NV_OK:
+            self._shared.claims.cancel(rm.key)
+        elif not self._shared.claims.confirm(rm.key):
+            self._free_handler.discard(pod_call, rm.key)
             return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INSUFFICIENT_RESOURCES)
         block.store()
         return error
@@ -156,11 +160,15 @@ class DupHandler(Handler):
                 return self._discard(pod_call, key, MULTICAST)
             return self._record(pod_call, RmObject(*key, about[1] or parent, about[0], 0), None)
         if about[0] not in (abi.NV01_MEMORY_LOCAL_USER, abi.NV_MEMORY_FABRIC):
+            if not self._free_handler.plain.has_room(key[0], about[0]):
+                self._free_handler.discard(pod_call, key)
+                return abi.NV_ERR_INSUFFICIENT_RESOURCES
+            self._free_handler.plain.add(*key, about[0])
             return abi.NV_OK
         on_fabric = about[0] == abi.NV_MEMORY_FABRIC
         rm = RmObject(*key, about[1] or parent, about[0], 0)
         if not on_fabric:
-            rm.detail = self._gpu_ops.bytes_of(file, *key)
+            rm.detail = self._gpu_ops.size_by_file(file, *key)
         elif number is None:
             if not (size := self._bytes_below(file, rm, is_import=is_import)):
                 return self._discard(pod_call, key, UNKNOWN_ON_FABRIC)
@@ -177,23 +185,23 @@ class DupHandler(Handler):
     def _record(self, pod_call: PodCall, rm: RmObject, number: int | None) -> int:
         """Enter what RM has made in the object table; free it if it does not fit. Return a status."""
         status = self._ctx.claim(rm, number)
-        if status == abi.NV_OK and not self._shared.confirm(rm.key):
+        if status == abi.NV_OK and not self._shared.claims.confirm(rm.key):
             status = abi.NV_ERR_INSUFFICIENT_RESOURCES
         if status != abi.NV_OK:
-            self._alloc_handler.discard(pod_call, rm.key)
+            self._free_handler.discard(pod_call, rm.key)
         return status
 
     def _may_export(self, key: Key) -> bool:
         """Tell whether a descriptor may carry an object: under a limit, no multicast object that keeps memory."""
         rm = self._shared.table.objects.get(key)
-        free = self._shared.owns(self._pod, key[0]) and not self._ctx.limited()
+        free = self._shared.clients.owns(self._pod, key[0]) and not self._ctx.limited()
         keeps = self._shared.multicast_keeps and rm is not None and rm.rm_class == abi.NV_MEMORY_MULTICAST_FABRIC
         return free or not keeps
 
     def _discard(self, pod_call: PodCall, key: Key, what: str) -> int:
         """Free what may not stay, and count the refusal; return its status."""
-        self._alloc_handler.discard(pod_call, key)
-        self._shared.refusals.count(self._pod, what)
+        self._free_handler.discard(pod_call, key)
+        self._count(what)
         return abi.NV_ERR_NOT_SUPPORTED
 
     def _bytes_below(self, file: int, rm: RmObject, *, is_import: bool) -> int:

@@ -23,8 +23,6 @@ PROCEED = -1
 #: Instead of an errno: the call has been answered.
 ANSWERED = -2
 
-_U32 = struct.Struct("<I")
-
 
 @dataclass(slots=True)
 class PodCall:
@@ -138,10 +136,10 @@ class HandlerContext:
 
     def claim(self, rm: RmObject, number: int | None = None) -> int:
         """Claim an object; if memory does not fit, account for what the pod unmapped and closed, and retry."""
-        status = self.shared.claim(rm, number)
-        for make_room in (self.rescan_mappings, lambda: self.shared.release_closed_uvm_files(self.pod)):
+        status = self.shared.claims.claim(rm, number)
+        for make_room in (self.rescan_mappings, lambda: self.shared.pod_uvm_files.release_closed(self.pod)):
             if status == abi.NV_ERR_NO_MEMORY and make_room():
-                status = self.shared.claim(rm, number)
+                status = self.shared.claims.claim(rm, number)
         if status == abi.NV_ERR_NO_MEMORY:
             self.shared.refusals.count(self.pod, "memory over the limit")
         return status
@@ -158,6 +156,16 @@ class HandlerContext:
         with self.shared.lock:
             return limit, max(0, limit - self.shared.quota.used(self.pod, instance))
 
+    def perform(self, pod_call: PodCall, number: int, block: IoctlBuffer, *ours: int, repeatable: bool = False) -> int:
+        """Perform a call on its file and store the answer, with the pod's own numbers at the offsets of ``ours``."""
+        (pod_call.begin_repeatable if repeatable else pod_call.begin)()
+        error = self.proxy.escape(pod_call.file, number, block)
+        for at in ours:
+            block.restore(at, 4)
+        if not error:
+            block.store()
+        return error
+
     def with_descriptor(
         self, pod_call: PodCall, number: int, block: IoctlBuffer, at: int, before: Callable[[int], object] | None = None
     ) -> int:
@@ -171,15 +179,10 @@ class HandlerContext:
             if before is not None and taken >= 0:
                 before(taken)
             block.patch_u32(at, taken)
-            pod_call.begin()
-            error = self.proxy.escape(pod_call.file, number, block)
-            block.restore(at, 4)
+            return self.perform(pod_call, number, block, at)
         finally:
             if taken >= 0:
                 self.close_fd(taken, proc.device_of(taken))
-        if not error:
-            block.store()
-        return error
 
 
 class Handler:
@@ -189,7 +192,11 @@ class Handler:
         self._ctx, self._pod, self._proxy = ctx, ctx.pod, ctx.proxy
         self._shared, self._gpu_ops = ctx.shared, ctx.shared.gpu_ops
 
+    def _count(self, what: str) -> None:
+        """Count a refusal."""
+        self._shared.refusals.count(self._pod, what)
 
-def status_of(block: IoctlBuffer, at: int) -> int:
-    """Read RM's status."""
-    return int(_U32.unpack_from(block.data, at)[0])
+    def _register(self, pod_call: PodCall, client: int, *, made_here: bool = False) -> bool:
+        """Enter a client, named in a call, in the object table; False if it is not the pod's on the call's file."""
+        call = pod_call.call
+        return self._shared.clients.register(pod_call.pid, call.fd, pod_call.file, client, made_here=made_here)

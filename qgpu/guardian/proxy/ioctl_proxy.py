@@ -43,6 +43,10 @@ class IoctlBuffer:
         """Return the address of our copy."""
         return int(ffi.cast("uintptr_t", self.pointer))
 
+    def u32(self, at: int = 0) -> int:
+        """Read a number of four bytes."""
+        return int(_U32.unpack_from(self.data, at)[0])
+
     def patch_u64(self, at: int, value: int) -> None:
         """Replace a number of the pod's by ours."""
         _U64.pack_into(self.data, at, value)
@@ -124,7 +128,7 @@ class IoctlProxy:
             if len(params.data) < each.at + 8:
                 return None
             (address,) = _U64.unpack_from(params.data, each.at)
-            count = 1 if each.count_at is None else _U32.unpack_from(params.data, each.count_at)[0]
+            count = 1 if each.count_at is None else params.u32(each.count_at)
             size = each.unit * count
             if size == 0 or address == 0:
                 params.patch_u64(each.at, 0)

@@ -31,8 +31,8 @@ class MmapHandler(Handler):
 
     def next_call(self, tid: int, pid: int) -> None:
         """Record that a thread makes its next call: its last mapping is finished and visible in /proc."""
-        if (over := self._making.remove(tid)) is not None and over.size:
-            self._shared.quota.rescan_mappings(pid, over.size)
+        if (done := self._making.remove(tid)) is not None and done.size:
+            self._shared.quota.rescan_mappings(pid, done.size)
 
     def charge_made(self) -> bool:
         """Charge the pod for all that it maps, once no mapping is in progress; False if that is not known in time."""
@@ -60,8 +60,8 @@ class MmapHandler(Handler):
         quota = self._shared.quota
         for pid in quota.mappings_of(self._pod):
             quota.rescan_mappings(pid)
-        for over in self._making.take_done(_PATIENCE_S):
-            quota.rescan_mappings(over.pid, over.size)
+        for done in self._making.take_done(_PATIENCE_S):
+            quota.rescan_mappings(done.pid, done.size)
 
     def _rescan(self) -> bool:
         """Read what the pod's processes map now; True if anything was discharged since the last time.
@@ -93,15 +93,15 @@ class MmapHandler(Handler):
         if seen and not fits and self._ctx.rescan_mappings():
             fits = self._shared.quota.reserve_mapping(self._pod, pid, cost)
         if not fits:
-            self._shared.refusals.count(self._pod, "managed memory over the limit")
+            self._count("managed memory over the limit")
             return errno.EPERM if self._is_uvm(pid, fd) else errno.ENOMEM
         self._shared.quota.will_use_uvm(pid)
         self._add(call, pid, cost)
         return PROCEED
 
     def _add(self, call: Notification, pid: int, cost: int = 0) -> None:
-        for over in self._making.add(call, pid, cost):
-            self._shared.quota.rescan_mappings(over.pid, over.size)
+        for done in self._making.add(call, pid, cost):
+            self._shared.quota.rescan_mappings(done.pid, done.size)
 
     def _is_uvm(self, pid: int, fd: int) -> bool:
         device = proc.device(pid, fd)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Set
 
 from qgpu.guardian.accounting.rm_object import Key
 from qgpu.guardian.proxy import client_ownership
-from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall, status_of
+from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.rules import escapes
 from qgpu.nvidia import abi
@@ -73,10 +73,10 @@ class OsEvents(Handler):
         client, _, event = _FIELDS.unpack_from(block.data)
         makes = number == abi.NV_ESC_ALLOC_OS_EVENT
         if makes and client not in self._shared.table.clients:
-            self._shared.register_client(pod_call.pid, pod_call.call.fd, pod_call.file, client)
+            self._register(pod_call, client)
         if number == abi.NV_ESC_FREE_OS_EVENT and client not in self._shared.table.clients:
             return self._ctx.answer(block, _STATUS_AT, abi.NV_ERR_INVALID_CLIENT)  # its events went with it
-        if not self._shared.owns(self._pod, client):
+        if not self._shared.clients.owns(self._pod, client):
             what = client_ownership.name(escapes.name(number))
             return self._ctx.refuse(block, _STATUS_AT, abi.NV_ERR_INVALID_CLIENT, what)
         if makes and not self._made.has_room():
@@ -88,7 +88,7 @@ class OsEvents(Handler):
             return error
         if pod_call.is_retry and not makes:  # the dead guardian may have freed it
             block.patch_u32(_STATUS_AT, abi.NV_OK)
-        if status_of(block, _STATUS_AT) == abi.NV_OK:
+        if block.u32(_STATUS_AT) == abi.NV_OK:
             (self._made.add if makes else self._made.discard)(client, event)
         block.store()
         return 0
@@ -99,7 +99,7 @@ class OsEvents(Handler):
         With a client that ends by itself RM does not free its events while the file is open on which they were made.
         """
         client, number = key
-        if self._shared.owns(self._pod, client) or self._gpu_ops.exists((client, client)):
+        if self._shared.clients.owns(self._pod, client) or self._gpu_ops.has_client(client):
             return True
         self._gpu_ops.free_os_event(client, number)
         return False

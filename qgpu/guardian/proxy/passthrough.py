@@ -12,9 +12,8 @@ import time
 
 import structlog
 
-from qgpu.guardian.accounting.object_table import NO_INSTANCE
-from qgpu.guardian.accounting.rm_object import RmObject
-from qgpu.guardian.proxy import rm_calls
+from qgpu.guardian.accounting.rm_object import NO_INSTANCE, RmObject
+from qgpu.guardian.proxy.control_files import mark_of
 from qgpu.guardian.proxy.handler_context import ANSWERED, Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.rules import tools
@@ -58,10 +57,6 @@ class Passthrough(Handler):
         """Let the kernel make nothing more on this file: it is about to reach another client, or a device."""
         self._shared.files.devices.add(file)
 
-    def root_client(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Alloc) -> int:
-        """Let the kernel make a root client, on a file that reaches no device: there the call can make nothing else."""
-        return self._continue_in_kernel(pod_call, block, asked.status_at)
-
     def first_device(self, pod_call: PodCall, block: IoctlBuffer, rm: RmObject, status_at: int) -> int:
         """Let the kernel make the first device of a file: RM records the process that asks for it.
 
@@ -69,7 +64,7 @@ class Passthrough(Handler):
         charged or made.
         """
         rm.detail = NO_INSTANCE
-        return self._continue_in_kernel(pod_call, block, status_at, rm)
+        return self.continue_in_kernel(pod_call, block, status_at, rm)
 
     def continue_on(self, pod_call: PodCall) -> None:
         """Let the kernel perform a call on the file that was taken, with the process's other threads stopped.
@@ -97,10 +92,10 @@ class Passthrough(Handler):
         self._may_have_device &= self._shared.table.clients.keys()
         return client in self._may_have_device
 
-    def _continue_in_kernel(
+    def continue_in_kernel(
         self, pod_call: PodCall, block: IoctlBuffer, status_at: int, device: RmObject | None = None
     ) -> int:
-        """Let the kernel perform a call on a file without a device, with the pod's other threads stopped.
+        """Let the kernel make a root client, or a device, on a file without one, with the pod's other threads stopped.
 
         They are stopped so that none can exchange the file for one with a device. Other processes can still change the
         arguments. So the kernel makes one root client on a file, and any other object needs a client that exists.
@@ -126,7 +121,7 @@ class Passthrough(Handler):
                 pod_call.begin()
             if not chosen.add(pod_call.file) and device is None:
                 raise OSError(errno.EBUSY, "the file has a client")
-            if device is None and not files.makers.claim(pod_call.file, pod_call.pid):
+            if device is None and not files.makers.claim(pod_call.file, pod_call.pid, mark_of(self._pod)):
                 raise OSError(errno.EBUSY, "the file has clients of another process")
             if (refusal := self._ctx.claim(device) if device is not None else abi.NV_OK) == abi.NV_OK:
                 self._devices += [device] if device is not None else []
@@ -148,8 +143,8 @@ class Passthrough(Handler):
         reaches only what that client has.
         """
         if device is None:
-            return not self._shared.files.devices.has(pod_call.file)
-        mine = self._gpu_ops.object_info(pod_call.file, device.client, device.client) is not None
+            return self.makes_devices(pod_call)
+        mine = self._gpu_ops.reaches(pod_call.file, device.client)
         return mine and not self.has_device(device.client)
 
     def _settle_device(self, rm: RmObject) -> None:
@@ -161,9 +156,9 @@ class Passthrough(Handler):
             time.sleep(_RETRY_S)
             found = self._gpu_ops.find_object(rm)
         if found is not None and found[0] == abi.NV01_DEVICE_0:
-            self._shared.confirm(rm.key)
+            self._shared.claims.confirm(rm.key)
             return
-        self._shared.cancel_claim(rm.key)
+        self._shared.claims.cancel(rm.key)
         unsure = there or rm.client in self._shared.table.devices
         if unsure or self._gpu_ops.free_children(rm.client, [rm.client], [abi.CLASS_ID_DEVICE]) is None:
             self._may_have_device.add(rm.client)

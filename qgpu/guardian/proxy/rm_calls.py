@@ -20,8 +20,9 @@ _OS64_FIELDS = struct.Struct("<IIIIQQIIII")
 _OS21_FIELDS = struct.Struct("<IIIIQII")
 _OS54_FIELDS = struct.Struct("<IIIIQII")
 _OS55_FIELDS = struct.Struct("<7I")
-#: Offsets of the class and the descriptor in the old call for memory.
+#: Offsets of the class, the handle and the descriptor in the old call for memory.
 MEMORY_CLASS_AT = abi.offsetof("NVOS02_PARAMETERS_WITH_FD", "hClass")
+MEMORY_HANDLE_AT = abi.offsetof("NVOS02_PARAMETERS_WITH_FD", "hObjectNew")
 MEMORY_FD_AT = abi.offsetof("NVOS02_PARAMETERS_WITH_FD", "fd")
 _FOUR = struct.Struct("<IIII")
 _U32 = struct.Struct("<I")
@@ -186,6 +187,7 @@ _MEMORY_FLAGS_AT = abi.ffi.offsetof("NV_MEMORY_ALLOCATION_PARAMS", "flags")
 HEAP_ALLOC_SIZE, HEAP_FREE, HEAP_INFO = 2, 3, 5
 #: Offset of the card's total and free bytes in every answer, and of an allocation's flags and size.
 HEAP_TOTAL_AT, HEAP_FLAGS_AT, _HEAP_SIZE_AT = 24, 52, 88
+HEAP_HANDLE_AT = 44
 #: Without it RM ignores the handle that is asked for and chooses one.
 HEAP_FLAG_HANDLE_PROVIDED = 0x00004000
 _HEAP_FLAG_VIRTUAL = 0x00080000
@@ -197,7 +199,7 @@ _LOCATION_PCI = 1 << 25
 
 def _heap(data: bytes | bytearray, status_at: int) -> VidHeap:
     client, parent, function = struct.unpack_from("<III", data)
-    (handle,) = _U32.unpack_from(data, 44)
+    (handle,) = _U32.unpack_from(data, HEAP_HANDLE_AT)
     flags, attributes = struct.unpack_from("<II", data, HEAP_FLAGS_AT)
     (size,) = _U64.unpack_from(data, _HEAP_SIZE_AT)
     return VidHeap(client, parent, function, handle, flags, attributes, size, status_at)

@@ -16,9 +16,9 @@ from contextlib import AbstractContextManager, nullcontext
 
 from qgpu.guardian.accounting.rm_object import Key, RmObject
 from qgpu.guardian.proxy import client_ownership
-from qgpu.guardian.proxy.continued_memory import ContinuedMemory
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
+from qgpu.guardian.proxy.passthrough_memory import PassthroughMemory
 from qgpu.nvidia import abi
 
 _OWNER_AND_OBJECT, _TARGET, _TYPE_AND_ACTION = struct.Struct("<II"), struct.Struct("<I"), struct.Struct("<HB")
@@ -40,37 +40,34 @@ def beyond_process(share_type: int) -> bool:
 class RmShare(Handler):
     """Handles one pod's RM_SHARE, and shares among the clients of a process."""
 
-    def __init__(self, ctx: HandlerContext, continued: ContinuedMemory) -> None:
+    def __init__(self, ctx: HandlerContext, passthrough_memory: PassthroughMemory) -> None:
         super().__init__(ctx)
-        self._continued = continued
+        self._passthrough_memory = passthrough_memory
 
     def share(self, pod_call: PodCall, block: IoctlBuffer) -> int:
         """Share an object of one of the pod's clients, as CUDA IPC does."""
         client, handle = _OWNER_AND_OBJECT.unpack_from(block.data)
         (target,) = _TARGET.unpack_from(block.data, _TARGET_AT)
         share_type, action = _TYPE_AND_ACTION.unpack_from(block.data, _TYPE_AT)
-        own = self._shared.owns(self._pod, client) and not self._continued.is_unseen(client)
-        own = own and (share_type != abi.RS_SHARE_TYPE_CLIENT or self._shared.owns(self._pod, target))
+        own = self._shared.clients.owns(self._pod, client) and not self._passthrough_memory.is_unseen(client)
+        own = own and (share_type != abi.RS_SHARE_TYPE_CLIENT or self._shared.clients.owns(self._pod, target))
         if not own or self._gpu_ops.find_object(RmObject(client, handle, client, 0)) is None:
             what = client_ownership.name("NV_ESC_RM_SHARE")
             return self._ctx.refuse(block, _STATUS_AT, abi.NV_ERR_INSUFFICIENT_PERMISSIONS, what)
         if beyond_process(share_type):
             there = not action & abi.RS_SHARE_ACTION_FLAG_REVOKE
-            if self._shared.share_with_all(client, handle, there=there):
+            if self._shared.clients.share_with_all(client, handle, there=there):
                 return self._ctx.answer(block, _STATUS_AT, abi.NV_OK)
         if beyond_process(share_type) or (share_type == abi.RS_SHARE_TYPE_CLIENT and not self._note(target)):
             return self._ctx.refuse(block, _STATUS_AT, abi.NV_ERR_INSUFFICIENT_RESOURCES, TOO_MANY)
-        pod_call.begin_repeatable()
-        if not (error := self._proxy.escape(pod_call.file, abi.NV_ESC_RM_SHARE, block)):
-            block.store()
-        return error
+        return self._ctx.perform(pod_call, abi.NV_ESC_RM_SHARE, block, repeatable=True)
 
     def meanwhile(self, source: Key, target: int) -> AbstractContextManager[None]:
         """Let a client duplicate an object meanwhile, if it is shared with all, or one process made both clients."""
         if not self._shared.table.is_shared(source) and not self._is_by_one_process(source[0], target):
             return nullcontext()
         if not self._note(target, _BOTH):
-            self._shared.refusals.count(self._pod, TOO_MANY)
+            self._count(TOO_MANY)
             return nullcontext()
         return self._gpu_ops.shared_with(source, target)
 

@@ -3,7 +3,7 @@
 Memory that UVM has mapped stays on the card when RM's handle is freed. The kernel makes a mapping for the pod itself,
 because RM lets UVM use a client's memory only if the client's own process asks (client_resource.c: RS_SHARE_TYPE_PID).
 The arguments that we read are therefore only a claim; when memory is freed or unmapped, RM's own figures check it
-(``free.py``). The guardian performs an unmapping in the pod's place, so its arguments are exact.
+(``freed_memory.py``). The guardian performs an unmapping in the pod's place, so its arguments are exact.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable, Set
 
 from qgpu.guardian.proxy import client_ownership
-from qgpu.guardian.proxy.handler_context import ANSWERED, PROCEED, Handler, HandlerContext, PodCall, status_of
+from qgpu.guardian.proxy.handler_context import ANSWERED, PROCEED, Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.proxy.passthrough import Passthrough
 from qgpu.linux import fd_budget
@@ -22,7 +22,7 @@ from qgpu.nvidia import abi, mig, uvm
 
 #: Stands for an object's handles: no object.
 NOTHING = (0, 0)
-_U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
+_U64 = struct.Struct("<Q")
 _ATTRIBUTES_AT, _ATTRIBUTES_BYTES = 24, 36
 
 #: Performs an unmapping and records it: (call, base, length, card or all, how).
@@ -129,25 +129,25 @@ class UvmHandler(Handler):
     def _may_register(self, call: Notification, pid: int, file: int, place: int | None, *, limited: bool) -> int:
         """Return NV_OK if a card may be registered: the pod has a grant on it, and its UVM file is without HMM."""
         if place is None:
-            self._shared.refusals.count(self._pod, "card without a grant")
+            self._count("card without a grant")
             return abi.NV_ERR_INSUFFICIENT_PERMISSIONS
         if not limited:
             return abi.NV_OK
-        self._shared.forget_previous_program(self._pod, pid)
+        self._shared.clients.forget_previous_program(self._pod, pid)
         self._shared.quota.will_use_uvm(pid)  # it is then charged itself for what it maps
         if not self._charge_mappings():
-            self._shared.refusals.count(self._pod, "UVM while a mapping is made")
+            self._count("UVM while a mapping is made")
             return abi.NV_ERR_BUSY_RETRY
         if not self._shared.quota.start_using_uvm(self._pod, pid):
-            self._shared.refusals.count(self._pod, "managed memory over the limit")
+            self._count("managed memory over the limit")
             return abi.NV_ERR_NO_MEMORY
         again = self._proxy.block(_U64.pack(uvm.INIT_FLAGS_DISABLE_HMM) + bytes(8))
         error = self._proxy.uvm(file, uvm.INITIALIZE, again)
-        if error or _U32.unpack_from(again.data, uvm.STATUS_AT_INITIALIZE)[0] != abi.NV_OK:
-            self._shared.refusals.count(self._pod, "UVM initialised with other flags")
+        if error or again.u32(uvm.STATUS_AT_INITIALIZE) != abi.NV_OK:
+            self._count("UVM initialised with other flags")
             return abi.NV_ERR_INVALID_STATE
-        if not self._shared.hold_uvm_file(pid, call.fd, file):
-            self._shared.refusals.count(self._pod, "too many UVM files")
+        if not self._shared.pod_uvm_files.hold(pid, call.fd, file):
+            self._count("too many UVM files")
             return abi.NV_ERR_INSUFFICIENT_RESOURCES
         return abi.NV_OK
 
@@ -155,7 +155,7 @@ class UvmHandler(Handler):
         """Record the mapping that is about to be made; return why it may not be made, or None."""
         assert layout.client_at is not None
         client, memory = uvm.CLIENT_AND_OBJECT.unpack_from(block.data, layout.client_at)
-        if not self._shared.owns(self._pod, client):
+        if not self._shared.clients.owns(self._pod, client):
             return client_ownership.name("UVM_MAP_EXTERNAL_ALLOCATION")
         base, length = uvm.BASE_AND_LENGTH.unpack_from(block.data)
         end = layout.status_at - 20
@@ -176,7 +176,7 @@ class UvmHandler(Handler):
             return "too many mappings of UVM"
         if not self._shared.quota.fits_mapping(self._pod, pid, base, length, cards):
             return "page tables over the limit"
-        held = self._shared.hold_uvm_file(pid, pod_call.call.fd, pod_call.file)
+        held = self._shared.pod_uvm_files.hold(pid, pod_call.call.fd, pod_call.file)
         return None if held else "too many UVM files"
 
     def _map_tables(self, pod_call: PodCall, block: IoctlBuffer, layout: uvm.Layout) -> int:
@@ -213,9 +213,9 @@ class UvmHandler(Handler):
             error = self._proxy.uvm(pod_call.file, request, block)
             if pod_call.is_retry and not error:  # the dead guardian has unmapped it
                 block.patch_u32(layout.status_at, abi.NV_OK)
-            return not error and status_of(block, layout.status_at) == abi.NV_OK
+            return not error and block.u32(layout.status_at) == abi.NV_OK
 
-        if self._ctx.limited() and not self._shared.has_only_uvm_file(pod_call.pid, pod_call.file):
+        if self._ctx.limited() and not self._shared.pod_uvm_files.has_only(pod_call.pid, pod_call.file):
             pod_call.begin()
             carry_out()
         else:

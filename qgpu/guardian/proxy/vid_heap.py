@@ -6,8 +6,10 @@ import struct
 
 from qgpu.guardian.accounting.rm_object import RmObject
 from qgpu.guardian.proxy import rm_calls
-from qgpu.guardian.proxy.alloc import CHOSEN_PLACE, PAGE_TABLES, AllocHandler
-from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall, status_of
+from qgpu.guardian.proxy.alloc import CHOSEN_PLACE, PAGE_TABLES
+from qgpu.guardian.proxy.alloc_checks import AllocChecks
+from qgpu.guardian.proxy.free_calls import FreeHandler
+from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.nvidia import abi
 
@@ -18,9 +20,9 @@ _MADE = frozenset({abi.NV01_MEMORY_LOCAL_USER, abi.NV01_MEMORY_SYSTEM, abi.NV50_
 class VidHeapHandler(Handler):
     """Handles calls to the heap."""
 
-    def __init__(self, ctx: HandlerContext, alloc_handler: AllocHandler) -> None:
+    def __init__(self, ctx: HandlerContext, checks: AllocChecks, free_handler: FreeHandler) -> None:
         super().__init__(ctx)
-        self._alloc_handler = alloc_handler
+        self._checks, self._free_handler = checks, free_handler
 
     def heap(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.VidHeap) -> int:
         """Handle a call."""
@@ -29,7 +31,7 @@ class VidHeapHandler(Handler):
                 return self._ctx.answer(block, asked.status_at, abi.NV_ERR_OBJECT_NOT_FOUND)
             case rm_calls.HEAP_FREE:
                 number = abi.NV_ESC_RM_VID_HEAP_CONTROL
-                return self._alloc_handler.free(pod_call, number, block, asked.client, asked.handle, asked.status_at)
+                return self._free_handler.free(pod_call, number, block, asked.client, asked.handle, asked.status_at)
             case rm_calls.HEAP_INFO:
                 error = self._proxy.escape(pod_call.file, abi.NV_ESC_RM_VID_HEAP_CONTROL, block)
                 return self._shown(block, asked, error)
@@ -45,34 +47,39 @@ class VidHeapHandler(Handler):
 
     def _alloc(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.VidHeap) -> int:
         rm = RmObject(asked.client, asked.handle, asked.parent, abi.NV01_MEMORY_LOCAL_USER, asked.size)
-        if not self._shared.register_client(pod_call.pid, pod_call.call.fd, pod_call.file, asked.client):
+        if not self._register(pod_call, asked.client):
             return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INVALID_CLIENT)
         if rm_calls.is_virtual(asked) and rm_calls.takes_tables(asked.flags) and self._ctx.limited():
             return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, PAGE_TABLES)
         claimed = rm_calls.may_be_video(asked)
         if rm_calls.heap_chooses_place(asked) and self._ctx.limited():
             return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, CHOSEN_PLACE)
-        self._alloc_handler.undo_interrupted(pod_call, (asked.client, asked.handle))
-        if claimed and (refusal := self._alloc_handler.admit(pod_call.pid, rm) or self._ctx.claim(rm)):
+        self._free_handler.undo_interrupted(pod_call, (asked.client, asked.handle))
+        if not self._free_handler.plain.has_room(asked.client, abi.NV01_MEMORY_SYSTEM):
+            return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INSUFFICIENT_RESOURCES)
+        if claimed and (refusal := self._checks.admit(pod_call.pid, rm) or self._ctx.claim(rm)):
             return self._ctx.answer(block, asked.status_at, refusal)
         if asked.handle:  # RM would make it under another handle than the one that was claimed
             block.patch_u32(rm_calls.HEAP_FLAGS_AT, asked.flags | rm_calls.HEAP_FLAG_HANDLE_PROVIDED)
         pod_call.begin()
         error = self._proxy.escape(pod_call.file, abi.NV_ESC_RM_VID_HEAP_CONTROL, block)
         block.restore(rm_calls.HEAP_FLAGS_AT, 4)
-        if claimed and not error and status_of(block, asked.status_at) == abi.NV_OK:
+        if claimed and not error and block.u32(asked.status_at) == abi.NV_OK:
             about = self._gpu_ops.object_info(pod_call.file, *rm.key)
             if about is not None and about[0] not in _MADE:
-                self._shared.cancel_claim(rm.key)
+                self._shared.claims.cancel(rm.key)
                 self._gpu_ops.free(pod_call.file, *rm.key)
                 return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, f"class {about[0]:#x}")
             if about is None or about[0] != abi.NV01_MEMORY_LOCAL_USER:
-                self._shared.cancel_claim(rm.key)
-            elif not self._shared.confirm(rm.key, rm_calls.heap_size(block.data)):
-                self._alloc_handler.discard(pod_call, rm.key)
+                self._shared.claims.cancel(rm.key)
+            elif not self._shared.claims.confirm(rm.key, rm_calls.heap_size(block.data)):
+                self._free_handler.discard(pod_call, rm.key)
                 return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NO_MEMORY, "memory over the limit")
         elif claimed:
-            self._shared.cancel_claim(rm.key)
+            self._shared.claims.cancel(rm.key)
+        made = asked.client, block.u32(rm_calls.HEAP_HANDLE_AT)
+        if not error and block.u32(asked.status_at) == abi.NV_OK and made not in self._shared.table.objects:
+            self._free_handler.plain.add(*made, abi.NV01_MEMORY_SYSTEM)
         return self._shown(block, asked, error)
 
     def _shown(self, block: IoctlBuffer, asked: rm_calls.VidHeap, error: int) -> int:

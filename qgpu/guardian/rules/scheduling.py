@@ -9,6 +9,11 @@ from __future__ import annotations
 
 from qgpu.nvidia import abi
 
+#: Engines that a pod's TSGs and channels may be for: GR, COPY, NVDEC and NVENC0 to 2, SEC2, NVJPG, OFA0, COPY10 to 19,
+#: OFA1, NVENC3 (SDK/class/cl2080_notification.h). Branches before 560 keep those from COPY10 on reserved. RM runs other
+#: engines' channels, such as those of the software engine, on a runlist where the share does not count them.
+ENGINES = frozenset({*range(0x01, 0x1E), 0x26, *range(0x2B, 0x40)}) | abi.COPY_ENGINES
+
 
 def gives_up_preemption(flags: int, mode: int) -> bool:
     """Tell whether GR_SET_CTXSW_PREEMPTION_MODE sets compute to a mode other than preemption at any instruction.

@@ -142,7 +142,7 @@ def outcome(pod):
     """Return the call's answer, and all that is known when everything has come due."""
     result, error, argument = pod.answer()
     answer = result, error, argument[:16] + argument[24:], pod.params  # without the pointer to the parameters
-    pod.shared.recheck_pods(["web"])
+    pod.shared.clients.recheck_pods(["web"])
     pod.settle()
     table = pod.shared.table
     objects = {key: (rm.rm_class, rm.parent, rm.detail, rm.confirmed) for key, rm in table.objects.items()}

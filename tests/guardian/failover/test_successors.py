@@ -37,8 +37,8 @@ def test_call_received_by_dead_guardian_is_judged_by_successor(pod):
 
 def test_what_a_dead_guardian_was_making_is_found_by_the_next(on_card):
     rm = RmObject(7, 10, 2, abi.NV01_MEMORY_LOCAL_USER, MOST)
-    on_card.shared.claim(rm)
-    on_card.shared.claim(RmObject(7, 11, 2, abi.NV01_MEMORY_LOCAL_USER, 2 * PAGE))
+    on_card.shared.claims.claim(rm)
+    on_card.shared.claims.claim(RmObject(7, 11, 2, abi.NV01_MEMORY_LOCAL_USER, 2 * PAGE))
     on_card.rm._make(7, 10, abi.NV01_MEMORY_LOCAL_USER, 2, MOST + 1)  # and here it dies
 
     successor = on_card.fresh(Journal(os.dup(on_card.shared.journal.fd)))
@@ -46,7 +46,7 @@ def test_what_a_dead_guardian_was_making_is_found_by_the_next(on_card):
         successor.table.note(fact)
     successor.resume()
     before = successor.quota.used("web", 0)
-    successor.settle_claims("web")
+    successor.claims.settle("web")
 
     assert before == MOST + 2 * PAGE  # it asks RM only when it serves the pod: a pod can leave many claims
     assert successor.quota.used("web", 0) == MOST + PAGE
@@ -61,6 +61,28 @@ def successor_of(pod):
     pod.shared.resume()
     pod.dispatcher = pod.dispatcher_of(pod.shared, pod.number)
     pod.dispatcher.resume(pod.shared.listeners[pod.number][1], pod.shared.listeners.unanswered_call(pod.number))
+
+
+def test_a_watch_that_failed_is_tried_again(pod, monkeypatch):
+    """The user has no epoll watches left; without a watch nobody would learn of the process's end."""
+    pod.call(abi.NV_ESC_RM_CONTROL, control(0x20800110))  # its process is known
+    watched, full = [], [True]
+
+    def watch(pid, pidfd):
+        if full[0]:
+            raise OSError(errno.ENOSPC, "no watches")
+        watched.append(pid)
+
+    fresh = pod.fresh
+    monkeypatch.setattr(pod, "fresh", lambda journal: setattr(found := fresh(journal), "watch", watch) or found)
+    successor_of(pod)
+    pod.shared.retry_watches()
+    assert (watched, list(pod.shared.table.processes)) == ([], [pod.process.pid])
+
+    full[0] = False
+    for _ in range(3):
+        pod.shared.retry_watches()
+    assert watched == [pod.process.pid]
 
 
 @pytest.mark.parametrize("started", ["1", None])
@@ -97,7 +119,7 @@ def test_a_successor_holds_uvms_files_where_they_were(pod, monkeypatch, moved):
     pod.shared.note({"fact": "uvm_file", "pid": pid, "fd": 999 if moved else device, "there": True})
     successor_of(pod)
     held = pod.shared.uvm_files.count("web"), list(looked)
-    pod.shared.find_moved_uvm_files("web")
+    pod.shared.pod_uvm_files.find_moved("web")
 
     assert held == (0 if moved else 1, [])
     assert pod.shared.uvm_files.count("web") == 1
@@ -106,16 +128,16 @@ def test_a_successor_holds_uvms_files_where_they_were(pod, monkeypatch, moved):
 def test_a_pod_that_hides_uvms_file_holds_up_no_other(pod, monkeypatch):
     shared, stuck = pod.shared, threading.Event()
     monkeypatch.setattr(proc, "devices", lambda pid: stuck.wait(PATIENCE_S) and () if pid == 5 else iter(()))
-    shared.moved |= {"a": {5}, "b": {6}}
-    slow = threading.Thread(target=shared.find_moved_uvm_files, args=["a"])
+    shared.pod_uvm_files.moved |= {"a": {5}, "b": {6}}
+    slow = threading.Thread(target=shared.pod_uvm_files.find_moved, args=["a"])
     slow.start()
-    shared.find_moved_uvm_files("b")
+    shared.pod_uvm_files.find_moved("b")
     waits = slow.is_alive()
     stuck.set()
     slow.join()
 
     assert waits
-    assert shared.moved == {}
+    assert shared.pod_uvm_files.moved == {}
 
 
 def test_a_successor_touches_no_uvm_file_before_it_serves(pod, monkeypatch):
@@ -128,7 +150,7 @@ def test_a_successor_touches_no_uvm_file_before_it_serves(pod, monkeypatch):
     monkeypatch.setattr(uvm, "major", lambda: MAJOR)
     successor.resume()
     before = successor.uvm_files.count("web")
-    successor.hold_uvm_files("web")
+    successor.pod_uvm_files.hold_all("web")
     pod.shared = successor
 
     assert (before, successor.uvm_files.count("web")) == (0, 1)

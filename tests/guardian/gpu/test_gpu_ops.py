@@ -12,11 +12,12 @@ from types import SimpleNamespace
 import pytest
 
 from qgpu.errors import RmError
-from qgpu.guardian.accounting.object_table import MOST_USERS, ObjectTable
+from qgpu.guardian.accounting.client_entries import MOST_USERS
+from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.gpu import gpu_ops
 from qgpu.guardian.gpu.gpu_ops import GpuOps
-from qgpu.guardian.proxy import moved_files
-from qgpu.guardian.proxy.moved_files import MovedFileSearch
+from qgpu.guardian.proxy import control_file_search
+from qgpu.guardian.proxy.control_file_search import ControlFileSearch
 from qgpu.linux import kcmp, pod_fd_closer, pod_fd_taker
 from qgpu.nvidia import abi, rm_client
 from tests.guardian.pod import PATIENCE_S, until
@@ -144,10 +145,10 @@ def test_slow_files_of_one_pod_delay_no_other_pods(reach, stuck, monkeypatch):
 
 
 def searching(reach, monkeypatch, clients_behind_fd):
-    monkeypatch.setattr(moved_files, "_PATIENCE_S", 0.3)
-    monkeypatch.setattr(moved_files, "_AGAIN_S", 0.05)
+    monkeypatch.setattr(control_file_search, "_PATIENCE_S", 0.3)
+    monkeypatch.setattr(control_file_search, "_AGAIN_S", 0.05)
     found, missed = [], threading.Event()
-    search = MovedFileSearch(
+    search = ControlFileSearch(
         reach.table,
         lambda pid, at, clients: clients if clients_behind_fd(pid, at, CLIENT) else set(),
         lambda client: reach.rm.there,
@@ -201,7 +202,7 @@ def test_client_of_a_pod_with_too_many_cgroups_is_lost(reach, monkeypatch):
     def refuse(*_):
         raise OSError(errno.E2BIG, "more than 512 cgroups are below it")
 
-    monkeypatch.setattr(moved_files.cgroup, "pids", refuse)
+    monkeypatch.setattr(control_file_search.cgroup, "pids", refuse)
     looked = []
     used(reach, 999)
     search, _, missed = searching(reach, monkeypatch, lambda pid, at, client: looked.append(pid))

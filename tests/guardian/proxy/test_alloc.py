@@ -10,7 +10,7 @@ import pytest
 
 from qgpu.guardian.accounting import memory_quota
 from qgpu.guardian.accounting.object_table import OTHER_TSG_BYTES, ObjectTable
-from qgpu.guardian.proxy import client_ownership, os_events, shared_state
+from qgpu.guardian.proxy import alloc_checks, client_ownership, client_registry, object_claims, os_events
 from qgpu.guardian.proxy import dup as dup_calls
 from qgpu.guardian.rules import classes
 from qgpu.linux import fd_budget
@@ -121,6 +121,33 @@ def test_channel_of_another_engine_may_stand_alone(on_card, engine, copies):
     assert [rm.handle for rm in table.copy_tsgs(0)] == [9] * copies
     assert [rm.handle for rm in table.channels(table.objects[7, 9])] == [9]
     assert charged(table, "web")[0] == OTHER_TSG_BYTES
+
+
+#: MPEG, the software engine, VIC, the host, the firmware of the frame buffer, one beyond the last, all engines.
+OTHER_ENGINES = [0x21, 0x22, 0x24, 0x27, 0x2A, 0x54, 0xFFFFFFFF]
+
+
+@pytest.mark.parametrize("engine", OTHER_ENGINES, ids=hex)
+def test_engine_that_no_share_covers_is_refused(on_card, engine):
+    group = struct.pack("<IIIII", 0, 0, 0, engine, 0)
+    tsg = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), group)
+    alone = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(9, 2, 0xC86F), channel_on(engine))
+
+    assert [alloc_status(each[2]) for each in (tsg, alone)] == [abi.NV_ERR_INVALID_ARGUMENT] * 2
+    assert on_card.shared.refusals.counts["web", alloc_checks.OTHER_ENGINE] == 2
+
+
+#: The first and the last of copy, video decoders, encoders, JPEG, OFA and compression, and SEC2.
+USED = [0x09, 0x12, 0x13, 0x1A, 0x1B, 0x1D, 0x26, 0x2B, 0x32, 0x33, 0x34, 0x3D, 0x3E, 0x3F, 0x40, 0x53]
+
+
+@pytest.mark.parametrize("engine", USED, ids=hex)
+def test_engine_that_programs_use_is_allowed(on_card, engine):
+    group = struct.pack("<IIIII", 0, 0, 0, engine, 0)
+    tsg = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), group)
+    alone = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(9, 2, 0xC86F), channel_on(engine))
+
+    assert [alloc_status(each[2]) for each in (tsg, alone)] == [abi.NV_OK] * 2
 
 
 def test_compute_on_a_channel_that_stands_alone_is_refused(on_card):
@@ -281,7 +308,7 @@ def test_second_root_client_of_a_file_is_made_by_guardian(pod):
     client = made_root(pod)
 
     assert pod.rm.objects[client, client] == (abi.NV01_ROOT, 0)
-    assert pod.shared.owns("web", client)
+    assert pod.shared.clients.owns("web", client)
 
 
 def test_device_of_a_second_client_is_made_by_guardian(pod):
@@ -316,7 +343,7 @@ def test_device_on_a_file_of_two_clients_is_made_by_guardian(pod):
 
 
 def test_pod_with_too_many_clients_gets_no_other(on_card, monkeypatch):
-    monkeypatch.setattr(shared_state, "_MOST_CLIENTS", 1)
+    monkeypatch.setattr(client_registry, "_MOST_CLIENTS", 1)
     before = set(on_card.rm.objects)
 
     assert ask_for_root(on_card) == abi.NV_ERR_INSUFFICIENT_RESOURCES
@@ -338,7 +365,7 @@ def test_file_that_had_a_device_gets_no_client_from_the_kernel(pod):
     pod.call(abi.NV_ESC_RM_FREE, free(7))
     pod.rm.objects[9, 9] = (abi.NV01_ROOT, 0)
 
-    assert pod.shared.owns("web", made_root(pod))
+    assert pod.shared.clients.owns("web", made_root(pod))
 
 
 @pytest.mark.parametrize(("engine", "answer"), [(1, abi.NV_OK), (9, abi.NV_ERR_INVALID_ARGUMENT)])
@@ -427,7 +454,7 @@ def test_free_opens_gates_when_all_else_has_been_looked_at(on_card):
     on_card.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
     on_card.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), bytes(368))
     allocate(on_card, 10, PAGE)
-    opened, handler = [], on_card.dispatcher._free_handler
+    opened, handler = [], on_card.dispatcher._freed_memory
     handler._wait_for_mappings = lambda: opened.append(list(on_card.left)) or True
     look = handler._private_bytes
     handler._private_bytes = lambda *which: opened.append(list(on_card.left)) or look(*which)
@@ -446,7 +473,7 @@ def test_channels_of_classes_that_carry_no_gate_here_are_refused(on_card, rm_cla
 
 
 def test_root_client_on_file_with_a_device_is_made_by_guardian(on_card):
-    assert on_card.shared.owns("web", made_root(on_card))
+    assert on_card.shared.clients.owns("web", made_root(on_card))
 
 
 def test_children_of_a_pod_are_in_the_pod(pod):
@@ -485,7 +512,7 @@ def test_pinned_memory_that_was_freed_counts_to_the_share(on_card, monkeypatch):
 
 
 def test_a_pod_has_so_many_objects_and_the_next_is_refused(on_card, monkeypatch):
-    monkeypatch.setattr(shared_state, "_MOST_OBJECTS", 5)
+    monkeypatch.setattr(object_claims, "_MOST_OBJECTS", 5)
     statuses = [allocate(on_card, handle, PAGE) for handle in range(10, 15)]
 
     assert statuses == [abi.NV_OK] * 3 + [abi.NV_ERR_INSUFFICIENT_RESOURCES] * 2

@@ -138,7 +138,7 @@ def test_memory_without_a_handle_left_for_it_stays_charged(told):
 def test_what_is_freed_beside_a_mapping_in_the_making_counts_on(on_card):
     """It may be mapped by that, and what RM shows to be free may be another's."""
     allocate(on_card, 10, MOST)
-    on_card.dispatcher._free_handler._wait_for_mappings = lambda: False
+    on_card.dispatcher._freed_memory._wait_for_mappings = lambda: False
     free_10(on_card)
 
     assert memory(on_card) == MOST
@@ -147,7 +147,7 @@ def test_what_is_freed_beside_a_mapping_in_the_making_counts_on(on_card):
 def test_unmap_beside_mapping_in_flight_stays_charged(told):
     free_10(told)
     told.rm.unmaps = True
-    told.dispatcher._free_handler._wait_for_mappings = lambda: False
+    told.dispatcher._freed_memory._wait_for_mappings = lambda: False
     told.uvm(uvm.UNMAP_EXTERNAL, uvm_range(1 << 40, PAGE))
 
     assert memory(told) == MOST
@@ -341,7 +341,7 @@ def test_unreported_mapping_charged_until_uvm_file_is_closed(on_card):
     kept = held(on_card)
     files = on_card.shared.uvm_files
     files.release(files.take(on_card.process.pid))  # as when another program is executed, which closes both
-    on_card.shared.uvm_files_released(on_card.process.pid, [])
+    on_card.shared.pod_uvm_files.released(on_card.process.pid, [])
 
     assert (kept, held(on_card)) == (MOST, 0)
 
@@ -438,7 +438,7 @@ def test_rm_is_asked_about_a_pods_clients_without_the_lock(on_card):
     allocate(on_card, 10, MOST)
     shared.gpu_ops.exists = exists
     refused = allocate(on_card, 11, MOST)
-    shared.forget_previous_program("web", on_card.process.pid)
+    shared.clients.forget_previous_program("web", on_card.process.pid)
 
     assert refused == abi.NV_ERR_NO_MEMORY
     assert free == [True, True]
@@ -449,7 +449,7 @@ def test_client_that_rm_makes_anew_meanwhile_is_kept(on_card):
     answers = [False, True]
     allocate(on_card, 10, PAGE)
     on_card.shared.gpu_ops.exists = lambda key: answers.pop(0)
-    on_card.shared.forget_previous_program("web", on_card.process.pid)
+    on_card.shared.clients.forget_previous_program("web", on_card.process.pid)
 
     assert held(on_card) == PAGE
 
@@ -470,9 +470,9 @@ def test_vaspace_free_asks_rm_independently_of_memory_count(on_card):
 def test_a_mapping_stays_on_the_uvm_file_that_was_checked(on_card, tmp_path, monkeypatch):
     """Another process's file would keep the memory when the process that maps it has ended."""
     other, flag, proceed = subprocess.Popen(["sleep", "60"]), tmp_path / "exchange", Listener.proceed
-    on_card.shared.register_process("web", other.pid)
+    on_card.shared.clients.register_process("web", other.pid)
     with open(os.devnull, "r+b", buffering=0) as its_uvm_file:
-        on_card.shared.hold_uvm_file(other.pid, 5, its_uvm_file.fileno())
+        on_card.shared.pod_uvm_files.hold(other.pid, 5, its_uvm_file.fileno())
 
     def proceed_late(listener, number):
         flag.touch()

@@ -8,7 +8,7 @@ import pytest
 
 from qgpu.guardian.accounting.memory_quota import NO_POD
 from qgpu.guardian.accounting.rm_object import RmObject
-from qgpu.guardian.proxy import shared_state
+from qgpu.guardian.proxy import client_registry, shared_state, shared_table
 from qgpu.nvidia import abi
 from tests.guardian import fake_rm
 from tests.guardian.asked import (
@@ -224,9 +224,9 @@ def test_memory_made_beside_a_free_of_its_handle_stays_charged(on_card):
     def make_again():
         on_card.rm.meanwhile = lambda: None
         memory = RmObject(7, 10, 2, abi.NV01_MEMORY_LOCAL_USER, MOST)
-        assert on_card.shared.claim(memory) == abi.NV_OK
+        assert on_card.shared.claims.claim(memory) == abi.NV_OK
         on_card.rm._make(7, 10, abi.NV01_MEMORY_LOCAL_USER, 2, MOST)
-        assert on_card.shared.confirm(memory.key, MOST)
+        assert on_card.shared.claims.confirm(memory.key, MOST)
 
     on_card.rm.meanwhile = make_again
     on_card.call(abi.NV_ESC_RM_FREE, free(10))
@@ -250,7 +250,7 @@ def test_memory_that_lost_its_claim_while_rm_made_it_is_freed(on_card, monkeypat
 
 
 def test_handle_that_rm_is_about_to_make_is_claimed_once(on_card):
-    on_card.shared.claim(RmObject(7, 10, 2, abi.NV01_MEMORY_LOCAL_USER, MOST))
+    on_card.shared.claims.claim(RmObject(7, 10, 2, abi.NV01_MEMORY_LOCAL_USER, MOST))
 
     assert allocate(on_card, 10, PAGE) == abi.NV_ERR_INVALID_ARGUMENT
     assert charged(on_card.shared.table, "web") == {0: MOST}
@@ -260,13 +260,13 @@ def test_client_with_very_many_objects_stays_its_pods(on_card, monkeypatch):
     """Two pods that pass one to and fro would hold up all others; what RM no longer has of it is waited for."""
     someone_elses(on_card)
     on_card.rm.stale.add(9)
-    monkeypatch.setattr(shared_state, "_MOST_MOVED", 1)
-    monkeypatch.setattr(shared_state, "_FORGETTING_S", 0)
-    refused = on_card.shared.register_client(on_card.process.pid, 5, 5, 9)
+    monkeypatch.setattr(client_registry, "_MOST_MOVED", 1)
+    monkeypatch.setattr(shared_table, "_FORGETTING_S", 0)
+    refused = on_card.shared.clients.register(on_card.process.pid, 5, 5, 9)
     on_card.rm.objects.pop((9, 10))
-    monkeypatch.setattr(shared_state, "_FORGETTING_S", 60)
-    monkeypatch.setattr(shared_state.time, "sleep", lambda _: on_card.settle())
-    moved = on_card.shared.register_client(on_card.process.pid, 5, 5, 9)
+    monkeypatch.setattr(shared_table, "_FORGETTING_S", 60)
+    monkeypatch.setattr(shared_table.time, "sleep", lambda _: on_card.settle())
+    moved = on_card.shared.clients.register(on_card.process.pid, 5, 5, 9)
 
     assert (refused, moved) == (False, True)
     assert on_card.shared.refusals.counts["web", "another pod's client with too many objects"] == 1
@@ -289,7 +289,7 @@ def test_a_client_its_pod_cannot_reach_goes_to_its_files_pod(on_card):
 
 
 def test_more_clients_than_are_kept_are_refused(on_card, monkeypatch):
-    monkeypatch.setattr(shared_state, "_MOST_CLIENTS", 1)
+    monkeypatch.setattr(client_registry, "_MOST_CLIENTS", 1)
     on_card.rm.objects[8, 8] = (abi.NV01_ROOT_CLIENT, 0)
     said = alloc_status(on_card.call(abi.NV_ESC_RM_ALLOC, alloc(11, 2, 0x40, client=8), memory_params(PAGE))[2])
 

@@ -101,7 +101,7 @@ def test_managed_memory_and_other_memory_are_one_limit(mapping):
 def other(mapping):
     """Another process of the pod."""
     process = subprocess.Popen(["sleep", "60"])
-    mapping.shared.register_process("web", process.pid)
+    mapping.shared.clients.register_process("web", process.pid)
     yield process.pid
     process.kill()
     process.wait()

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from qgpu.guardian.proxy import client_ownership, shared_state
+from qgpu.guardian.proxy import client_ownership, client_registry, shared_table
 from qgpu.linux.open_file_set import FileSets
 from qgpu.nvidia import abi
 from tests.guardian.asked import alloc, alloc_status, control, dup, dup_status, free, memory_params
@@ -20,7 +20,7 @@ REFUSED = "another pod's memory over the limit"
 
 @pytest.fixture(autouse=True)
 def no_wait(monkeypatch):
-    monkeypatch.setattr(shared_state, "_FORGETTING_S", 0)
+    monkeypatch.setattr(shared_table, "_FORGETTING_S", 0)
 
 
 def pass_on(pod, client, *, maker_ends=True):
@@ -30,7 +30,7 @@ def pass_on(pod, client, *, maker_ends=True):
     pod.files.makers.is_by = lambda file, pid: False
     if maker_ends:
         pod.shared.exited(1)
-    return pod.shared.register_client(pod.process.pid, 5, 5, client)
+    return pod.shared.clients.register(pod.process.pid, 5, 5, client)
 
 
 def both(pod):
@@ -55,11 +55,11 @@ def test_a_client_stays_while_its_maker_could_map_its_memory(on_card):
 def test_client_stays_while_a_uvm_file_of_its_maker_is_not_empty(on_card):
     someone_elses(on_card, 9)
     file = os.open("/dev/random", os.O_RDONLY)
-    on_card.shared.hold_uvm_file(1, file, file)
+    on_card.shared.pod_uvm_files.hold(1, file, file)
     (held_file,) = on_card.shared.uvm_files.take(1)
     moved = [pass_on(on_card, 9)]
     on_card.shared.uvm_files.release([held_file])
-    moved.append(on_card.shared.register_client(on_card.process.pid, 5, 5, 9))
+    moved.append(on_card.shared.clients.register(on_card.process.pid, 5, 5, 9))
     os.close(file)
 
     assert moved == [False, True]
@@ -70,9 +70,9 @@ def test_no_process_has_the_number_of_who_made_anothers_client(on_card):
     someone_elses(on_card, 9)
     on_card.shared.exited(1)
     with pytest.raises(BlockingIOError):
-        on_card.shared.register_process("web", 1)
+        on_card.shared.clients.register_process("web", 1)
 
-    on_card.shared.register_process("other", 1)
+    on_card.shared.clients.register_process("other", 1)
 
 
 def test_nothing_is_made_through_a_client_that_does_not_fit(on_card):
@@ -113,10 +113,10 @@ def test_reused_name_moves_once_rm_has_denied_its_old_memory(on_card, monkeypatc
     on_card.rm.stale.add(9)
     for handle in (2, 10):
         del on_card.rm.objects[9, handle]
-    monkeypatch.setattr(shared_state, "_FORGETTING_S", 60)
-    monkeypatch.setattr(shared_state.time, "sleep", lambda _: on_card.settle())
+    monkeypatch.setattr(shared_table, "_FORGETTING_S", 60)
+    monkeypatch.setattr(shared_table.time, "sleep", lambda _: on_card.settle())
 
-    assert on_card.shared.register_client(on_card.process.pid, 5, 5, 9)
+    assert on_card.shared.clients.register(on_card.process.pid, 5, 5, 9)
     assert both(on_card) == [0, MOST]
     assert on_card.shared.refusals.counts["web", REFUSED] == 0
 
@@ -134,19 +134,19 @@ def test_memory_that_comes_while_rm_is_asked_counts_too(on_card, monkeypatch):
     """The other pod still makes calls: what it makes last must not move for nothing."""
     someone_elses(on_card)
     on_card.rm.stale.add(9)
-    room, looks = shared_state.SharedState._has_room, []
+    room, looks = client_registry.ClientRegistry._has_room, []
 
     def more_after_the_first(shared, pod, client):
         fits = room(shared, pod, client)
         if not looks:
             fact = {"fact": "object", "client": 9, "handle": 11, "parent": 2, "class": 0x40, "detail": MOST}
-            shared.note(fact | {"memory": 91})
+            shared._note(fact | {"memory": 91})
         looks.append(fits)
         return fits
 
-    monkeypatch.setattr(shared_state.SharedState, "_has_room", more_after_the_first)
+    monkeypatch.setattr(client_registry.ClientRegistry, "_has_room", more_after_the_first)
 
-    assert not on_card.shared.register_client(on_card.process.pid, 5, 5, 9)
+    assert not on_card.shared.clients.register(on_card.process.pid, 5, 5, 9)
     assert (looks, both(on_card)) == ([True, False], [2 * MOST, 0])
 
 
@@ -161,7 +161,7 @@ def test_memory_that_stayed_behind_follows_no_second_handle(on_card):
         on_card.shared.note(fact)
     on_card.rm.stale.add(9)
     allocate(on_card, 10, LIMIT - MOST)
-    assert on_card.shared.register_client(on_card.process.pid, 5, 5, 9)
+    assert on_card.shared.clients.register(on_card.process.pid, 5, 5, 9)
     on_card.shared.note({"fact": "gone", "client": 8, "handle": 8})
 
     answer = on_card.call(abi.NV_ESC_RM_DUP_OBJECT, dup(30, 10, client=9, source_client=9))
@@ -184,7 +184,7 @@ def test_client_stays_with_the_pod_that_has_its_file(on_card):
         on_card.shared.note(fact)
     on_card.files.makers.is_by = lambda file, pid: pid == 1
 
-    assert not on_card.shared.register_client(on_card.process.pid, 5, 5, 9)
+    assert not on_card.shared.clients.register(on_card.process.pid, 5, 5, 9)
     entry = on_card.shared.table.clients[9]
     assert (entry.pod, entry.maker, entry.made_here, entry.notes, entry.users) == ("other", 1, True, 5, [(1, 3)])
 
@@ -212,10 +212,10 @@ def test_a_client_made_again_in_its_pod_has_its_new_maker(pod, made_here):
 
 
 def test_few_clients_of_a_pod_may_outlive_their_makers(pod, monkeypatch):
-    monkeypatch.setattr(shared_state, "_MOST_OUTLIVING", 2)
+    monkeypatch.setattr(client_registry, "_MOST_OUTLIVING", 2)
     answers = []
     for client in range(20, 23):
-        answers.append(pod.shared.may_have_another_client("web"))
+        answers.append(pod.shared.clients.may_have_another("web"))
         pod.shared.note({"fact": "process", "pid": client, "pod": "web"})
         pod.shared.note({"fact": "client", "client": client, "pid": client, "fd": 4})
         pod.shared.exited(client)

@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from qgpu.guardian.accounting.object_table import ObjectTable
-from qgpu.guardian.proxy import shared_state
+from qgpu.guardian.proxy import shared_table
 from qgpu.guardian.proxy.dup import MULTICAST
 from qgpu.nvidia import abi
 from tests.guardian.asked import alloc, alloc_status, control, dup, dup_status, free, status
@@ -147,7 +147,7 @@ def test_a_copy_of_ones_own_multicast_object_is_kept(attached):
 
 @pytest.mark.parametrize("keeps", [True, False])
 def test_a_client_moves_without_a_multicast_object_that_keeps(beside, monkeypatch, keeps):
-    monkeypatch.setattr(shared_state, "_FORGETTING_S", 0)
+    monkeypatch.setattr(shared_table, "_FORGETTING_S", 0)
     beside.shared.multicast_keeps = keeps
 
     assert pass_on(beside, 9) is not keeps

@@ -10,11 +10,10 @@ import pytest
 
 from qgpu.guardian.accounting import memory_quota, object_table
 from qgpu.guardian.accounting.allocations import Allocations
-from qgpu.guardian.accounting.object_table import NO_INSTANCE, ObjectTable
-from qgpu.guardian.accounting.rm_object import RmObject
+from qgpu.guardian.accounting.object_table import ObjectTable
+from qgpu.guardian.accounting.rm_object import NO_INSTANCE, RmObject
 from qgpu.guardian.failover.journal import Journal
-from qgpu.guardian.proxy import alloc as alloc_calls
-from qgpu.guardian.proxy import shared_state, uvm_files
+from qgpu.guardian.proxy import alloc_checks, object_claims, uvm_files
 from qgpu.guardian.proxy.handler_context import HandlerContext
 from qgpu.linux import fd_budget
 from qgpu.nvidia import abi, uvm
@@ -66,7 +65,7 @@ def test_without_a_limit_all_of_it_is_made(on_card):
 
 def test_devices_beyond_free_ones_must_fit_with_address_space(on_card, monkeypatch):
     monkeypatch.setattr(object_table, "SPACE_BYTES", 1 << 16)
-    monkeypatch.setattr(shared_state, "_FREE_DEVICES", 2)
+    monkeypatch.setattr(object_claims, "_FREE_DEVICES", 2)
     on_card.limits[0] = 1
     answers = [on_card.call(abi.NV_ESC_RM_ALLOC, device(50 + i), DEVICE_PARAMS)[2] for i in range(2)]
 
@@ -75,7 +74,7 @@ def test_devices_beyond_free_ones_must_fit_with_address_space(on_card, monkeypat
 
 
 def test_a_client_has_a_bounded_number_of_devices_on_a_card(on_card, monkeypatch):
-    monkeypatch.setattr(alloc_calls, "_MOST_DEVICES", 16)
+    monkeypatch.setattr(alloc_checks, "_MOST_DEVICES", 16)
     answers = [alloc_status(on_card.call(abi.NV_ESC_RM_ALLOC, device(50 + i), DEVICE_PARAMS)[2]) for i in range(18)]
     with on_card.shared.lock:
         on_card.shared.table.note({"fact": "gone", "client": 7, "handle": 50})
@@ -83,7 +82,7 @@ def test_a_client_has_a_bounded_number_of_devices_on_a_card(on_card, monkeypatch
 
     assert answers == [abi.NV_OK] * 15 + [abi.NV_ERR_INSUFFICIENT_RESOURCES] * 3  # it has one already
     assert again == abi.NV_OK
-    assert on_card.shared.refusals.counts["web", alloc_calls.TOO_MANY_DEVICES] == 3
+    assert on_card.shared.refusals.counts["web", alloc_checks.TOO_MANY_DEVICES] == 3
 
 
 def first_device(pod, client):
@@ -97,13 +96,13 @@ def first_device(pod, client):
 def two_limits(on_card, monkeypatch):
     """A pod with two cards, and room on the second for three address spaces."""
     monkeypatch.setattr(object_table, "SPACE_BYTES", 1 << 16)
-    monkeypatch.setattr(shared_state, "_FREE_DEVICES", 2)
+    monkeypatch.setattr(object_claims, "_FREE_DEVICES", 2)
     on_card.limits[1] = 3 << 16
     return on_card
 
 
 def test_devices_on_an_unknown_card_must_fit_on_every_card(two_limits):
-    answers = [two_limits.shared.claim(first_device(two_limits, client)) for client in range(20, 24)]
+    answers = [two_limits.shared.claims.claim(first_device(two_limits, client)) for client in range(20, 24)]
 
     assert answers == [abi.NV_OK] * 3 + [abi.NV_ERR_NO_MEMORY]
     assert [two_limits.shared.quota.used("web", card) for card in (0, 1)] == [3 << 16] * 2
@@ -111,14 +110,14 @@ def test_devices_on_an_unknown_card_must_fit_on_every_card(two_limits):
 
 def test_a_device_counts_on_one_card_once_that_is_known(two_limits):
     device = first_device(two_limits, 20)
-    two_limits.shared.claim(device)
-    two_limits.shared.set_instance(device, 0)
+    two_limits.shared.claims.claim(device)
+    two_limits.shared.claims.set_instance(device, 0)
 
     assert [two_limits.shared.quota.used("web", card) for card in (0, 1)] == [1 << 16, 0]
 
 
 def test_device_on_an_unknown_card_moves_with_its_client(two_limits):
-    two_limits.shared.claim(first_device(two_limits, 20))
+    two_limits.shared.claims.claim(first_device(two_limits, 20))
     two_limits.shared.note({"fact": "owner", "client": 20, "pod": "other", "pid": two_limits.process.pid, "fd": 3})
     moved = [two_limits.shared.quota.used(name, 1) for name in ("web", "other")]
     two_limits.shared.note({"fact": "gone", "client": 20, "handle": 20})
@@ -256,7 +255,7 @@ def test_unmapping_counts_once_the_other_file_is_emptied(two_files, monkeypatch)
     two_files.uvm(uvm.UNMAP_EXTERNAL, uvm_range(0, 1 << 46))
     not_yet = held(two_files)
     shared.uvm_files.release(files)
-    shared.uvm_files_released(pid, files)
+    shared.pod_uvm_files.released(pid, files)
     two_files.uvm(uvm.UNMAP_EXTERNAL, uvm_range(0, 1 << 46))
 
     assert (not_yet > 0, held(two_files)) == (True, 0)

@@ -9,7 +9,7 @@ import pytest
 
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.failover.journal import Journal
-from qgpu.guardian.proxy import rm_share, shared_state
+from qgpu.guardian.proxy import client_registry, rm_share
 from qgpu.nvidia import abi
 from tests.guardian.asked import alloc, control, dup, free, status
 from tests.guardian.failover.test_successors import successor_of
@@ -106,7 +106,7 @@ def test_a_reused_client_shares_nothing_of_its_predecessor(on_card):
 
 
 def test_a_pod_shares_so_many_objects_with_all(on_card, monkeypatch):
-    monkeypatch.setattr(shared_state, "_MOST_SHARED", 2)
+    monkeypatch.setattr(client_registry, "_MOST_SHARED", 2)
     found = [shared(on_card, 7, allocated) for allocated in (2, 3, 7)]
 
     assert [status for status, _ in found] == [abi.NV_OK, abi.NV_OK, abi.NV_ERR_INSUFFICIENT_RESOURCES]

@@ -119,7 +119,7 @@ def test_sharer_that_ended_before_uvm_was_used_is_charged(sharing):
     other = subprocess.Popen(["sleep", "60"])
     sharing.let_sharer_map()
     unseen = held(sharing)
-    sharing.shared.register_process("web", other.pid)
+    sharing.shared.clients.register_process("web", other.pid)
     made = sharing.dispatcher._mmap.charge_made()
     other.kill()
     other.wait()
@@ -195,7 +195,7 @@ def test_memory_that_two_share_is_charged_once(in_cgroup):
 def ended(sharing, monkeypatch):
     """A pod most of whose limit a process had that has just ended."""
     other = subprocess.Popen(["sleep", "60"])
-    sharing.shared.register_process("web", other.pid)
+    sharing.shared.clients.register_process("web", other.pid)
     sharing.shared.quota.will_use_uvm(other.pid)
     assert sharing.shared.quota.reserve_mapping("web", other.pid, 3 * COST)
     other.kill()
@@ -282,7 +282,7 @@ def _fail(*_):
 
 def test_end_of_process_without_mappings_needs_no_search(sharing):
     other = subprocess.Popen(["sleep", "60"])
-    sharing.shared.register_process("web", other.pid)
+    sharing.shared.clients.register_process("web", other.pid)
     other.kill()
     other.wait()
     sharing.shared.exited(other.pid)

@@ -8,6 +8,7 @@ import struct
 
 import pytest
 
+from qgpu.guardian.proxy import control_files
 from qgpu.guardian.proxy.client_ownership import OTHER_PROCESS
 from qgpu.linux.open_file_set import FileSet, FileSets
 from qgpu.nvidia import abi
@@ -59,6 +60,16 @@ def test_another_pods_control_file_cannot_be_tied_to(tied):
 
     assert (tie(), pod.rm.seen) == (-1, [])
     assert pod.shared.refusals.counts["web", OTHER_PROCESS] == 1
+
+
+def test_a_pod_without_its_share_of_files_ties_none(tied, monkeypatch):
+    pod, files, device_file, control_file, tie = tied
+    monkeypatch.setattr(pod.shared.control_files, "has_room", lambda name: name != "web")
+    pod.rm.seen.clear()
+
+    assert (tie(), pod.rm.seen) == (-1, [])
+    assert pod.shared.refusals.counts["web", control_files.TOO_MANY] == 1
+    assert not any(files.tied.has(each) for each in (device_file, control_file))
 
 
 def test_a_tied_file_keeps_its_maker_without_clients(tied):

@@ -109,7 +109,7 @@ def free_again(pod, before):
         del pod.rm.objects[key]
     left = UnansweredCall(SimpleNamespace(), begun=True, before=before)
     pod_call = PodCall(listener, SimpleNamespace(), pod.process.pid, -1, left)
-    assert pod.dispatcher._free_handler.free(pod_call, (7, 7), lambda: True)
+    assert pod.dispatcher._freed_memory.free(pod_call, (7, 7), lambda: True)
     pod.shared.note({"fact": "gone", "client": 7, "handle": 7})
     return recorded
 

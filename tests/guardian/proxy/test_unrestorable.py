@@ -7,7 +7,8 @@ import struct
 
 import pytest
 
-from qgpu.guardian.accounting.object_table import IMPORTED, PEER_ACCESS, ObjectTable
+from qgpu.guardian.accounting.client_entries import IMPORTED, PEER_ACCESS
+from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.failover.journal import Journal
 from qgpu.nvidia import abi
 from tests.guardian.asked import alloc, control, dup, free

@@ -97,15 +97,15 @@ def test_a_process_has_so_many_files_and_no_more(files):
 def test_numbers_of_files_that_are_closed_are_forgotten(pod, monkeypatch):
     """One file stays, others come and go under ever new numbers."""
     shared, pid = pod.shared, os.getpid()
-    shared.register_process("web", pid)
+    shared.clients.register_process("web", pid)
     stay, *others = (os.open("/dev/random", os.O_RDONLY) for _ in range(30))
     monkeypatch.setattr(uvm_files, "_has", lambda pid, held: held.theirs == stay)
-    shared.hold_uvm_file(pid, stay, stay)
+    shared.pod_uvm_files.hold(pid, stay, stay)
     for fd in others:
-        shared.release_closed_uvm_files("web")
-        assert shared.hold_uvm_file(pid, fd, fd)
+        shared.pod_uvm_files.release_closed("web")
+        assert shared.pod_uvm_files.hold(pid, fd, fd)
         os.close(fd)
-    shared.release_closed_uvm_files("web")
+    shared.pod_uvm_files.release_closed("web")
     os.close(stay)
 
     assert shared.table.uvm_fds == {pid: {stay}}
@@ -115,10 +115,10 @@ def test_numbers_of_files_that_are_closed_are_forgotten(pod, monkeypatch):
 def test_a_file_with_many_descriptors_is_recorded_once(pod):
     """A successor takes each recorded descriptor before it serves."""
     shared, pid = pod.shared, os.getpid()
-    shared.register_process("web", pid)
+    shared.clients.register_process("web", pid)
     fds = [os.open("/dev/random", os.O_RDONLY)]
     fds += [os.dup(fds[0]) for _ in range(30)]
-    kept = [shared.hold_uvm_file(pid, fd, fd) for fd in fds]
+    kept = [shared.pod_uvm_files.hold(pid, fd, fd) for fd in fds]
     for fd in fds:
         os.close(fd)
 
@@ -129,15 +129,15 @@ def test_a_file_with_many_descriptors_is_recorded_once(pod):
 def test_file_registered_again_before_release_is_noted_stays(pod, monkeypatch):
     """The main loop notes a release later. A successor holds what the journal says is there."""
     shared, pid = pod.shared, os.getpid()
-    shared.register_process("web", pid)
+    shared.clients.register_process("web", pid)
     fd = os.open("/dev/random", os.O_RDONLY)
-    shared.hold_uvm_file(pid, fd, fd)
+    shared.pod_uvm_files.hold(pid, fd, fd)
     with monkeypatch.context() as patch:
         patch.setattr(uvm_files, "_has", lambda pid, held: False)
         (files,) = shared.uvm_files.take_closed([pid]).values()
     shared.uvm_files.release(files)
-    shared.hold_uvm_file(pid, fd, fd)
-    shared.uvm_files_released(pid, files)
+    shared.pod_uvm_files.hold(pid, fd, fd)
+    shared.pod_uvm_files.released(pid, files)
     again = ObjectTable()
     for fact in Journal(os.dup(shared.journal.fd)).read()[1]:
         again.note(fact)
@@ -161,7 +161,7 @@ def test_file_counts_until_its_cards_are_unregistered(files):
 
 def test_a_file_of_a_process_that_ends_meanwhile_is_let_go(pod, monkeypatch):
     shared, pid = pod.shared, pod.process.pid
-    shared.register_process("web", pid)
+    shared.clients.register_process("web", pid)
     keep = shared.uvm_files.hold
 
     def late(*arguments):
@@ -171,7 +171,7 @@ def test_a_file_of_a_process_that_ends_meanwhile_is_let_go(pod, monkeypatch):
 
     file = os.open("/dev/random", os.O_RDONLY)
     monkeypatch.setattr(UvmFiles, "hold", lambda _, *arguments: late(*arguments))
-    kept = shared.hold_uvm_file(pid, file, file)
+    kept = shared.pod_uvm_files.hold(pid, file, file)
     os.close(file)
 
     assert (kept, shared.uvm_files.total) == (False, 0)

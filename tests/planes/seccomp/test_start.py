@@ -88,7 +88,7 @@ def test_standby_has_read_journal_at_begin_despite_compaction(daemon):
     before = set(standby.table.pods)
     daemon.journal.append({"fact": "ended", "name": "gone"})
     daemon.journal.compact(iter([_POD]))
-    while daemon.journal.compacting:
+    while daemon.journal._compaction:
         daemon.journal.append(_POD | {"name": "late"})
     daemon.journal.append(_POD | {"name": "last"})
     daemon.connection.send({"op": "begin", "killed": False})

@@ -33,7 +33,7 @@ _MOST_TRIES = 1000
 _FEW = 1000
 
 
-class FreeHandler(Handler):
+class FreedMemory(Handler):
     """Frees and unmaps for one pod."""
 
     def __init__(self, ctx: HandlerContext, wait_for_mappings: Callable[[], bool]) -> None:
@@ -47,8 +47,8 @@ class FreeHandler(Handler):
         entry = self._shared.table.clients.get(key[0])
         # With many objects, ask RM first whether this file owns the client: a pod must not cause long searches. Nor may
         # it hold the lock of another pod, whose clients it can guess.
-        few = self._shared.owns(self._pod, key[0]) and self._shared.table.counts[self._pod] <= _FEW
-        mine = few or self._gpu_ops.object_info(pod_call.file, key[0], key[0]) is not None
+        few = self._shared.clients.owns(self._pod, key[0]) and self._shared.table.counts[self._pod] <= _FEW
+        mine = few or self._gpu_ops.reaches(pod_call.file, key[0])
         ending = self._shared.table.ending_with(key) if mine else []
         on_fabric = self._shared.table.fabric_below(key) if mine else []
         with self._shared.lock:
@@ -135,7 +135,7 @@ class FreeHandler(Handler):
         if before is not None and after is not None and (not shows or before - after < memory.size):
             self._shared.quota.pin(memory.number)
         if freed:
-            self._shared.end_free(key, self._shared.table.objects.get(key), [], gone=True)
+            self._shared.claims.freed(key)
 
     def _free_on_fabric(
         self, pod_call: PodCall, going: list[Key], carry_out: Callable[[], bool], *, quiet: bool
@@ -155,7 +155,7 @@ class FreeHandler(Handler):
     def _free_first(self, key: Key) -> None:
         was = self._shared.table.objects.get(key)
         if self._gpu_ops.free_anywhere(key):
-            self._shared.end_free(key, was, [], gone=True)
+            self._shared.claims.end_free(key, was, [], gone=True)
 
     def is_ours(self, key: Key) -> bool:
         """Tell whether a handle is one of ours: a pod may not free it."""
@@ -166,7 +166,7 @@ class FreeHandler(Handler):
         with self._shared.lock:
             entry = self._shared.table.clients.get(freed[0])
             clients = self._shared.table.clients_of(entry.pod if entry is not None else self._pod)
-        return [client for client in clients if (client, client) != freed and self._gpu_ops.exists((client, client))]
+        return [client for client in clients if (client, client) != freed and self._gpu_ops.has_client(client)]
 
     def _unused_handle(self, client: int) -> Key | None:
         """Return a handle for ours in a client; None if it has too many, or a dead guardian has made them."""
@@ -224,7 +224,7 @@ class FreeHandler(Handler):
             return False
         self._shared.quota.claim_duplicate(rm, ours[1], memory.number)
         if not self._gpu_ops.duplicate(file, rm, ours[1]):
-            self._shared.cancel_claim(ours)
+            self._shared.claims.cancel(ours)
             return False
-        self._shared.confirm(ours)
+        self._shared.claims.confirm(ours)
         return True

@@ -31,7 +31,7 @@ _AGAIN_S = 5.0
 
 
 @dataclass(slots=True)
-class MovedFileSearch:
+class ControlFileSearch:
     """All searches, one per pod."""
 
     table: ObjectTable

@@ -1,8 +1,8 @@
 """Looks at what the kernel made where it continued a pod's RM_ALLOC_MEMORY.
 
-RM pins the caller's own pages, so the kernel performs that call (``alloc.py``). Another thread can change its class
-meanwhile, to one that reaches any memory or all registers of the card. Such an object is freed before anything can use
-it:
+RM pins the caller's own pages, so the kernel performs that call (``alloc_memory.py``). Another thread can change its
+class meanwhile, to one that reaches any memory or all registers of the card. Such an object is freed before anything
+can use it:
 
 - The call starts when no mapping is in progress, because the kernel may perform mappings, too, and their arguments can
   change as well.
@@ -39,7 +39,7 @@ _LOOK_S = 0.5
 _ENDING_S, _ENDING_LOOK_S = 10.0, 0.05
 
 
-class ContinuedMemory(Handler):
+class PassthroughMemory(Handler):
     """Follows the calls that the kernel continues, and frees what they may not have made."""
 
     def __init__(
@@ -112,7 +112,7 @@ class ContinuedMemory(Handler):
         while self._unseen:
             self._look_through(self._unseen)
             if self._unseen and time.monotonic() > self._patience_ends:
-                self._shared.refusals.count(self._pod, UNSEEN)
+                self._count(UNSEEN)
                 raise OSError(errno.EBUSY, UNSEEN)
             time.sleep(_ENDING_LOOK_S if self._unseen else 0)
 
@@ -133,8 +133,8 @@ class ContinuedMemory(Handler):
             devices = tuple(self._shared.table.devices.get(client, ()))
             found = self._gpu_ops.free_children(client, devices, abi.CLASS_IDS_BY_ADDRESS, file)
         if found:
-            self._shared.refusals.count(self._pod, BY_ADDRESS)
-        return found is not None or (file is None and not self._gpu_ops.exists((client, client)))
+            self._count(BY_ADDRESS)
+        return found is not None or (file is None and not self._gpu_ops.has_client(client))
 
 
 def _threads(cgroups: Sequence[str], pids: Iterable[int]) -> set[int]:

@@ -9,8 +9,8 @@ import subprocess
 
 import pytest
 
-from qgpu.guardian.proxy import client_ownership, continued_memory
-from qgpu.guardian.proxy.continued_memory import BY_ADDRESS, UNSEEN, ContinuedMemory
+from qgpu.guardian.proxy import client_ownership, passthrough_memory
+from qgpu.guardian.proxy.passthrough_memory import BY_ADDRESS, UNSEEN, PassthroughMemory
 from qgpu.guardian.rules import escapes
 from qgpu.linux import cgroup, proc, thread_freezer
 from qgpu.linux.inflight_syscalls import InflightSyscalls
@@ -104,7 +104,7 @@ def test_memory_below_another_pods_client_is_refused(on_card):
     answer = on_card.call(abi.NV_ESC_RM_ALLOC_MEMORY, asked)[2]
 
     assert struct.pack("<I", abi.NV_ERR_INVALID_CLIENT) in answer
-    assert on_card.dispatcher._continued_memory._calls.calls == {}
+    assert on_card.dispatcher._passthrough_memory._calls.calls == {}
 
 
 def test_a_search_that_fails_does_not_end_the_successor(on_card, monkeypatch):
@@ -115,7 +115,7 @@ def test_a_search_that_fails_does_not_end_the_successor(on_card, monkeypatch):
     on_card.dispatcher = on_card.dispatcher_of(on_card.shared, on_card.number)
     on_card.dispatcher.resume(None, None)
 
-    assert not on_card.dispatcher._continued_memory._found_left  # the next listener's thread tries again
+    assert not on_card.dispatcher._passthrough_memory._found_left  # the next listener's thread tries again
 
 
 def test_without_a_listing_known_processes_are_searched(on_card, monkeypatch):
@@ -124,11 +124,11 @@ def test_without_a_listing_known_processes_are_searched(on_card, monkeypatch):
 
     monkeypatch.setattr(thread_freezer, "threads_of", refuse)
 
-    assert continued_memory._threads(("/web",), [os.getpid(), 1 << 22]) == proc.threads(os.getpid())
+    assert passthrough_memory._threads(("/web",), [os.getpid(), 1 << 22]) == proc.threads(os.getpid())
 
 
 def test_known_process_that_left_the_cgroup_is_searched():
-    assert continued_memory._threads((f"/gone-{os.getpid()}",), [os.getpid()]) >= proc.threads(os.getpid())
+    assert passthrough_memory._threads((f"/gone-{os.getpid()}",), [os.getpid()]) >= proc.threads(os.getpid())
 
 
 @pytest.mark.root
@@ -140,7 +140,7 @@ def test_pod_with_very_many_cgroups_is_searched_whole():
     with subprocess.Popen(["sleep", "60"]) as process:
         try:
             (parts[0] / "cgroup.procs").write_text(str(process.pid))
-            assert process.pid in continued_memory._threads((f"/{top.name}",), ())
+            assert process.pid in passthrough_memory._threads((f"/{top.name}",), ())
         finally:
             process.kill()
             process.wait()
@@ -195,7 +195,7 @@ def waits(monkeypatch):
 
 
 def test_pods_calls_wait_until_the_call_for_memory_is_over(on_card, waits, monkeypatch):
-    monkeypatch.setattr(ContinuedMemory, "next_call", lambda self, tid: None)  # as if each were another thread's
+    monkeypatch.setattr(PassthroughMemory, "next_call", lambda self, tid: None)  # as if each were another thread's
     pin(on_card)
     assert waits == []
 
@@ -226,7 +226,7 @@ def test_memory_by_address_is_freed_before_a_mapping(on_card, mapping):
 
 @pytest.mark.parametrize("mapping", [cpu_mapping, uvm_mapping_of], ids=["CPU", "UVM"])
 def test_kernel_maps_nothing_while_a_client_is_unseen(lost, monkeypatch, mapping):
-    monkeypatch.setattr(continued_memory, "_ENDING_S", 0)
+    monkeypatch.setattr(passthrough_memory, "_ENDING_S", 0)
     assert mapping(lost) == errno.EBUSY
     assert lost.shared.refusals.counts["web", UNSEEN] == 1
 
@@ -235,7 +235,7 @@ def test_kernel_maps_nothing_while_a_client_is_unseen(lost, monkeypatch, mapping
 
 
 def test_a_client_with_an_unknown_device_is_not_clean(on_card, monkeypatch):
-    monkeypatch.setattr(continued_memory, "_ENDING_S", 0)
+    monkeypatch.setattr(passthrough_memory, "_ENDING_S", 0)
     on_card.dispatcher._passthrough._may_have_device.add(7)
     pin(on_card)
 

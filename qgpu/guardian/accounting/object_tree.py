@@ -1,0 +1,112 @@
+"""RM objects by what is above them, and what follows from that: card, TSG, kind of channel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+
+from qgpu.guardian.accounting.rm_object import NO_INSTANCE, Key, RmObject
+from qgpu.nvidia import abi
+
+#: Levels of objects below an RM client: device, TSG or subdevice, channel, objects on the channel; and some to spare.
+_DEEPEST = 8
+
+
+@dataclass(slots=True)
+class ObjectTree:
+    """All clients' objects."""
+
+    objects: dict[Key, RmObject] = field(default_factory=dict)
+    #: Handles by client, and by what they are below.
+    _handles: dict[int, set[int]] = field(default_factory=dict, compare=False)
+    _children: dict[Key, set[int]] = field(default_factory=dict)
+
+    def handles_of(self, client: int) -> int:
+        """Return how many objects a client has."""
+        return len(self._handles.get(client, ()))
+
+    def below(self, key: Key) -> list[RmObject]:
+        """List an object and everything below it, parents first; a client's handle stands for the client itself."""
+        return list(self._below(key))
+
+    def count_below(self, key: Key, most: int) -> int:
+        """Return how many objects ``below`` lists, or a number above ``most`` if they are more."""
+        return sum(1 for _ in islice(self._below(key), most + 1))
+
+    def _below(self, key: Key) -> Iterator[RmObject]:
+        """Yield what ``below`` lists. It needs no lock: what comes or goes meanwhile may be listed or not."""
+        whole_client = key[0] == key[1]
+        if (rm := self.objects.get(key)) is not None and not whole_client:
+            yield rm
+        handles = self._handles.get(key[0], ()) if whole_client else self._children.get(key, ())
+        for handle in list(handles):
+            if not whole_client and (key[0], handle) in self._children:
+                yield from self._below((key[0], handle))
+            elif (rm := self.objects.get((key[0], handle))) is not None:
+                yield rm
+
+    def _is_below(self, each: Key, key: Key) -> bool:
+        at = each
+        for _ in range(_DEEPEST + 1):
+            if at == key or key[0] == key[1]:
+                return True
+            if (rm := self.objects.get(at)) is None:
+                return False
+            at = rm.client, rm.parent
+        return False
+
+    def _hangs_together(self, rm: RmObject) -> bool:
+        """Tell whether an object is not its own ancestor: RM makes no such object, but a pod may ask for one."""
+        at = rm.parent
+        for _ in range(_DEEPEST):
+            if at == rm.handle or rm.handle == rm.client:
+                return False
+            above = self.objects.get((rm.client, at))
+            if above is None or at == rm.client:
+                return True
+            at = above.parent
+        return False
+
+    def _leave_parent(self, rm: RmObject) -> None:
+        if (siblings := self._children.get((rm.client, rm.parent))) is not None:
+            siblings.discard(rm.handle)
+            if not siblings:  # pods choose parents freely
+                del self._children[rm.client, rm.parent]
+
+    def instance_of(self, rm: RmObject) -> int | None:
+        """Return the device instance that an object is on; None if no known device is above it."""
+        at: RmObject | None = rm
+        while at is not None:
+            if at.rm_class == abi.NV01_DEVICE_0:
+                return at.detail if at.detail != NO_INSTANCE else None
+            at = self.objects.get((at.client, at.parent))
+        return None
+
+    def is_compute(self, rm: RmObject) -> bool:
+        """Tell whether an object is a TSG of the compute engine; a TSG without a chosen engine counts as one."""
+        return rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A and (rm.detail == 0 or rm.detail in abi.GR_ENGINES)
+
+    def is_copy(self, rm: RmObject) -> bool:
+        """Tell whether an object is a TSG of a copy engine, or a channel there that stands alone."""
+        group = rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A or self.stands_alone(rm)
+        return group and rm.detail in abi.COPY_ENGINES
+
+    def stands_alone(self, rm: RmObject) -> bool:
+        """Tell whether an object is a channel below a device: RM puts it into a TSG that has no handle."""
+        parent = self.objects.get((rm.client, rm.parent)) if rm.rm_class in abi.GPFIFO_CLASSES else None
+        return parent is not None and parent.rm_class == abi.NV01_DEVICE_0
+
+    def tsg_above(self, rm: RmObject) -> RmObject | None:
+        """Return the TSG of an object that lies below a channel; None if the channel has none."""
+        channel = self.objects.get((rm.client, rm.parent))
+        return self.objects.get((rm.client, channel.parent)) if channel is not None else None
+
+    def is_on_fabric(self, key: Key) -> bool:
+        """Tell whether a handle of memory is an object of the NVLink fabric, which keeps that memory."""
+        rm = self.objects.get(key)
+        return rm is not None and rm.rm_class == abi.NV_MEMORY_FABRIC
+
+    def fabric_below(self, key: Key) -> list[Key]:
+        """List the fabric's objects among an object and those below it. It takes as long as there are objects."""
+        return [rm.key for rm in self._below(key) if rm.rm_class == abi.NV_MEMORY_FABRIC]

@@ -1,0 +1,101 @@
+"""Which objects a pod may make, judged by their class, parent and card before RM is asked."""
+
+from __future__ import annotations
+
+import os
+
+from qgpu.guardian.accounting.rm_object import NO_INSTANCE, RmObject
+from qgpu.guardian.proxy.handler_context import Handler
+from qgpu.guardian.rules import classes, scheduling
+from qgpu.linux import proc
+from qgpu.nvidia import abi, mig
+
+#: The longest queue of a memory mapper: RM takes 56 bytes of the host's memory for each of its entries.
+_MOST_QUEUED = 1 << 16
+#: How many devices a client may have on one card. The recorded programs make one. When RM is asked about a process, it
+#: looks through all objects of a client once for each of them, under its locks.
+_MOST_DEVICES = 128
+TOO_MANY_DEVICES = "too many devices of a client"
+#: The refusal of a TSG or channel that no gate and no timeslice would bound.
+OTHER_ENGINE = "channel of an engine that no program uses"
+
+
+class AllocChecks(Handler):
+    """Judges objects of one pod."""
+
+    def admit(self, pid: int, rm: RmObject) -> int:
+        """Return the status with which an object's class, parent or card is refused; 0 if it may be made."""
+        status, why = self._judge(pid, rm)
+        if why:
+            self._count(why)
+        return status
+
+    def _judge(self, pid: int, rm: RmObject) -> tuple[int, str]:
+        """Return the status of a refusal and why, or NV_OK; give a device the pod's place on its card."""
+        if rm.rm_class == abi.NV01_DEVICE_0:
+            allowance = self._shared.allowance(self._pod)
+            place = allowance.place_on(rm.detail)
+            if place is None or not _has_open(pid, os.makedev(self._shared.major, allowance.minors[place])):
+                return abi.NV_ERR_INSUFFICIENT_PERMISSIONS, "card without a grant"
+            if self._devices_of(rm.client, place) >= _MOST_DEVICES:
+                return abi.NV_ERR_INSUFFICIENT_RESOURCES, TOO_MANY_DEVICES
+            rm.detail = place
+            return abi.NV_OK, ""
+        if rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A and not self._is_metered(rm):
+            return abi.NV_ERR_INVALID_ARGUMENT, "TSG whose time RM counts as the guardian's"
+        if not self._is_for_known_engine(rm):
+            return abi.NV_ERR_INVALID_ARGUMENT, OTHER_ENGINE
+        if rm.rm_class in classes.MIG_SUBSCRIPTIONS and not self._is_own_instance(rm):
+            return abi.NV_ERR_INSUFFICIENT_PERMISSIONS, "MIG instance without a grant"
+        if rm.rm_class in abi.GPFIFO_CLASSES:
+            parent = self._shared.table.objects.get((rm.client, rm.parent))
+            in_tsg = parent is not None and parent.rm_class == abi.KEPLER_CHANNEL_GROUP_A
+            if not in_tsg and not self._may_stand_alone(rm):
+                return abi.NV_ERR_INVALID_ARGUMENT, "compute channel outside a TSG"
+        if classes.on_compute_engine(rm.rm_class) and not self._in_compute_tsg(rm):
+            return abi.NV_ERR_INVALID_ARGUMENT, "compute outside a compute TSG"  # nobody would pay for its time
+        if rm.rm_class == abi.NV_MEMORY_MAPPER and rm.detail > _MOST_QUEUED:
+            return abi.NV_ERR_INVALID_ARGUMENT, "long queue of memory mappings"
+        if rm.rm_class in classes.KEPT and rm.handle == 0:  # RM would choose one; no CUDA library asks for that
+            return abi.NV_ERR_INVALID_ARGUMENT, "object without a handle"
+        return abi.NV_OK, ""
+
+    def _devices_of(self, client: int, place: int) -> int:
+        """Return how many devices of a client may be on a card."""
+        with self._shared.lock:
+            table = self._shared.table
+            found = [table.objects[client, handle].detail for handle in table.devices.get(client, ())]
+        return sum(each in (place, NO_INSTANCE) for each in found)
+
+    def _is_for_known_engine(self, rm: RmObject) -> bool:
+        """Tell whether a TSG or a channel that stands alone is for an engine that programs use, or names none."""
+        scheduled = rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A or self._shared.table.stands_alone(rm)
+        return not scheduled or rm.detail == 0 or rm.detail in scheduling.ENGINES
+
+    def _is_metered(self, rm: RmObject) -> bool:
+        """Tell whether a TSG's time can be told: by its channels' contexts, or by the process that made its client."""
+        entry = self._shared.table.clients.get(rm.client)
+        return self._gpu_ops.knows_contexts or entry is None or not entry.made_here
+
+    def _is_own_instance(self, rm: RmObject) -> bool:
+        """Tell whether a subscription is to the pod's own MIG instance, or below a whole card, where RM refuses it."""
+        if (place := self._shared.table.instance_of(rm)) is None:
+            return False
+        own = mig.numbers_at(place)
+        return own is None or rm.detail == own[classes.MIG_SUBSCRIPTIONS.index(rm.rm_class)]
+
+    def _may_stand_alone(self, rm: RmObject) -> bool:
+        """Tell whether a channel may be made below a device: RM makes a TSG for it, which has no handle.
+
+        Compute always needs a TSG, whose timeslice can be set. Video and checkpoints use such channels.
+        """
+        return self._shared.table.stands_alone(rm) and rm.detail != 0 and rm.detail not in abi.GR_ENGINES
+
+    def _in_compute_tsg(self, rm: RmObject) -> bool:
+        return (tsg := self._shared.table.tsg_above(rm)) is not None and self._shared.table.is_compute(tsg)
+
+
+def _has_open(pid: int, device: int) -> bool:
+    """Tell whether a process has a device open. Raises OSError when the process has ended."""
+    os.stat(f"/proc/{pid}")
+    return any(found == device for _, found in proc.devices(pid))

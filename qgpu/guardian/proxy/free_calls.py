@@ -1,0 +1,89 @@
+"""One pod's calls that free RM objects, and frees of what RM made for a call and the pod may not have."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+from qgpu.guardian.accounting.rm_object import Key
+from qgpu.guardian.proxy.freed_memory import FreedMemory
+from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
+from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
+from qgpu.guardian.proxy.os_events import EVENT_OBJECTS, PodEvents
+from qgpu.guardian.proxy.plain_objects import PlainObjects
+from qgpu.nvidia import abi
+
+#: A free of one of these frees a profiler, too.
+_ABOVE_PROFILERS = frozenset({abi.NV01_DEVICE_0, abi.NV20_SUBDEVICE_0})
+
+
+class FreeHandler(Handler):
+    """Handles calls that free objects."""
+
+    def __init__(self, ctx: HandlerContext, freed_memory: FreedMemory) -> None:
+        super().__init__(ctx)
+        self._freed_memory = freed_memory
+        self.plain = PlainObjects(ctx)
+        #: The pod's event objects.
+        self.events = PodEvents(ctx, EVENT_OBJECTS, lambda key: self._gpu_ops.exists(key))
+
+    def free(self, pod_call: PodCall, number: int, block: IoctlBuffer, client: int, handle: int, status_at: int) -> int:
+        """Free an object and all below it."""
+        key = client, handle
+        if self._freed_memory.is_ours(key) and key in self._shared.table.objects:
+            return self._ctx.answer(block, status_at, abi.NV_ERR_OBJECT_NOT_FOUND)
+        was, channels = self._shared.table.objects.get(key), list[Key]()
+        gone, error, patched = False, 0, False
+        holds_others = client == handle or (was is not None and was.rm_class in _ABOVE_PROFILERS)
+        unbinds = self._shared.monitors.unbinds(self._pod, client, handle, holds_others=holds_others)
+
+        def carry_out() -> bool:
+            nonlocal error, patched
+            # Not before: a pod decides how long it takes to look at the rest. And not for the heap's free: it takes
+            # memory only, and RM refuses it for channels, so a pod could use it to open gates.
+            if number == abi.NV_ESC_RM_FREE:
+                channels.extend(self._shared.claims.begin_free(key, pod_call.file))
+            error = self._proxy.escape(pod_call.file, number, block)
+            if pod_call.is_retry and not error and block.u32(status_at) in abi.UNKNOWN_TO_RM:
+                patched = True
+                block.patch_u32(status_at, abi.NV_OK)  # the dead guardian has freed it
+            return not error and block.u32(status_at) == abi.NV_OK
+
+        try:
+            with self._shared.monitors.turn(self._pod, client) if unbinds else nullcontext():
+                gone = self._freed_memory.free(pod_call, key, carry_out)
+        finally:
+            self._shared.claims.end_free(key, was, channels, gone=gone)
+        if gone:
+            self.events.discard(client, handle)
+            self.plain.discard(key)
+        if gone and unbinds:
+            self._shared.monitors.unbound(self._pod, client)
+        if gone and client == handle and not patched:  # RM has freed it, so the file has no other root client
+            self._shared.files.forget_root(pod_call.file)
+        if not error:
+            block.store()
+        return error
+
+    def undo_interrupted(self, pod_call: PodCall, key: Key) -> None:
+        """Free what a dead guardian may have made for this call; the call then makes it again."""
+        if not pod_call.is_retry or not self._register(pod_call, key[0]):
+            return
+        if self._gpu_ops.object_info(pod_call.file, *key) is None and key not in self._shared.table.objects:
+            return
+        self.discard(pod_call, key)
+
+    def discard(self, pod_call: PodCall, key: Key) -> None:
+        """Free what RM has made and the pod may not have. Memory that something else keeps by now stays charged."""
+        was, channels = self._shared.table.objects.get(key), self._shared.claims.begin_free(key, pod_call.file)
+        gone = False
+
+        def carry_out() -> bool:
+            self._gpu_ops.free(pod_call.file, *key)
+            return self._gpu_ops.object_info(pod_call.file, *key) is None
+
+        try:
+            gone = self._freed_memory.free(pod_call, key, carry_out)
+        finally:
+            self._shared.claims.end_free(key, was, channels, gone=gone)
+        if gone:
+            self.plain.discard(key)

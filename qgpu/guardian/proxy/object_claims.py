@@ -1,0 +1,193 @@
+"""Claims of RM objects: charged before RM is asked, then confirmed or removed; and what RM frees."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from qgpu.guardian.accounting.rm_object import Key, RmObject, confirm_fact, gone_fact, object_fact
+from qgpu.guardian.gpu.reconciler import BATCH
+from qgpu.guardian.proxy.client_registry import ClientRegistry
+from qgpu.guardian.proxy.shared_table import SharedPart, SharedTable
+from qgpu.guardian.rules.classes import CHARGED, GATED
+from qgpu.nvidia import abi
+
+#: How many objects a pod may have: freeing a client walks all of them.
+_MOST_OBJECTS = 100_000
+#: This many devices of a pod are allowed even when their memory does not fit.
+_FREE_DEVICES = 16
+
+
+class ObjectClaims(SharedPart):
+    """Records what pods' calls make and free."""
+
+    def __init__(self, shared: SharedTable, clients: ClientRegistry) -> None:
+        super().__init__(shared)
+        self._clients = clients
+        #: By pod, the claims that a dead guardian did not confirm.
+        self._unsettled: dict[str, list[Key]] = {}
+
+    def unconfirmed(self, rm: RmObject) -> None:
+        """Record that a dead guardian did not confirm a claim."""
+        self._unsettled.setdefault(self._table.pod_of(rm), []).append(rm.key)
+
+    def retired(self, pod: str) -> None:
+        """Forget a pod."""
+        self._unsettled.pop(pod, None)
+
+    def settle(self, pod: str) -> None:
+        """Ask RM about the claims of a pod that a dead guardian did not confirm, before the pod is served."""
+        for key in self._unsettled.pop(pod, ()):
+            if (rm := self._table.objects.get(key)) is not None and not rm.confirmed:
+                self._settle(rm)
+
+    def _settle(self, rm: RmObject) -> None:
+        """Find out what became of a claim that a dead guardian left."""
+        found = self._gpu_ops.find_object(rm)
+        if (found is None and not self._gpu_ops.exists(rm.key)) or (found is not None and found[0] != rm.rm_class):
+            self.cancel(rm.key)
+            return
+        size = self._gpu_ops.size(rm) if rm.rm_class == abi.NV01_MEMORY_LOCAL_USER else None
+        self.confirm(rm.key, size)
+
+    def claim(self, rm: RmObject, number: int | None = None) -> int:
+        """Charge an object before RM makes it; return NV_OK, or the RM status of the refusal.
+
+        ``number`` is the allocation that gets another handle. Call it without the lock.
+        """
+        status = self._claim(rm, number)
+        entry = self._table.clients.get(rm.client)
+        if status == abi.NV_ERR_NO_MEMORY and entry is not None and self._clients.recheck(entry.pod):
+            status = self._claim(rm, number)
+        return status
+
+    def _claim(self, rm: RmObject, number: int | None) -> int:
+        with self._lock:
+            there = self._table.objects.get(rm.key)
+            if there is not None and there.confirmed and not self._gpu_ops.exists(rm.key):
+                if not self._clients.drop_vanished(rm.key):
+                    return abi.NV_ERR_INSUFFICIENT_RESOURCES
+            elif there is not None:
+                return abi.NV_ERR_INVALID_ARGUMENT
+            entry = self._table.clients.get(rm.client)
+            if entry is not None and (
+                self._table.counts[entry.pod] >= _MOST_OBJECTS or not self._shared.quota.may_record(entry.pod)
+            ):
+                self._shared.refusals.count(entry.pod, "too many objects of RM")
+                return abi.NV_ERR_INSUFFICIENT_RESOURCES
+            copied = rm.rm_class == abi.NV_MEMORY_FABRIC and rm.detail > 0
+            charged = rm.rm_class in CHARGED or self._table.stands_alone(rm) or copied
+            if charged and number is None:
+                number = self._table.allocations.next_number()
+            self._note(object_fact(rm) | ({"memory": number} if number is not None else {}))
+            if rm.key not in self._table.objects:
+                return abi.NV_ERR_INVALID_ARGUMENT
+            memory = self._table.allocations.by_handle.get(rm.key)
+            pod = self._table.pod_of(rm)
+            more_devices = rm.rm_class == abi.NV01_DEVICE_0 and self._table.device_counts[pod] > _FREE_DEVICES
+            if more_devices and self._shared.quota.over_limit(pod, rm.detail):
+                status = abi.NV_ERR_NO_MEMORY
+            elif not charged:
+                return abi.NV_OK
+            elif memory is None:  # no known device above it, so no card to charge
+                status = abi.NV_ERR_INVALID_STATE
+            elif memory.instance not in self._shared.allowance(memory.pod).minors:
+                status = abi.NV_ERR_INSUFFICIENT_PERMISSIONS
+            elif self._shared.quota.over_limit(memory.pod, memory.instance):
+                status = abi.NV_ERR_NO_MEMORY
+            else:
+                return abi.NV_OK
+            self._note(gone_fact(rm.key))
+            return status
+
+    def confirm(self, key: Key, size: int | None = None) -> bool:
+        """Confirm an object that RM has made, memory at its true size; False if it does not fit and must be freed.
+
+        It stays charged until then. One without its claim must be freed, too: its client has become another pod's
+        meanwhile, or is gone.
+        """
+        with self._lock:
+            rm = self._table.objects.get(key)
+            if rm is None:
+                return False
+            if size is not None and size != rm.detail:
+                self._note_size(rm, size)
+            self._note(confirm_fact(key))
+            self._shared.reconciler.object_made(rm)
+        return size is None or size <= rm.detail or self._fits(key)
+
+    def _fits(self, key: Key) -> bool:
+        """Tell whether a pod is within its limit with the memory that is charged under a handle."""
+        memory = self._table.allocations.by_handle.get(key)
+        return memory is None or self._shared.quota.fits(memory.pod, [memory.instance])
+
+    def _note_size(self, rm: RmObject, size: int) -> None:
+        """Enter memory in the object table again, at its true size in bytes."""
+        memory = self._table.allocations.by_handle.get(rm.key)
+        self._note(gone_fact(rm.key))
+        fact = object_fact(RmObject(rm.client, rm.handle, rm.parent, rm.rm_class, size))
+        self._note(fact | ({"memory": memory.number} if memory is not None else {}))
+
+    def set_instance(self, device: RmObject, instance: int) -> bool:
+        """Record which card a device is on; False if its address space does not fit on that card.
+
+        The first few devices of a pod always fit, because a program needs one to ask about a full card.
+        """
+        with self._lock:
+            found = RmObject(device.client, device.handle, device.parent, device.rm_class, instance)
+            self._note(object_fact(found))
+            self._note(confirm_fact(device.key))
+            pod = self._table.pod_of(found)
+        return self._table.device_counts[pod] <= _FREE_DEVICES or self._shared.quota.fits(pod, [instance])
+
+    def cancel(self, key: Key) -> None:
+        """Take a claim back."""
+        with self._lock:
+            if (rm := self._table.objects.get(key)) is not None and not rm.confirmed:
+                self._note(gone_fact(key))
+
+    def begin_free(self, key: Key, file: int) -> list[Key]:
+        """Open the gates over the channels to be freed, because a free may wait for queued work; return the channels.
+
+        Gates open only if RM can free the object through this file. Otherwise a pod could use frees to open its gate.
+        """
+        with self._lock:
+            channels = self._table.channels_below(key)
+        if not channels or self._gpu_ops.object_info(file, key[0], key[1]) is None:
+            return []
+        self._shared.open_for_free(channels)
+        return channels
+
+    def end_free(self, key: Key, was: RmObject | None, channels: list[Key], *, gone: bool) -> None:
+        """Forget what RM has freed, or gate the channels again if RM freed nothing.
+
+        ``was`` is what the table had before: a client's own pod may have made another object by now, of the handle that
+        another pod with the client's file has freed.
+        """
+        with self._lock:
+            if not gone:
+                self._shared.cancel_free(channels)
+                self._shared.wake()
+                return
+            rm = self._table.objects.get(key)
+            if rm is not was or (rm is None and key[0] != key[1]):
+                return
+            many = self._table.count_below(key, BATCH) > BATCH
+            if many:
+                self._shared.reconciler.forget_freed(key)
+            else:
+                self._note(gone_fact(key))
+            if rm is not None and rm.rm_class in {abi.FERMI_VASPACE_A, abi.FERMI_CONTEXT_SHARE_A}:
+                self._shared.reconciler.recheck_clients([key[0]])  # RM frees channels together with their address space
+            if channels or rm is None or rm.rm_class in GATED:
+                self._shared.reconciler.tsgs_changed()
+        if many:
+            self._wait_until_forgotten(key)
+
+    def freed(self, key: Key) -> None:
+        """Forget what the guardian has freed by itself."""
+        self.end_free(key, self._table.objects.get(key), [], gone=True)
+
+    def _wait_until_forgotten(self, key: Key) -> None:
+        """Wait until the freed memory is no longer charged, so that the pod can allocate as much again."""
+        known: Collection[object] = self._table.clients if key[0] == key[1] else self._table.objects
+        self._shared.wait_until(lambda: (key[0] if key[0] == key[1] else key) not in known)

@@ -1,0 +1,66 @@
+"""Ties one pod's files to its control files: RM then lets a file reach the clients of a control file."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from qgpu.guardian.proxy import client_ownership, control_files
+from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
+from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
+from qgpu.guardian.proxy.passthrough import Passthrough
+from qgpu.guardian.rules import tools
+from qgpu.linux import proc
+from qgpu.nvidia import abi
+
+
+class RegisterFd(Handler):
+    """Handles REGISTER_FD."""
+
+    def __init__(self, ctx: HandlerContext, passthrough: Passthrough) -> None:
+        super().__init__(ctx)
+        self._passthrough = passthrough
+
+    def register(self, pod_call: PodCall, block: IoctlBuffer, minor: int) -> int:
+        """Tie a file to a control file, whose clients it then reaches.
+
+        Debuggers tie a control file, on which RM then tells them of events. Only pods that may profile do so, and the
+        kernel makes nothing more on either file.
+        """
+        by_debugger = minor == abi.NV_CONTROL_MINOR
+        if by_debugger and not self._ctx.may_profile():
+            self._count(tools.LINKED)
+            return errno.EINVAL
+
+        def before(control_file: int) -> None:
+            # RM refuses any other file, and a file of another kind may not return from its poll.
+            if proc.device_of(control_file) == os.makedev(self._shared.major, abi.NV_CONTROL_MINOR):
+                self._tie(pod_call, control_file, by_debugger=by_debugger)
+
+        error = self._ctx.with_descriptor(pod_call, abi.NV_ESC_REGISTER_FD, block, 0, before)
+        if pod_call.is_retry and error == errno.EINVAL:
+            error = 0  # RM accepts it only once
+        return error
+
+    def _tie(self, pod_call: PodCall, control_file: int, *, by_debugger: bool) -> None:
+        """Note that a file is about to reach a control file's clients. Raises OSError if it may not.
+
+        A process may make clients on one file and use them through the other only if it makes the clients of both. A
+        device's file may be tied to that of another process of the pod; then nobody makes anything on it.
+        """
+        files, pid, mark = self._shared.files, pod_call.pid, control_files.mark_of(self._pod)
+        if not self._shared.control_files.has_room(self._pod):
+            self._count(control_files.TOO_MANY)
+            raise OSError(errno.ENOSPC, control_files.TOO_MANY)
+        if by_debugger:
+            self._passthrough.end_on(pod_call.file)
+            self._passthrough.end_on(control_file)
+        files.tied.add(control_file)
+        files.tied.add(pod_call.file)
+        if files.makers.claim(control_file, pid, mark) and files.makers.claim(pod_call.file, pid, mark):
+            return
+        of_pod = any(files.makers.is_by(control_file, each) for each in self._shared.table.pids_of(self._pod))
+        if by_debugger or not of_pod:
+            self._count(client_ownership.OTHER_PROCESS)
+            raise OSError(errno.EINVAL, client_ownership.OTHER_PROCESS)
+        files.makers.rule_out(pod_call.file, mark)

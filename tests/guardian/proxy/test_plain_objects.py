@@ -1,0 +1,113 @@
+"""Objects that the object table does not keep: RM frees only so many of them at once, or for one pod."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from qgpu.guardian.proxy import plain_objects
+from qgpu.nvidia import abi
+from tests.guardian.asked import alloc, alloc_status, dup, dup_status, free, heap, heap_status
+from tests.guardian.failover.test_successors import successor_of
+
+BINAPI, SYSTEM = 0x2081, abi.NV01_MEMORY_SYSTEM
+FULL = abi.NV_ERR_INSUFFICIENT_RESOURCES
+
+
+@pytest.fixture
+def few(on_card, monkeypatch):
+    """A pod whose clients may have three others and two pieces of system memory each, and twice that in all."""
+    monkeypatch.setattr(plain_objects, "_MOST", {False: 3, True: 2})
+    monkeypatch.setattr(plain_objects, "_MOST_OF_POD", {False: 6, True: 4})
+    return on_card
+
+
+def make(pod, handle, rm_class=BINAPI, parent=3, client=7):
+    call = alloc(handle, parent, rm_class, client=client)
+    return alloc_status(pod.call(abi.NV_ESC_RM_ALLOC, call, bytes(128))[2])
+
+
+def test_objects_that_are_not_kept_are_bounded(few):
+    assert [make(few, 100 + i) for i in range(5)] == [0, 0, 0, FULL, FULL]
+    assert few.shared.refusals.counts["web", "too many objects of RM"] == 2
+    assert not any(key in few.rm.objects for key in [(7, 103), (7, 104)])
+    assert [make(few, 200 + i, SYSTEM) for i in range(3)] == [0, 0, FULL]
+
+
+@pytest.mark.parametrize("which", [100, 3], ids=["itself", "what it lies below"])
+def test_a_freed_object_makes_room(few, which):
+    made = [make(few, 100 + i) for i in range(4)]
+    few.call(abi.NV_ESC_RM_FREE, free(which))
+    more = make(few, 110, parent=2), make(few, 111, parent=2)
+
+    assert (made, more) == ([0, 0, 0, FULL], (0, 0 if which == 3 else FULL))
+
+
+def test_objects_that_fail_are_not_counted(few):
+    few.rm.objects.pop((7, 7))
+    failed = [make(few, 100 + i) for i in range(5)]
+
+    assert abi.NV_OK not in failed
+    assert not few.shared.table.plain(7, memory=False)
+
+
+def test_programs_that_make_and_free_go_on_for_ever(few):
+    assert [make(few, 100 + i) or few.call(abi.NV_ESC_RM_FREE, free(100 + i))[0] for i in range(20)] == [0] * 20
+
+
+def test_further_handles_and_the_old_heap_count_as_well(few):
+    make(few, 200, SYSTEM, parent=2)
+    few.rm.heap_class = SYSTEM
+    old = heap_status(few.call(abi.NV_ESC_RM_VID_HEAP_CONTROL, heap(201, 1 << 16))[2])
+    again = dup_status(few.call(abi.NV_ESC_RM_DUP_OBJECT, dup(202, 200))[2])
+
+    assert (old, again) == (abi.NV_OK, FULL)
+    assert few.shared.table.plain(7, memory=True) == {200, 201}
+    assert (7, 202) not in few.rm.objects
+
+
+def test_memory_that_the_kernel_makes_counts_by_its_name(few):
+    def ask(handle):
+        asked = struct.pack("<IIII", 7, 2, handle, abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR) + bytes(40)
+        result, _, answer = few.call(abi.NV_ESC_RM_ALLOC_MEMORY, asked)
+        few.rm.objects[7, handle] = (abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR, 2)
+        return abi.NV_OK if result else struct.unpack_from("<I", answer, 40)[0]  # /dev/random refuses what goes on
+
+    assert [ask(handle) for handle in (0, 200, 201, 202)] == [abi.NV_ERR_INVALID_ARGUMENT, 0, 0, FULL]
+
+
+def test_all_clients_of_a_pod_have_so_many_together(few):
+    for client in (20, 21):
+        few.rm.objects |= {(client, client): (abi.NV01_ROOT_CLIENT, 0)}
+        few.shared.note({"fact": "client", "client": client, "pid": few.process.pid, "fd": 3})
+    made = [make(few, 100 + i, client=client) for client in (7, 20, 21) for i in range(2)]
+    full = make(few, 110, client=20)
+    del few.rm.objects[21, 21]
+
+    assert (made, full, make(few, 110, client=20)) == ([0] * 6, FULL, 0)
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_a_successor_knows_them(few, compacted):
+    made = [make(few, 100 + i) for i in range(3)] + [make(few, 200, SYSTEM)]
+    if compacted:
+        few.shared.journal.compact(few.shared.table.facts())
+    before = few.shared.table
+    successor_of(few)
+    after = few.shared.table
+
+    assert (made, make(few, 110)) == ([0] * 4, FULL)
+    assert [after.plain(7, memory=memory) for memory in (False, True)] == [{100, 101, 102}, {200}]
+    assert after.plain_counts == before.plain_counts
+
+
+def test_they_count_to_the_pod_that_has_the_client(few):
+    make(few, 100)
+    few.shared.note({"fact": "owner", "client": 7, "pod": "other", "pid": few.process.pid, "fd": 3})
+    counts = few.shared.table.plain_counts
+    moved = counts["web", False], counts["other", False]
+    few.shared.note({"fact": "gone", "client": 7, "handle": 7})
+
+    assert (moved, counts["other", False]) == ((0, 1), 0)
+    assert not few.shared.table.plain(7, memory=False)
