@@ -15,6 +15,7 @@ from typing import Any
 
 from qgpu.guardian.accounting.address_space import AddressSpace, Mapping, Place
 from qgpu.guardian.accounting.rm_object import Key
+from qgpu.guardian.accounting.sets_by_key import SetsByKey
 
 
 @dataclass(slots=True)
@@ -74,7 +75,7 @@ class Allocations:
     all_records: int = field(default=0, compare=False)
     _pods: dict[int, str] = field(default_factory=dict, compare=False)
     #: The mappings of each allocation, with their processes.
-    _mapped: dict[int, set[tuple[int, Mapping]]] = field(default_factory=dict)
+    _mapped: SetsByKey[int, tuple[int, Mapping]] = field(default_factory=SetsByKey)
     #: Mappings that are gone, mostly of ended processes, to be forgotten in steps; and allocations that are gone, with
     #: the processes that still list mappings of them.
     _ending: list[tuple[int, AddressSpace, list[Mapping]]] = field(default_factory=list, compare=False)
@@ -82,7 +83,7 @@ class Allocations:
     #: Up to where the last of these processes is looked through.
     _looked: Place | None = field(default=None, compare=False)
     #: The allocations that each carrier carries.
-    _carried: dict[int, set[int]] = field(default_factory=dict)
+    _carried: SetsByKey[int, int] = field(default_factory=SetsByKey)
     #: How many clients each pod has: one whose file is open elsewhere may keep what is pinned.
     _clients: Counter[str] = field(default_factory=Counter, compare=False)
     #: How many times memory of a pod is carried, and the pods that ended while some was, or while they had clients.
@@ -156,7 +157,7 @@ class Allocations:
         self._last_carrier = max(self._last_carrier, carrier)
         if (memory := self.memories.get(number)) is not None and carrier not in memory.carriers:
             memory.carriers.add(carrier)
-            self._carried.setdefault(carrier, set()).add(number)
+            self._carried.add(carrier, number)
             self._carries[memory.pod] += 1
             self._add_kept(memory)
 
@@ -284,7 +285,7 @@ class Allocations:
 
     def _add(self, pid: int, space: AddressSpace, mapping: Mapping, *, is_piece: bool = False) -> None:
         if space.add(mapping, is_piece=is_piece):
-            self._mapped.setdefault(mapping.memory, set()).add((pid, mapping))
+            self._mapped.add(mapping.memory, (pid, mapping))
             self._record(space.pod, 1)
             self._count_tables(space, mapping.uuid, mapping.tables)
 
@@ -333,11 +334,9 @@ class Allocations:
         for each in gone:
             if not space.ended:
                 self._count_tables(space, each.uuid, -each.tables)
-            if (left := self._mapped.get(each.memory)) is not None:
-                left.discard((pid, each))
-                if not left:
-                    del self._mapped[each.memory]
-                    self._discharge_if_unused(self.memories.get(each.memory))
+            if each.memory in self._mapped:
+                self._mapped.discard(each.memory, (pid, each))
+                self._discharge_if_unused(self.memories.get(each.memory))
 
     def exited(self, pid: int) -> None:
         """Forget a process's address space; ``forget_some`` forgets its mappings in steps.
@@ -408,7 +407,7 @@ class Allocations:
         yield from self._ended_facts()
         for pid, space in list(self.mappings.items()):
             for mapping in space.walk():
-                if (pid, mapping) not in self._mapped.get(mapping.memory, ()):
+                if (pid, mapping) not in self._mapped.of(mapping.memory):
                     continue  # its allocation is gone
                 length = mapping.end - mapping.base
                 where = {"pid": pid, "base": mapping.base, "length": length, "uuid": mapping.uuid.hex()}
@@ -485,7 +484,7 @@ class Allocations:
 
     def mapped_by(self, number: int) -> set[int]:
         """Return the processes of which UVM is recorded to have mapped an allocation."""
-        return {pid for pid, _ in self._mapped.get(number, ())}
+        return {pid for pid, _ in self._mapped.of(number)}
 
     def is_mapped(self, number: int) -> bool:
         """Tell whether UVM is recorded to have mapped an allocation."""

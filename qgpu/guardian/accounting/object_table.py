@@ -23,6 +23,7 @@ from qgpu.guardian.accounting.client_entries import (
 from qgpu.guardian.accounting.ended_processes import EndedProcesses, LatelyEnded
 from qgpu.guardian.accounting.object_tree import ObjectTree
 from qgpu.guardian.accounting.rm_object import NO_INSTANCE, Fact, Key, RmObject, object_fact
+from qgpu.guardian.accounting.sets_by_key import SetsByKey
 from qgpu.guardian.accounting.tsg_handles import TsgHandles
 from qgpu.ipc.codec import grants_from_json, grants_to_json
 from qgpu.linux import cgroup
@@ -51,35 +52,35 @@ class ObjectTable(ObjectTree):
     ended_contexts: LatelyEnded = field(default_factory=LatelyEnded, compare=False)
     clients: dict[int, RmClientEntry] = field(default_factory=dict)
     #: Devices by client, and their number per pod.
-    devices: dict[int, set[int]] = field(default_factory=dict, compare=False)
+    devices: SetsByKey[int, int] = field(default_factory=SetsByKey, compare=False)
     device_counts: Counter[str] = field(default_factory=Counter, compare=False)
     #: How many devices of each pod are on a card that is unknown so far: any of its cards may have their address space.
     unplaced_devices: Counter[str] = field(default_factory=Counter, compare=False)
     #: Subdevices by device.
-    _subdevices: dict[Key, set[int]] = field(default_factory=dict, compare=False)
+    _subdevices: SetsByKey[Key, int] = field(default_factory=SetsByKey, compare=False)
     #: Number of objects per pod.
     counts: Counter[str] = field(default_factory=Counter, compare=False)
     #: By process, the descriptors of UVM files on which it has registered cards.
-    uvm_fds: dict[int, set[int]] = field(default_factory=dict)
-    _pids: dict[str, set[int]] = field(default_factory=dict, compare=False)
+    uvm_fds: SetsByKey[int, int] = field(default_factory=SetsByKey)
+    _pids: SetsByKey[str, int] = field(default_factory=SetsByKey, compare=False)
     #: Clients by pod, and by the process that uses them.
-    _of_pod: dict[str, set[int]] = field(default_factory=dict, compare=False)
-    _used: dict[int, set[int]] = field(default_factory=dict, compare=False)
+    _of_pod: SetsByKey[str, int] = field(default_factory=SetsByKey, compare=False)
+    _used: SetsByKey[int, int] = field(default_factory=SetsByKey, compare=False)
     #: How many of a pod's clients hold something that a checkpoint cannot restore, by pod and what it is.
     unrestorable: Counter[tuple[str, str]] = field(default_factory=Counter, compare=False)
     #: Clients that another pod has taken over.
     _transferred: set[int] = field(default_factory=set, compare=False)
     _tsgs: TsgHandles = field(default_factory=TsgHandles, compare=False)
-    _channels: dict[int, set[Key]] = field(default_factory=dict, compare=False)
+    _channels: SetsByKey[int, Key] = field(default_factory=SetsByKey, compare=False)
     #: By client, the objects that it shares with all, and how many of each pod are.
-    _shared_with_all: dict[int, set[int]] = field(default_factory=dict)
+    _shared_with_all: SetsByKey[int, int] = field(default_factory=SetsByKey)
     shared_counts: Counter[str] = field(default_factory=Counter, compare=False)
     #: By client and whether they are system memory, the handles of its objects of other classes (``plain_objects.py``),
     #: and how many of each pod are.
-    _plain_of: dict[tuple[int, bool], set[int]] = field(default_factory=dict)
+    _plain_of: SetsByKey[tuple[int, bool], int] = field(default_factory=SetsByKey)
     plain_counts: Counter[tuple[str, bool]] = field(default_factory=Counter, compare=False)
     #: By pod and kind, the events that RM was asked to make (``os_events.py``).
-    _events: dict[tuple[str, str], set[Key]] = field(default_factory=dict)
+    _events: SetsByKey[tuple[str, str], Key] = field(default_factory=SetsByKey)
     #: Changes whenever the set of scheduled objects may change, so that callers can cache what they derive.
     revision: int = field(default=0, compare=False)
     #: Changes whenever a grant may change. It starts at the time, so that no two guardians count alike.
@@ -122,17 +123,12 @@ class ObjectTable(ObjectTree):
     def _process(self, fact: Fact) -> None:
         self.processes[fact["pid"]] = fact["pod"]
         self.started[fact["pid"]] = fact.get("started", "")
-        self._pids.setdefault(fact["pod"], set()).add(fact["pid"])
+        self._pids.add(fact["pod"], fact["pid"])
         self.allocations.process_started(fact["pid"], fact["pod"])
 
     def _uvm_file(self, fact: Fact) -> None:
-        known = self.uvm_fds.setdefault(fact["pid"], set())
-        if fact["there"] and fact["pid"] in self.processes:
-            known.add(fact["fd"])
-        else:
-            known.discard(fact["fd"])
-        if not known:
-            del self.uvm_fds[fact["pid"]]
+        there = fact["there"] and fact["pid"] in self.processes
+        (self.uvm_fds.add if there else self.uvm_fds.discard)(fact["pid"], fact["fd"])
 
     def _exit(self, fact: Fact) -> None:
         """Remove a process; its clients stay until RM drops them, because their files may be open elsewhere."""
@@ -140,9 +136,7 @@ class ObjectTable(ObjectTree):
             if pod in self.pods:  # else it was retired meanwhile, and nothing would forget the process
                 self.ended_processes.add(fact["pid"], pod)
             self.started.pop(fact["pid"], None)
-            self._pids[pod].discard(fact["pid"])
-            if not self._pids[pod]:
-                del self._pids[pod]
+            self._pids.discard(pod, fact["pid"])
         self.uvm_fds.pop(fact["pid"], None)
         self.allocations.exited(fact["pid"])
         for handle in self._used.pop(fact["pid"], ()):
@@ -195,19 +189,19 @@ class ObjectTable(ObjectTree):
         self.clients[client] = RmClientEntry(pod, maker)
         self.ended_processes.client_made(client, maker, pod)
         self._transferred.discard(client)
-        self._of_pod.setdefault(pod, set()).add(client)
+        self._of_pod.add(pod, client)
 
     def _add_user(self, client: int, pid: int, fd: int) -> None:
         entry = self.clients[client]
         if (pid, fd) not in entry.users and len(entry.users) < MOST_USERS:
             entry.users.append((pid, fd))
-            self._used.setdefault(pid, set()).add(client)
+            self._used.add(pid, client)
 
     def _reached(self, fact: Fact) -> None:
         """Record a descriptor that leads to a client, in place of those that do not."""
         if (entry := self.clients.get(fact["client"])) is not None:
             for pid, _ in entry.users:
-                self._used.get(pid, set()).discard(fact["client"])
+                self._used.discard(pid, fact["client"])
             entry.users = []
             self._add_user(fact["client"], fact["pid"], fact["fd"])
 
@@ -220,23 +214,23 @@ class ObjectTable(ObjectTree):
         if (entry := self.clients.get(client)) is None:
             return
         if "maker" in fact:  # its objects are other ones
-            for handle in list(self._shared_with_all.get(client, ())):
+            for handle in list(self._shared_with_all.of(client)):
                 self._unshare((client, handle))
             self._forget_plain(client)
         for system in (False, True):
             self.plain_counts[entry.pod, system] -= len(self.plain(client, memory=system))
             self.plain_counts[pod, system] += len(self.plain(client, memory=system))
-        handles = self._handles.get(client, set())
+        handles = self._handles.of(client)
         for counts, found in (
             (self.counts, handles),
-            (self.device_counts, self.devices.get(client, ())),
+            (self.device_counts, self.devices.of(client)),
             (self.unplaced_devices, self._unplaced_of(client)),
-            (self.shared_counts, self._shared_with_all.get(client, ())),
+            (self.shared_counts, self._shared_with_all.of(client)),
         ):
             counts[entry.pod] -= len(found)
             counts[pod] += len(found)
-        self._of_pod[entry.pod].discard(client)
-        self._of_pod.setdefault(pod, set()).add(client)
+        self._of_pod.discard(entry.pod, client)
+        self._of_pod.add(pod, client)
         self._count_unrestorable(entry, -1)
         before, entry.pod = entry.pod, pod
         if "maker" in fact:
@@ -261,29 +255,29 @@ class ObjectTable(ObjectTree):
         if rm.client not in self.clients or not self._hangs_together(rm):
             return
         if (before := self.objects.get(rm.key)) is not None:
-            self._leave_parent(before)
+            self._children.discard((before.client, before.parent), before.handle)
             self._forget_kind(before)
         else:
             self.counts[self.pod_of(rm)] += 1
         self._forget_plain(rm.client, rm.handle)  # RM freed that one with what it lay below
         rm.confirmed, rm.context = "confirmed" in fact, fact.get("confirmed", 0)
         self.objects[rm.key] = rm
-        self._handles.setdefault(rm.client, set()).add(rm.handle)
+        self._handles.add(rm.client, rm.handle)
         if rm.rm_class == abi.NV01_DEVICE_0:
-            self.devices.setdefault(rm.client, set()).add(rm.handle)
+            self.devices.add(rm.client, rm.handle)
             self.device_counts[self.pod_of(rm)] += 1
             self.unplaced_devices[self.pod_of(rm)] += rm.detail == NO_INSTANCE
         if rm.rm_class == abi.NV20_SUBDEVICE_0:
-            self._subdevices.setdefault((rm.client, rm.parent), set()).add(rm.handle)
+            self._subdevices.add((rm.client, rm.parent), rm.handle)
         if rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A or self.stands_alone(rm):
             self._tsgs.add(rm.key, rm.same_as)
         if rm.rm_class in abi.GPFIFO_CLASSES:
-            self._channels.setdefault(rm.client, set()).add(rm.key)
+            self._channels.add(rm.client, rm.key)
         if (size := self._takes(rm)) is not None:
             self._charge(rm, size, fact.get("memory"), compacted="compacted" in fact)
         elif "memory" in fact:  # an object that keeps memory, on the fabric
             self.allocations.duplicate(rm.key, fact["memory"])
-        self._children.setdefault((rm.client, rm.parent), set()).add(rm.handle)
+        self._children.add((rm.client, rm.parent), rm.handle)
 
     def _shared(self, fact: Fact) -> None:
         """Record that an object is shared with all, or no longer."""
@@ -291,16 +285,13 @@ class ObjectTable(ObjectTree):
             return
         self._unshare((fact["client"], fact["handle"]))
         if fact["there"]:
-            self._shared_with_all.setdefault(fact["client"], set()).add(fact["handle"])
+            self._shared_with_all.add(fact["client"], fact["handle"])
             self.shared_counts[entry.pod] += 1
 
     def _unshare(self, key: Key) -> None:
-        shared = self._shared_with_all.get(key[0], set())
-        if key[1] in shared:
-            shared.discard(key[1])
+        if key[1] in self._shared_with_all.of(key[0]):
+            self._shared_with_all.discard(*key)
             self.shared_counts[self.clients[key[0]].pod] -= 1
-            if not shared:
-                del self._shared_with_all[key[0]]
 
     def _plain(self, fact: Fact) -> None:
         """Record an object of which only the handle is known, or that it is gone."""
@@ -309,29 +300,26 @@ class ObjectTable(ObjectTree):
         self._forget_plain(fact["client"], fact["handle"])
         if fact["there"] and (fact["client"], fact["handle"]) not in self.objects:
             system = fact.get("system", False)
-            self._plain_of.setdefault((fact["client"], system), set()).add(fact["handle"])
+            self._plain_of.add((fact["client"], system), fact["handle"])
             self.plain_counts[entry.pod, system] += 1
 
     def _forget_plain(self, client: int, handle: int | None = None) -> None:
         """Forget one such object of a client, or all of them."""
         for system in (False, True):
-            if (known := self._plain_of.get((client, system))) is None:
-                continue
-            going = {handle} & known if handle is not None else set(known)
-            known -= going
-            self.plain_counts[self.clients[client].pod, system] -= len(going)
-            if not known:
-                del self._plain_of[client, system]
+            known = self.plain(client, memory=system)
+            going = known & {handle} if handle is not None else set(known)
+            for each in going:
+                self._plain_of.discard((client, system), each)
+            if going:
+                self.plain_counts[self.clients[client].pod, system] -= len(going)
 
     def _notes(self, fact: Fact) -> None:
         if (entry := self.clients.get(fact["client"])) is not None:
             entry.notes = fact["count"]
 
     def _event(self, fact: Fact) -> None:
-        events = self._events.setdefault((fact["pod"], fact["kind"]), set())
-        (events.add if fact["there"] else events.discard)((fact["client"], fact["number"]))
-        if not events:
-            del self._events[fact["pod"], fact["kind"]]
+        note = self._events.add if fact["there"] else self._events.discard
+        note((fact["pod"], fact["kind"]), (fact["client"], fact["number"]))
 
     def _confirm(self, fact: Fact) -> None:
         if (rm := self.objects.get((fact["client"], fact["handle"]))) is not None:
@@ -350,10 +338,10 @@ class ObjectTable(ObjectTree):
             self._drop((client, handle))
 
     def _proven(self, client: int) -> bool:
-        return any(self.objects[client, handle].confirmed for handle in self._handles.get(client, ()))
+        return any(self.objects[client, handle].confirmed for handle in self._handles.of(client))
 
     def _drop_client(self, client: int) -> None:
-        for handle in self._handles.pop(client, set()):
+        for handle in self._handles.pop(client, ()):
             rm = self.objects.pop((client, handle))
             self.counts[self.pod_of(rm)] -= 1
             self._children.pop((client, rm.parent), None)
@@ -366,43 +354,33 @@ class ObjectTable(ObjectTree):
         self._count_unrestorable(entry, -1)
         self.allocations.count_client(entry.pod, -1)
         self.shared_counts[entry.pod] -= len(self._shared_with_all.pop(client, ()))
-        self._of_pod[entry.pod].discard(client)
-        if not self._of_pod[entry.pod]:
-            del self._of_pod[entry.pod]
+        self._of_pod.discard(entry.pod, client)
         for pid, _ in entry.users:
-            self._used.get(pid, set()).discard(client)
+            self._used.discard(pid, client)
 
     def _drop(self, key: Key) -> None:
         """Forget an object and all below it, as RM frees a subtree."""
-        for handle in self._children.pop(key, set()):
+        for handle in self._children.pop(key, ()):
             self._drop((key[0], handle))
         self._unshare(key)
         if (rm := self.objects.pop(key, None)) is not None:
             self.counts[self.pod_of(rm)] -= 1
-            self._handles[rm.client].discard(rm.handle)
+            self._handles.discard(rm.client, rm.handle)
             self._forget_kind(rm)
-            self._leave_parent(rm)
+            self._children.discard((rm.client, rm.parent), rm.handle)
 
     def _forget_kind(self, rm: RmObject) -> None:
         """Forget what follows from an object's class: that it is scheduled, is a device, keeps memory."""
         self._tsgs.drop(rm.key)
         if rm.context and (pod := self.pod_of(rm)) in self.pods:
             self.ended_contexts.add(rm.context, pod)
-        if (channels := self._channels.get(rm.client)) is not None:
-            channels.discard(rm.key)
-            if not channels:
-                del self._channels[rm.client]
-        if (subdevices := self._subdevices.get((rm.client, rm.parent))) is not None:
-            subdevices.discard(rm.handle)
-            if not subdevices:
-                del self._subdevices[rm.client, rm.parent]
+        self._channels.discard(rm.client, rm.key)
+        self._subdevices.discard((rm.client, rm.parent), rm.handle)
         self.allocations.drop(rm.key)
-        if rm.rm_class == abi.NV01_DEVICE_0 and rm.handle in self.devices.get(rm.client, ()):
+        if rm.rm_class == abi.NV01_DEVICE_0 and rm.handle in self.devices.of(rm.client):
             self.device_counts[self.pod_of(rm)] -= 1
             self.unplaced_devices[self.pod_of(rm)] -= rm.detail == NO_INSTANCE
-            self.devices[rm.client].discard(rm.handle)
-            if not self.devices[rm.client]:
-                del self.devices[rm.client]
+            self.devices.discard(rm.client, rm.handle)
 
     def _takes(self, rm: RmObject) -> int | None:
         """Return how many bytes of a card's memory an object takes; None for none."""
@@ -479,7 +457,7 @@ class ObjectTable(ObjectTree):
         for pid in list(self.processes):
             if (of := self.processes.get(pid)) is not None:
                 yield {"fact": "process", "pid": pid, "pod": of, "started": self.started.get(pid, "")}
-                uvm_fds = sorted(self.uvm_fds.get(pid, ()))
+                uvm_fds = sorted(self.uvm_fds.of(pid))
                 yield from ({"fact": "uvm_file", "pid": pid, "fd": fd, "there": True} for fd in uvm_fds)
         for handle in list(self.clients):
             if (client := self.clients.get(handle)) is not None:
@@ -488,7 +466,7 @@ class ObjectTable(ObjectTree):
                 known |= {"notes": client.notes} if client.notes else {}
                 yield {"fact": "client", "client": handle} | known | {"users": [list(user) for user in client.users]}
             shared = {"fact": "shared", "client": handle, "there": True}
-            yield from (shared | {"handle": each} for each in list(self._shared_with_all.get(handle, ())))
+            yield from (shared | {"handle": each} for each in list(self._shared_with_all.of(handle)))
             for system in (False, True):
                 plain = {"fact": "plain", "client": handle, "there": True} | ({"system": True} if system else {})
                 yield from (plain | {"handle": each} for each in list(self.plain(handle, memory=system)))
@@ -515,22 +493,22 @@ class ObjectTable(ObjectTree):
     def records(self, pod: str) -> tuple[int, int]:
         """Return how many clients, objects, allocations and mappings are known, of a pod and of all pods."""
         held = self.allocations
-        own = len(self._of_pod.get(pod, ())) + self.counts[pod] + self.shared_counts[pod] + held.records[pod]
+        own = len(self._of_pod.of(pod)) + self.counts[pod] + self.shared_counts[pod] + held.records[pod]
         own += self.plain_counts[pod, False] + self.plain_counts[pod, True]
         every = len(self.clients) + len(self.objects) + self.shared_counts.total() + held.all_records
         return own, every + self.plain_counts.total()
 
     def is_shared(self, key: Key) -> bool:
         """Tell whether an object is shared with all, or its client shares all of them."""
-        return not self._shared_with_all.get(key[0], set()).isdisjoint((key[1], ALL_OBJECTS))
+        return not self._shared_with_all.of(key[0]).isdisjoint((key[1], ALL_OBJECTS))
 
     def pids_of(self, pod: str) -> list[int]:
         """List a pod's processes that have made calls."""
-        return list(self._pids.get(pod, ()))
+        return list(self._pids.of(pod))
 
     def processes_of(self, pod: str) -> int:
         """Return how many processes of a pod have made calls."""
-        return len(self._pids.get(pod, ()))
+        return len(self._pids.of(pod))
 
     def unrestorable_of(self, pod: str) -> list[str]:
         """List what a pod's processes hold that a checkpoint cannot restore."""
@@ -538,7 +516,7 @@ class ObjectTable(ObjectTree):
 
     def clients_of(self, pod: str) -> list[int]:
         """List a pod's RM clients."""
-        return list(self._of_pod.get(pod, ()))
+        return list(self._of_pod.of(pod))
 
     def notes_of(self, pod: str) -> int:
         """Return how many notes of sharing RM keeps in a pod's clients. It takes as long as the pod has clients."""
@@ -546,15 +524,15 @@ class ObjectTable(ObjectTree):
 
     def events(self, pod: str, kind: str) -> Set[Key]:
         """Return a pod's events of a kind; RM may have freed some with what they belonged to."""
-        return self._events.get((pod, kind), frozenset())
+        return self._events.of((pod, kind))
 
     def plain(self, client: int, *, memory: bool) -> Set[int]:
         """Return a client's objects of which only the handles are known: system memory, or all others."""
-        return self._plain_of.get((client, memory), frozenset())
+        return self._plain_of.of((client, memory))
 
     def retired_pods(self) -> set[str]:
         """Name the retired pods that still have RM clients: another pod may have the files."""
-        return {pod for pod in self._of_pod.keys() - self.pods.keys() if self._of_pod[pod]}
+        return self._of_pod.keys() - self.pods.keys()
 
     def names_in_use(self) -> set[str]:
         """Name the retired pods that still have RM clients or card memory: a new pod of the name would get them."""
@@ -575,7 +553,7 @@ class ObjectTable(ObjectTree):
 
     def clients_used_by(self, pid: int) -> list[int]:
         """List the RM clients that a process uses."""
-        return list(self._used.get(pid, ()))
+        return list(self._used.of(pid))
 
     def pod_of(self, rm: RmObject) -> str:
         """Name the pod an object belongs to."""
@@ -583,11 +561,11 @@ class ObjectTable(ObjectTree):
 
     def _unplaced_of(self, client: int) -> list[int]:
         """List the devices of a client whose card is unknown."""
-        return [each for each in self.devices.get(client, ()) if self.objects[client, each].detail == NO_INSTANCE]
+        return [each for each in self.devices.of(client) if self.objects[client, each].detail == NO_INSTANCE]
 
     def instances_of(self, client: int) -> set[int]:
         """Return the device instances of the cards on which a client has devices."""
-        devices = [self.objects[client, handle] for handle in self.devices.get(client, ())]
+        devices = [self.objects[client, handle] for handle in self.devices.of(client)]
         return {instance for rm in devices if (instance := self.instance_of(rm)) is not None}
 
     def compute_tsgs(self, instance: int) -> list[RmObject]:
@@ -613,13 +591,13 @@ class ObjectTable(ObjectTree):
         below = (
             self.objects.get((key[0], handle))
             for key in self._tsgs.all_of(tsg.key)
-            for handle in self._children.get(key, ())
+            for handle in self._children.of(key)
         )
         return [rm for rm in below if rm is not None and rm.confirmed and rm.rm_class in abi.GPFIFO_CLASSES]
 
     def subdevice_of(self, device: Key) -> int | None:
         """Return the handle of a subdevice of a device; None without one."""
-        return next(iter(self._subdevices.get(device, ())), None)
+        return next(iter(self._subdevices.of(device)), None)
 
     def has_channels(self, client: int) -> bool:
         """Tell whether a client has channels."""
@@ -627,7 +605,7 @@ class ObjectTable(ObjectTree):
 
     def channels_below(self, key: Key) -> list[Key]:
         """List the channels below an object or a client, without a walk over the client's other objects."""
-        return [each for each in self._channels.get(key[0], ()) if self._is_below(each, key)]
+        return [each for each in self._channels.of(key[0]) if self._is_below(each, key)]
 
     def ending_with(self, key: Key) -> list[Allocation]:
         """List the allocations that lose all handles but those on the fabric when an object is freed.

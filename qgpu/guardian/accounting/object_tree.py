@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from qgpu.guardian.accounting.rm_object import NO_INSTANCE, Key, RmObject
+from qgpu.guardian.accounting.sets_by_key import SetsByKey
 from qgpu.nvidia import abi
 
 #: Levels of objects below an RM client: device, TSG or subdevice, channel, objects on the channel; and some to spare.
@@ -19,12 +20,12 @@ class ObjectTree:
 
     objects: dict[Key, RmObject] = field(default_factory=dict)
     #: Handles by client, and by what they are below.
-    _handles: dict[int, set[int]] = field(default_factory=dict, compare=False)
-    _children: dict[Key, set[int]] = field(default_factory=dict)
+    _handles: SetsByKey[int, int] = field(default_factory=SetsByKey, compare=False)
+    _children: SetsByKey[Key, int] = field(default_factory=SetsByKey)
 
     def handles_of(self, client: int) -> int:
         """Return how many objects a client has."""
-        return len(self._handles.get(client, ()))
+        return len(self._handles.of(client))
 
     def below(self, key: Key) -> list[RmObject]:
         """List an object and everything below it, parents first; a client's handle stands for the client itself."""
@@ -39,7 +40,7 @@ class ObjectTree:
         whole_client = key[0] == key[1]
         if (rm := self.objects.get(key)) is not None and not whole_client:
             yield rm
-        handles = self._handles.get(key[0], ()) if whole_client else self._children.get(key, ())
+        handles = self._handles.of(key[0]) if whole_client else self._children.of(key)
         for handle in list(handles):
             if not whole_client and (key[0], handle) in self._children:
                 yield from self._below((key[0], handle))
@@ -67,12 +68,6 @@ class ObjectTree:
                 return True
             at = above.parent
         return False
-
-    def _leave_parent(self, rm: RmObject) -> None:
-        if (siblings := self._children.get((rm.client, rm.parent))) is not None:
-            siblings.discard(rm.handle)
-            if not siblings:  # pods choose parents freely
-                del self._children[rm.client, rm.parent]
 
     def instance_of(self, rm: RmObject) -> int | None:
         """Return the device instance that an object is on; None if no known device is above it."""

@@ -64,7 +64,7 @@ class AllocChecks(Handler):
         """Return how many devices of a client may be on a card."""
         with self._shared.lock:
             table = self._shared.table
-            found = [table.objects[client, handle].detail for handle in table.devices.get(client, ())]
+            found = [table.objects[client, handle].detail for handle in table.devices.of(client)]
         return sum(each in (place, NO_INSTANCE) for each in found)
 
     def _is_for_known_engine(self, rm: RmObject) -> bool:

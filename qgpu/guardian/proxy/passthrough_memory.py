@@ -130,7 +130,7 @@ class PassthroughMemory(Handler):
             return True
         found = None
         if not self._may_have_device(client):
-            devices = tuple(self._shared.table.devices.get(client, ()))
+            devices = tuple(self._shared.table.devices.of(client))
             found = self._gpu_ops.free_children(client, devices, abi.CLASS_IDS_BY_ADDRESS, file)
         if found:
             self._count(BY_ADDRESS)

@@ -44,7 +44,7 @@ class PodUvmFiles(SharedPart):
     def hold_all(self, pod: str) -> None:
         """Hold a pod's UVM files again, as the dead guardian did, before it is served; remember those that moved."""
         for pid in self._unheld.pop(pod, ()):
-            for fd in list(self._table.uvm_fds.get(pid, ())):
+            for fd in list(self._table.uvm_fds.of(pid)):
                 if not self._hold_again(pid, fd):
                     self.moved.setdefault(pod, set()).add(pid)
 
@@ -81,7 +81,7 @@ class PodUvmFiles(SharedPart):
             return False
         with self._lock:
             if pid in self._table.processes:
-                if known not in self._table.uvm_fds.get(pid, ()):
+                if known not in self._table.uvm_fds.of(pid):
                     self._note({"fact": "uvm_file", "pid": pid, "fd": known, "there": True})
                 return True
         self._shared.uvm_files.release(self._shared.uvm_files.take(pid))  # the process ended before its file was held
@@ -89,7 +89,7 @@ class PodUvmFiles(SharedPart):
 
     def has_only(self, pid: int, file: int) -> bool:
         """Tell whether a process has cards registered on this UVM file alone, also of what a dead guardian held."""
-        return len(self._table.uvm_fds.get(pid, ())) == 1 and self._shared.uvm_files.has_only(pid, file)
+        return len(self._table.uvm_fds.of(pid)) == 1 and self._shared.uvm_files.has_only(pid, file)
 
     def find_moved(self, pod: str) -> None:
         """Search a pod's processes for UVM files that moved since a dead guardian recorded them. Takes long."""
