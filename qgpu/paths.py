@@ -6,15 +6,25 @@ import os
 from pathlib import Path
 
 
+_SERVICE = Path("/run/qgpu")
+
+
 def default_runtime_dir() -> Path:
-    """Return the default directory of the control socket: QGPU_RUNTIME_DIR, else root's or this user's."""
+    """Return the default directory of a daemon's control socket: QGPU_RUNTIME_DIR, else root's or this user's."""
     if chosen := os.environ.get("QGPU_RUNTIME_DIR"):
         return Path(chosen)
     if os.geteuid() == 0:
-        return Path("/run/qgpu")
+        return _SERVICE
     if base := os.environ.get("XDG_RUNTIME_DIR"):
         return Path(base) / "qgpu"
     return Path(f"/tmp/qgpu-{os.getuid()}")  # noqa: S108 - the daemon refuses a directory that is another's
+
+
+def client_runtime_dir() -> Path:
+    """Return the default directory for a client: the daemon's, or the service's if this user runs no daemon."""
+    own = default_runtime_dir()
+    serves = "QGPU_RUNTIME_DIR" not in os.environ and not socket_path(own).exists() and socket_path(_SERVICE).exists()
+    return _SERVICE if serves else own
 
 
 def socket_path(runtime_dir: Path) -> Path:
@@ -29,4 +39,4 @@ def root_socket_path(runtime_dir: Path) -> Path:
 
 def default_state_dir(runtime_dir: Path) -> Path | None:
     """Return the state directory of root's daemon in /run/qgpu; None for any other daemon, which may run beside it."""
-    return Path("/var/lib/qgpu") if os.geteuid() == 0 and runtime_dir == Path("/run/qgpu") else None
+    return Path("/var/lib/qgpu") if os.geteuid() == 0 and runtime_dir == _SERVICE else None

@@ -11,7 +11,7 @@ from click.shell_completion import CompletionItem, get_completion_class
 
 from qgpu.cli.context import in_order
 from qgpu.errors import QgpuError
-from qgpu.paths import default_runtime_dir
+from qgpu.paths import client_runtime_dir
 
 #: A person waits for this.
 _TIMEOUT_S = 0.5
@@ -89,7 +89,7 @@ def _below(ctx: click.Context) -> Iterator[str]:
 
 def _directory(ctx: click.Context) -> Path:
     found: Path | None = ctx.find_root().params.get("runtime_dir")
-    return found or default_runtime_dir()
+    return found or client_runtime_dir()
 
 
 def _ask(ctx: click.Context, op: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from qgpu import entry_point
 from qgpu.cli import examples
 from qgpu.cli.context import Context
 from qgpu.cli.params import Seconds
-from qgpu.paths import default_runtime_dir
+from qgpu.paths import client_runtime_dir
 
 #: The module of each command, and its summary. Only the module of the requested command is imported.
 _COMMANDS = {
@@ -103,7 +103,7 @@ def _document(command: click.Command, path: str) -> None:
 @click.pass_context
 def command(ctx: click.Context, runtime_dir: Path | None, timeout: float) -> None:
     """Share GPUs among pods: show and change what each pod gets."""
-    ctx.obj = Context(runtime_dir or default_runtime_dir(), timeout)
+    ctx.obj = Context(runtime_dir or client_runtime_dir(), timeout)
 
 
 entry_point.show_examples(command, examples.FIRST_STEPS)

@@ -2,7 +2,8 @@
 
 It uses the running daemon, or starts its own. It compares what the daemon's plane measures with the pods' own
 counters. It changes no setting: beside other pods it judges the policy in force; on a pGPU without other pods it puts
-temporary policies in force, which end with its connection. Its pods end with it, however it ends.
+temporary policies in force, which end with its connection. Its pods end with it, however it ends. Beside other pods,
+shares that are not as asked prove nothing, so they are a warning.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -60,7 +62,8 @@ def self_test(runtime_dir: Path, gpu: int, timeout_s: float, say: Callable[[str]
                 checks.append(_test_gate(client, gpu, quotas))
             after, to_s = _usage(client, gpu), time.time()
         kernels = [_kernels(load, from_s, to_s) for load in loads]
-    return [*checks, judge_count(_divided(before, after), kernels)]
+    checks.append(judge_count(_divided(before, after), kernels))
+    return [beside_others(check) for check in checks] if tenants else checks
 
 
 def _announcement(gpu: int, policy: str, quotas: tuple[int, int], tenants: Sequence[str]) -> str:
@@ -136,6 +139,12 @@ def _judged(name: str, held: bool, found: str) -> Check:
         "" if held else "shares are not enforced; is the card shared by processes outside qgpu? see the daemon's log"
     )
     return Check(name, Verdict.OK if held else Verdict.FAIL, found, remedy)
+
+
+def beside_others(check: Check) -> Check:
+    """Turn a failure beside other pods into a warning: online pods come first, and a short test sees few turns."""
+    remedy = "not proven beside other pods; test again, or on a pGPU without pods"
+    return replace(check, verdict=Verdict.WARN, remedy=remedy) if check.verdict is Verdict.FAIL else check
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from qgpu.errors import DaemonUnreachableError
 from qgpu.ipc.control_socket import Client
 from qgpu.load.record import Record
 from qgpu.model import NS_PER_S
-from qgpu.paths import default_runtime_dir
+from qgpu.paths import client_runtime_dir
 
 _LOOK_NS = 20_000_000
 
@@ -21,7 +21,7 @@ class SimulatedDevice:
     """Runs loads of one pod on one simulated pGPU. Methods raise the daemon's errors as QgpuError."""
 
     def __init__(self, pod: str, gpu: int) -> None:
-        self._client = Client(default_runtime_dir())
+        self._client = Client(client_runtime_dir())
         self._pod, self._gpu = pod, gpu
         self.name = str(self._client.call("sim.card", gpu=gpu)["name"])
 

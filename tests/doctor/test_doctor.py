@@ -11,7 +11,7 @@ import pytest
 from qgpu.doctor.daemon import check_daemon, check_memory
 from qgpu.doctor.module import absent
 from qgpu.doctor.report import Verdict
-from qgpu.doctor.selftest import judge_count, judge_gate, judge_ratio, until_busy, weights
+from qgpu.doctor.selftest import beside_others, judge_count, judge_gate, judge_ratio, until_busy, weights
 from qgpu.errors import ExitCode, QgpuError
 from qgpu.ipc.control_socket import Client
 from qgpu.model import Plan, Snapshot
@@ -58,6 +58,13 @@ def test_gpu_time_must_agree_with_what_the_pods_count(kernels: list[int], verdic
 )
 def test_a_gate_that_leaks_is_found(shares: tuple[float, float], verdict: Verdict) -> None:
     assert judge_gate((60, 30), shares).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("kernels", "verdict"), [([100, 50], Verdict.OK), ([100, 100], Verdict.WARN)], ids=["as asked", "otherwise"]
+)
+def test_beside_other_pods_wrong_shares_are_a_warning(kernels: list[int], verdict: Verdict) -> None:
+    assert beside_others(judge_count((0.66, 0.33), kernels)).verdict is verdict
 
 
 def test_module_not_built_for_running_kernel_is_found(tmp_path: Path) -> None:
