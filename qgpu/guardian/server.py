@@ -142,6 +142,7 @@ class Guardian:
             lambda: self._in_main_loop(self._changed),
         )
         self.gpu_ops.on_unreachable, self.gpu_ops.lost = search.search_for, search.lost
+        self.gpu_ops.on_replaced = lambda rm: self.shared.claims.replaced(rm)
 
     def _add_cards(self, devices: Iterable[RmDevice], divided: Collection[int]) -> None:
         """Set up the cards whose GPU time can be measured, and the MIG instances of those that are ``divided``.

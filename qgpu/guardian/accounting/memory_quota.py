@@ -269,17 +269,17 @@ class MemoryQuota:
             ours = RmObject(rm.client, handle, rm.parent, rm.rm_class, rm.detail)
             self._note(object_fact(ours) | {"memory": number})
 
-    def export(self, client: int, handles: Iterable[int], carrier: int) -> int | None:
-        """Charge memory while a file that carries it is open anywhere; return the file's mark.
+    def export(self, client: int, handles: Iterable[int], carrier: int) -> None:
+        """Charge memory while a file that carries it is open anywhere; nothing if there is no such memory.
 
-        It counts to the exports of the memory's owner. Return None if there is no such memory. Raises OSError if we
-        would not see the file close.
+        It counts to the exports of the memory's owner, also if RM then refuses the export: the file keeps its mark.
+        Raises OSError if we would not see the file close.
         """
         with self._lock:
             keys = [(client, handle) for handle in handles]
             numbers = [number for key in keys if (number := self.number_of(key)) is not None]
             if not numbers:
-                return None
+                return
             for owner, more in Counter(self._table.allocations.memories[each].pod for each in numbers).items():
                 own, every = self._table.allocations.carries(owner)
                 if own + more > _MOST_CARRIED or not fd_budget.within_fair_share(own + more - 1, _ALL_CARRIED - every):
@@ -293,14 +293,6 @@ class MemoryQuota:
             for key in keys:
                 if self._table.is_on_fabric(key) and (number := self.number_of(key)) is not None:
                     self.pin(number)  # nobody can tell of which memory an import from the fabric is
-        return mark
-
-    def cancel_export(self, mark: int) -> None:
-        """Take back the record of an export that RM refused.
-
-        The file keeps its mark: another pod's mark may have followed, and the kernel does not say which is which.
-        """
-        self.carriers_closed([mark])
 
     def carriers_closed(self, marks: Iterable[int]) -> None:
         """Record that carriers are closed everywhere."""

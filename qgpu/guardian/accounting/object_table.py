@@ -259,8 +259,6 @@ class ObjectTable(ObjectTree):
             self._forget_kind(before)
         else:
             self.counts[self.pod_of(rm)] += 1
-        self._forget_plain(rm.client, rm.handle)  # RM freed that one with what it lay below
-        rm.confirmed, rm.context = "confirmed" in fact, fact.get("confirmed", 0)
         self.objects[rm.key] = rm
         self._handles.add(rm.client, rm.handle)
         if rm.rm_class == abi.NV01_DEVICE_0:
@@ -278,6 +276,8 @@ class ObjectTable(ObjectTree):
         elif "memory" in fact:  # an object that keeps memory, on the fabric
             self.allocations.duplicate(rm.key, fact["memory"])
         self._children.add((rm.client, rm.parent), rm.handle)
+        if "confirmed" in fact:
+            self._confirm({"client": rm.client, "handle": rm.handle, "context": fact["confirmed"]})
 
     def _shared(self, fact: Fact) -> None:
         """Record that an object is shared with all, or no longer."""
@@ -325,6 +325,7 @@ class ObjectTable(ObjectTree):
         if (rm := self.objects.get((fact["client"], fact["handle"]))) is not None:
             rm.confirmed = True
             rm.context = fact.get("context", rm.context)
+            self._forget_plain(rm.client, rm.handle)  # RM freed that one with what it lay below
 
     def _timeslice(self, fact: Fact) -> None:
         if (rm := self.objects.get((fact["client"], fact["handle"]))) is not None:

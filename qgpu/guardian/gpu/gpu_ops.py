@@ -66,6 +66,8 @@ class GpuOps:
         self.taker = PodFdTaker(lambda pidfd, fd: take(pidfd, fd))
         #: Called with a client that RM has and that no known descriptor leads to.
         self.on_unreachable: Callable[[int], None] = lambda _client: None
+        #: Called with an object whose handle names another one in RM by now.
+        self.on_replaced: Callable[[RmObject], None] = lambda _rm: None
         #: Clients whose file was not found: RM does not let us set their TSGs' timeslices.
         self.lost: set[int] = set()
 
@@ -94,10 +96,12 @@ class GpuOps:
     def gate(self, device: RmDevice, channels: Sequence[Key], *, closed: bool, preempt: bool = True) -> Moved:
         """Close or open the gate over channels; return those that no longer exist, and those that did not move.
 
-        RM refuses the whole call for one stale handle. Then ask which channels exist and try again. Before closing
-        again, open what the failed call closed: RM counts disables (docs/decisions/0028-counted.md). A channel that
-        cannot be opened counts as closed, so that it is opened when the plan opens it.
+        RM refuses the whole call for one stale handle. Then ask which channels exist and try again. Before that, open
+        what the failed call may have closed: RM counts disables (docs/decisions/0028-counted.md). A channel that
+        cannot be opened counts as closed, so that it is opened when the plan opens it. A handle may exist and name
+        something else by now: RM frees channels with their address space, too.
         """
+        known = {key: rm for key in channels if (rm := self._table.objects.get(key)) is not None}
         alive = list(channels)
         for _ in range(_GATE_TRIES):
             try:
@@ -107,25 +111,36 @@ class GpuOps:
             except (RmError, OSError) as error:
                 _log.info("gate refused", closed=closed, channels=len(alive), reason=str(error))
                 alive = [key for key in alive if self.exists(key)]
-                if closed and len(opened := self._opened(device, alive)) < len(alive):
-                    return Moved(frozenset(channels) - frozenset(alive), opened)
+                opened, others = self._open(device, alive)
+                for key in others & known.keys():
+                    self.on_replaced(known[key])
+                alive = [key for key in alive if key not in others]
+                if not closed or len(opened) < len(alive):
+                    stuck = opened if closed else frozenset(alive) - opened
+                    return Moved(frozenset(channels) - frozenset(alive), stuck)
         return Moved(frozenset(channels) - frozenset(alive), frozenset(alive))
 
-    def _opened(self, device: RmDevice, channels: Sequence[Key]) -> frozenset[Key]:
-        """Open channels; on failure, retry each alone. Return those that are certainly open."""
-        opened: set[Key] = set()
-        for part in (channels, *([key] for key in channels)):
+    def _open(self, device: RmDevice, channels: Sequence[Key]) -> tuple[frozenset[Key], frozenset[Key]]:
+        """Open channels; return those that are certainly open, and those that are no channels in RM.
+
+        A list that RM refuses is halved until it says which handle is the cause.
+        """
+        opened, others = set[Key](), set[Key]()
+        parts = [channels] if channels else []
+        while parts:
+            part = parts.pop()
             try:
                 device.set_channels(part, disabled=False)
                 opened |= set(part)
             except (RmError, OSError) as error:
                 if not isinstance(error, RmError) or error.status not in _STALE:
                     break  # no single channel is the cause: a card that does not answer takes seconds per call
+                middle = len(part) // 2
                 if len(part) == 1:
-                    opened |= set(part)  # the channel does not exist
-            if len(opened) == len(channels):
-                break
-        return frozenset(opened)
+                    others |= set(part)
+                else:
+                    parts += [part[middle:], part[:middle]]
+        return frozenset(opened), frozenset(others)
 
     def open_gates(self, device: RmDevice) -> None:
         """Open every pod's gate on a card, whichever guardian closed it."""
@@ -163,7 +178,11 @@ class GpuOps:
             control(file, tsg.client, tsg.handle, abi.NVA06C_SET_TIMESLICE, params)
             return True
 
-        return self._via_client_file(tsg.client, put) is not None
+        if self._via_client_file(tsg.client, put) is not None:
+            return True
+        if (found := self.find_object(tsg)) is not None and found[0] != tsg.rm_class:
+            self.on_replaced(tsg)
+        return False
 
     def size_by_file(self, file: int, client: int, memory: int) -> int:
         """Ask RM through a file of ours how large memory is, in bytes; 0 if it does not exist."""

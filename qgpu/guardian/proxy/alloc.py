@@ -106,9 +106,14 @@ class AllocHandler(Handler):
             return self._refuse(request, abi.NV_ERR_NOT_SUPPORTED, memory)
         if not self._is_ours(request):
             return self._refuse(request, abi.NV_ERR_INVALID_CLIENT)
-        counted = request.tracked or asked.rm_class in classes.EVENTS
-        if not counted and not self._free_handler.plain.has_room(asked.client, asked.rm_class):
-            return self._refuse(request, abi.NV_ERR_INSUFFICIENT_RESOURCES)
+        if asked.rm_class in classes.EVENTS:
+            refusal = self._shared.claims.free_handle(request.rm.key)
+        elif request.tracked or self._free_handler.plain.has_room(asked.client, asked.handle, asked.rm_class):
+            refusal = abi.NV_OK
+        else:
+            refusal = abi.NV_ERR_INSUFFICIENT_RESOURCES
+        if refusal:
+            return self._refuse(request, refusal)
         if refusal := self._checks.admit(pod_call.pid, request.rm):
             return self._refuse(request, refusal)
         if self._is_first_device(request):

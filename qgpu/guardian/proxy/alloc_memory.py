@@ -44,8 +44,7 @@ class AllocMemoryHandler(Handler):
             # Without a handle RM would choose one that nobody here learns of.
             if refusal := self._refusal(asked) if asked.handle else abi.NV_ERR_INVALID_ARGUMENT:
                 return self._ctx.answer(block, asked.status_at, refusal)
-            self._passthrough_memory.begin(pod_call)
-            self._free_handler.plain.add(asked.client, asked.handle, asked.rm_class)
+            self._passthrough_memory.begin(pod_call, (asked.client, asked.handle), asked.rm_class)
             return PROCEED
         row = classes.CLASSES.get(asked.rm_class)
         empty = row is not None and row.empty_by_alloc_memory
@@ -72,7 +71,7 @@ class AllocMemoryHandler(Handler):
         """
         if not self._shared.clients.owns(self._pod, asked.client):
             return abi.NV_ERR_INVALID_CLIENT
-        has_room = self._free_handler.plain.has_room(asked.client, asked.rm_class)
+        has_room = self._free_handler.plain.has_room(asked.client, asked.handle, asked.rm_class)
         return abi.NV_OK if has_room else abi.NV_ERR_INSUFFICIENT_RESOURCES
 
     def _make_empty(self, pod_call: PodCall, block: IoctlBuffer) -> int:

@@ -45,8 +45,8 @@ class CardMappings(Handler):
         (rm_class,) = struct.unpack_from("<I", block.data, abi.offsetof("NVOS39_PARAMETERS", "hClass"))
         if rm_class != abi.NV01_CONTEXT_DMA:
             return self._ctx.refuse(block, _STATUS_AT, abi.NV_ERR_INVALID_CLASS, classes.name(rm_class))
-        client, *_ = _FIELDS.unpack_from(block.data)
-        if self._shared.clients.owns(self._pod, client) and not self._plain.has_room(client, rm_class):
+        client, handle = _FIELDS.unpack_from(block.data)[0], block.u32(_HANDLE_AT)
+        if self._shared.clients.owns(self._pod, client) and not self._plain.has_room(client, handle, rm_class):
             return self._ctx.answer(block, _STATUS_AT, abi.NV_ERR_INSUFFICIENT_RESOURCES)
         error = self._perform(pod_call, abi.NV_ESC_RM_ALLOC_CONTEXT_DMA2, block)
         if not error and block.u32(_STATUS_AT) == abi.NV_OK:

@@ -94,6 +94,8 @@ class ClientRegistry(SharedPart):
             if not reused and self._may_be_mapped_by_maker(entry):
                 self._shared.refusals.count(pod, client_ownership.OTHER_PROCESS)
                 return False
+            if not self.may_have_another(pod):
+                return False
             if not self._can_move(client):
                 self._shared.refusals.count(pod, "another pod's client with too many objects")
                 return False
@@ -187,7 +189,8 @@ class ClientRegistry(SharedPart):
         clients = self._table.clients_of(pod)
         entries = (self._table.clients.get(client) for client in clients)
         outliving = sum(entry is not None and entry.maker not in self._table.processes for entry in entries)
-        if len(clients) < _MOST_CLIENTS and outliving < _MOST_OUTLIVING:
+        few = len(clients) < _MOST_CLIENTS and outliving < _MOST_OUTLIVING
+        if few and self._shared.quota.may_record(pod):
             return True
         self._shared.refusals.count(pod, "too many clients of RM")
         return False

@@ -98,13 +98,11 @@ class ControlHandler(Handler):
         taken = self._take_descriptor(pod_call, asked.command, params)
         try:
             try:
-                mark = self._record_export(pod_call, asked, params, taken)
+                self._record_export(pod_call, asked, params, taken)
             except OSError as why:
                 block.restore(_PARAMS_AT, 8)
                 return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INSUFFICIENT_RESOURCES, str(why.strerror))
             error = self._perform(request, taken)
-            if mark is not None and (error or block.u32(asked.status_at) != abi.NV_OK):
-                self._shared.quota.cancel_export(mark)
         finally:
             if taken is not None and taken >= 0:
                 os.close(taken)  # no lock is held: the close may take as long as its owner likes
@@ -230,24 +228,24 @@ class ControlHandler(Handler):
 
     def _record_export(
         self, pod_call: PodCall, asked: rm_calls.Control, params: IoctlBuffer | None, file: int | None
-    ) -> int | None:
-        """Charge memory that is about to be exported for as long as the exporting file is open; return the file's mark.
+    ) -> None:
+        """Charge memory that is about to be exported for as long as the exporting file is open.
 
         Raises OSError if the file cannot be watched.
         """
         if params is None or file is None or file < 0:
-            return None
+            return
         if not self._gpu_ops.reaches(pod_call.file, asked.client):
-            return None
+            return
         match asked.command:
             case abi.NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD:
                 handles = _handles(params.data, _HANDLE_OF_EXPORT_AT, 1)
             case abi.NV0000_OS_UNIX_EXPORT_OBJECTS_TO_FD:
                 handles = _handles(params.data, _HANDLES_OF_EXPORTS_AT, _MOST_EXPORTS)
             case _:
-                return None
+                return
         self._dup_handler.check_exports(pod_call.file, asked.client, handles)
-        return self._shared.quota.export(asked.client, handles, file)
+        self._shared.quota.export(asked.client, handles, file)
 
     def _perform_control(self, request: _ControlRequest, taken: int | None) -> int:
         pod_call, block, asked, params = request.pod_call, request.block, request.asked, request.params

@@ -14,7 +14,7 @@ from qgpu.linux import fd_budget
 from qgpu.linux.open_file_set import WATCHES, FileMakers
 
 #: How many files all pods may have, and how many a pod may have whatever others do. A CUDA process has about 15.
-_MOST, _GUARANTEED = 1 << 16, 256
+_MOST, _GUARANTEED = 1 << 15, 256
 _MAX_USER_WATCHES = Path("/proc/sys/fs/epoll/max_user_watches")
 #: Listing the files takes 1/_PARTS of the time at most: nobody can make a client meanwhile.
 _PARTS = 20

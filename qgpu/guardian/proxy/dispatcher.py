@@ -34,6 +34,7 @@ from qgpu.guardian.proxy.mmap_calls import MmapHandler
 from qgpu.guardian.proxy.os_events import OsEvents
 from qgpu.guardian.proxy.passthrough import Passthrough
 from qgpu.guardian.proxy.passthrough_memory import PassthroughMemory
+from qgpu.guardian.proxy.plain_objects import PlainObjects
 from qgpu.guardian.proxy.register_fd import RegisterFd
 from qgpu.guardian.proxy.rm_share import RmShare
 from qgpu.guardian.proxy.seccomp_filter import NUMBER_AND_SIZE, is_mapping
@@ -75,9 +76,11 @@ class Dispatcher:
         self._uvm_mappings = InflightSyscalls()
         self._freed_memory = FreedMemory(self._ctx, lambda: self._uvm_mappings.wait(_MAPPING_PATIENCE_S))
         self._passthrough = Passthrough(self._ctx)
-        self._passthrough_memory = PassthroughMemory(self._ctx, self._passthrough.may_have_device, self._uvm_mappings)
-        checks = AllocChecks(self._ctx)
-        self._free_handler = FreeHandler(self._ctx, self._freed_memory)
+        plain, checks = PlainObjects(self._ctx), AllocChecks(self._ctx)
+        self._passthrough_memory = PassthroughMemory(
+            self._ctx, self._passthrough.may_have_device, self._uvm_mappings, plain
+        )
+        self._free_handler = FreeHandler(self._ctx, self._freed_memory, plain)
         self._alloc_handler = AllocHandler(self._ctx, checks, self._free_handler, self._passthrough)
         self._alloc_memory = AllocMemoryHandler(self._ctx, self._free_handler, self._passthrough_memory)
         self._register_fd = RegisterFd(self._ctx, self._passthrough)

@@ -19,10 +19,9 @@ _ABOVE_PROFILERS = frozenset({abi.NV01_DEVICE_0, abi.NV20_SUBDEVICE_0})
 class FreeHandler(Handler):
     """Handles calls that free objects."""
 
-    def __init__(self, ctx: HandlerContext, freed_memory: FreedMemory) -> None:
+    def __init__(self, ctx: HandlerContext, freed_memory: FreedMemory, plain: PlainObjects) -> None:
         super().__init__(ctx)
-        self._freed_memory = freed_memory
-        self.plain = PlainObjects(ctx)
+        self._freed_memory, self.plain = freed_memory, plain
         #: The pod's event objects.
         self.events = PodEvents(ctx, EVENT_OBJECTS, lambda key: self._gpu_ops.exists(key))
 
@@ -43,7 +42,8 @@ class FreeHandler(Handler):
             if number == abi.NV_ESC_RM_FREE:
                 channels.extend(self._shared.claims.begin_free(key, pod_call.file))
             error = self._proxy.escape(pod_call.file, number, block)
-            if pod_call.is_retry and not error and block.u32(status_at) in abi.UNKNOWN_TO_RM:
+            refused = not error and block.u32(status_at) in abi.UNKNOWN_TO_RM
+            if refused and pod_call.is_retry and self._is_gone(key):
                 patched = True
                 block.patch_u32(status_at, abi.NV_OK)  # the dead guardian has freed it
             return not error and block.u32(status_at) == abi.NV_OK
@@ -63,6 +63,10 @@ class FreeHandler(Handler):
         if not error:
             block.store()
         return error
+
+    def _is_gone(self, key: Key) -> bool:
+        """Tell whether RM no longer has an object of the pod's own: it refuses frees by files of other clients, too."""
+        return self._shared.clients.owns(self._pod, key[0]) and not self._gpu_ops.exists(key)
 
     def undo_interrupted(self, pod_call: PodCall, key: Key) -> None:
         """Free what a dead guardian may have made for this call; the call then makes it again."""

@@ -62,12 +62,8 @@ class ObjectClaims(SharedPart):
 
     def _claim(self, rm: RmObject, number: int | None) -> int:
         with self._lock:
-            there = self._table.objects.get(rm.key)
-            if there is not None and there.confirmed and not self._gpu_ops.exists(rm.key):
-                if not self._clients.drop_vanished(rm.key):
-                    return abi.NV_ERR_INSUFFICIENT_RESOURCES
-            elif there is not None:
-                return abi.NV_ERR_INVALID_ARGUMENT
+            if status := self._free_handle(rm.key):
+                return status
             entry = self._table.clients.get(rm.client)
             if entry is not None and (
                 self._table.counts[entry.pod] >= _MOST_OBJECTS or not self._shared.quota.may_record(entry.pod)
@@ -98,6 +94,28 @@ class ObjectClaims(SharedPart):
                 return abi.NV_OK
             self._note(gone_fact(rm.key))
             return status
+
+    def free_handle(self, key: Key) -> int:
+        """Forget what had a handle, if RM no longer has it, before RM gives it to another object.
+
+        Return NV_OK, or the status with which the other object is refused. RM frees some objects with others that they
+        do not lie below, such as channels with their address space.
+        """
+        with self._lock:
+            return self._free_handle(key)
+
+    def _free_handle(self, key: Key) -> int:
+        if (there := self._table.objects.get(key)) is None:
+            return abi.NV_OK
+        if not there.confirmed or self._gpu_ops.exists(key):
+            return abi.NV_ERR_INVALID_ARGUMENT
+        return abi.NV_OK if self._clients.drop_vanished(key) else abi.NV_ERR_INSUFFICIENT_RESOURCES
+
+    def replaced(self, rm: RmObject) -> None:
+        """Forget an object whose handle names another one in RM by now."""
+        with self._lock:
+            if rm.confirmed and self._table.objects.get(rm.key) is rm:
+                self._clients.drop_vanished(rm.key)
 
     def confirm(self, key: Key, size: int | None = None) -> bool:
         """Confirm an object that RM has made, memory at its true size; False if it does not fit and must be freed.

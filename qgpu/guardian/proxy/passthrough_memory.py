@@ -7,6 +7,7 @@ can use it:
 - The call starts when no mapping is in progress, because the kernel may perform mappings, too, and their arguments can
   change as well.
 - The pod's next call waits until it is over. Then the guardian frees such objects in each client of the pod.
+- Another handle than the one that was asked for may have come by then: what is not found under that is counted.
 - A client whose file cannot be found stays unseen. Nothing is duplicated, exported or mapped from it, and the kernel
   maps nothing for the pod while RM has the client.
 """
@@ -21,7 +22,9 @@ from functools import partial
 
 import structlog
 
+from qgpu.guardian.accounting.rm_object import Key
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
+from qgpu.guardian.proxy.plain_objects import PlainObjects
 from qgpu.linux import fd_budget, proc, thread_freezer
 from qgpu.linux.inflight_syscalls import InflightSyscalls
 from qgpu.linux.pod_processes import each_task
@@ -43,13 +46,17 @@ class PassthroughMemory(Handler):
     """Follows the calls that the kernel continues, and frees what they may not have made."""
 
     def __init__(
-        self, ctx: HandlerContext, may_have_device: Callable[[int], bool], uvm_mappings: InflightSyscalls
+        self,
+        ctx: HandlerContext,
+        may_have_device: Callable[[int], bool],
+        uvm_mappings: InflightSyscalls,
+        plain: PlainObjects,
     ) -> None:
         """Take the UVM mappings in progress, and what tells whether a client may have a device of unknown handle."""
         super().__init__(ctx)
-        self._may_have_device = may_have_device
+        self._may_have_device, self._plain = may_have_device, plain
         self._uvm_mappings, self._cpu_mappings = uvm_mappings, InflightSyscalls()
-        self._calls = InflightSyscalls()
+        self._calls, self._asked = InflightSyscalls(), list[Key]()
         self._continued = True  # a dead guardian may have let one continue
         self._found_left = False
         #: Clients that were not looked at since, and until when mappings wait for them to end.
@@ -77,11 +84,13 @@ class PassthroughMemory(Handler):
         ):
             calls.find(threads, is_wanted)
 
-    def begin(self, pod_call: PodCall) -> None:
-        """Record a call that the kernel is about to continue. Raises OSError if its thread is gone."""
+    def begin(self, pod_call: PodCall, key: Key, rm_class: int) -> None:
+        """Record a call that the kernel is about to continue, and its object. Raises OSError if its thread is gone."""
         _wait(self._uvm_mappings, pod_call)
         _wait(self._cpu_mappings, pod_call)
         self._calls.add(pod_call.call, pod_call.pid)
+        self._plain.add(*key, rm_class)
+        self._asked.append(key)
         self._continued = True
 
     def next_call(self, tid: int) -> None:
@@ -101,6 +110,8 @@ class PassthroughMemory(Handler):
         if self._continued:
             _wait(self._calls, pod_call)
             self._continued = False
+            self._plain.count_unnamed(self._asked)
+            self._asked = []
             self._patience_ends = time.monotonic() + _ENDING_S
             self._look_through(self._shared.table.clients_of(self._pod))
         if self._unseen and file is not None:

@@ -1,10 +1,13 @@
 """Bounds a pod's objects of classes that the object table does not keep: RM holds its lock while it frees a client.
 
 Of these objects only the handles are known. RM also frees them with what they lie below. So some of them may be gone,
-which RM is asked before another one is refused.
+which RM is asked before another one is refused. Those of which not even the handle is known have negative numbers.
 """
 
 from __future__ import annotations
+
+import time
+from collections.abc import Iterable
 
 from qgpu.guardian.accounting.rm_object import Key
 from qgpu.guardian.proxy.handler_context import HandlerContext
@@ -26,10 +29,13 @@ class PlainObjects:
     def __init__(self, ctx: HandlerContext) -> None:
         self._shared, self._pod = ctx.shared, ctx.pod
 
-    def has_room(self, client: int, rm_class: int) -> bool:
-        """Tell whether a client of the pod's may have another object; forget those that are gone before saying no."""
+    def has_room(self, client: int, handle: int, rm_class: int) -> bool:
+        """Tell whether a client of the pod's may have another object; forget those that are gone before saying no.
+
+        Nothing that the object table keeps may have its handle.
+        """
         memory = rm_class in _MEMORY
-        if not self._shared.clients.owns(self._pod, client):
+        if not self._shared.clients.owns(self._pod, client) or self._shared.claims.free_handle((client, handle)):
             return False
         if not self._fits_client(client, memory=memory):
             self._forget_gone(client, memory=memory)
@@ -44,8 +50,20 @@ class PlainObjects:
 
     def add(self, client: int, handle: int, rm_class: int) -> None:
         """Record a new one, unless the object table keeps it, or it is an event."""
-        if rm_class not in classes.KEPT | classes.EVENTS:
+        if rm_class in classes.KEPT:
+            return
+        if (before := self._shared.table.objects.get((client, handle))) is not None:  # RM has chosen its handle
+            self._shared.claims.replaced(before)
+        if rm_class not in classes.EVENTS:
             self._note((client, handle), memory=rm_class in _MEMORY, there=True)
+
+    def count_unnamed(self, asked: Iterable[Key]) -> None:
+        """Count what the kernel may have made under another handle than it was asked for, until the client ends."""
+        for client, handle in asked:
+            known = handle in self._shared.table.plain(client, memory=True)
+            if known and not self._shared.gpu_ops.exists((client, handle)):
+                self._note((client, handle), memory=True, there=False)
+                self._note((client, -time.monotonic_ns()), memory=True, there=True)
 
     def discard(self, key: Key) -> None:
         """Record that one is gone, if it is one."""
@@ -63,7 +81,7 @@ class PlainObjects:
     def _forget_gone(self, client: int, *, memory: bool) -> None:
         """Ask RM, without the lock, which of a client's objects exist."""
         for handle in list(self._shared.table.plain(client, memory=memory)):
-            if not self._shared.gpu_ops.exists((client, handle)):
+            if handle >= 0 and not self._shared.gpu_ops.exists((client, handle)):
                 self.discard((client, handle))
 
     def _note(self, key: Key, *, memory: bool, there: bool) -> None:

@@ -55,12 +55,12 @@ class RegisterFd(Handler):
         if by_debugger:
             self._passthrough.end_on(pod_call.file)
             self._passthrough.end_on(control_file)
+        makes = files.makers.claim(control_file, pid, mark) and files.makers.claim(pod_call.file, pid, mark)
+        if not makes:
+            of_pod = any(files.makers.is_by(control_file, each) for each in self._shared.table.pids_of(self._pod))
+            if by_debugger or not of_pod:
+                self._count(client_ownership.OTHER_PROCESS)
+                raise OSError(errno.EINVAL, client_ownership.OTHER_PROCESS)
+            files.makers.rule_out(pod_call.file, mark)
         files.tied.add(control_file)
         files.tied.add(pod_call.file)
-        if files.makers.claim(control_file, pid, mark) and files.makers.claim(pod_call.file, pid, mark):
-            return
-        of_pod = any(files.makers.is_by(control_file, each) for each in self._shared.table.pids_of(self._pod))
-        if by_debugger or not of_pod:
-            self._count(client_ownership.OTHER_PROCESS)
-            raise OSError(errno.EINVAL, client_ownership.OTHER_PROCESS)
-        files.makers.rule_out(pod_call.file, mark)

@@ -55,7 +55,7 @@ class VidHeapHandler(Handler):
         if rm_calls.heap_chooses_place(asked) and self._ctx.limited():
             return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, CHOSEN_PLACE)
         self._free_handler.undo_interrupted(pod_call, (asked.client, asked.handle))
-        if not self._free_handler.plain.has_room(asked.client, abi.NV01_MEMORY_SYSTEM):
+        if not self._free_handler.plain.has_room(asked.client, asked.handle, abi.NV01_MEMORY_SYSTEM):
             return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INSUFFICIENT_RESOURCES)
         if claimed and (refusal := self._checks.admit(pod_call.pid, rm) or self._ctx.claim(rm)):
             return self._ctx.answer(block, asked.status_at, refusal)

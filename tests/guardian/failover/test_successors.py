@@ -15,7 +15,7 @@ from qgpu.guardian.failover.journal import Journal
 from qgpu.linux import proc
 from qgpu.linux.open_file_set import FileSets
 from qgpu.nvidia import abi, uvm
-from tests.guardian.asked import alloc, alloc_status, control, status
+from tests.guardian.asked import TSG_PARAMS, alloc, alloc_status, control, free, status
 from tests.guardian.fake_rm import PAGE
 from tests.guardian.pod import MAJOR, MOST, PATIENCE_S, Pod, device_of
 from tests.traces import TRACES, allocated, rows
@@ -61,6 +61,56 @@ def successor_of(pod):
     pod.shared.resume()
     pod.dispatcher = pod.dispatcher_of(pod.shared, pod.number)
     pod.dispatcher.resume(pod.shared.listeners[pod.number][1], pod.shared.listeners.unanswered_call(pod.number))
+
+
+class _DiesError(BaseException):
+    """The guardian's end in the middle of a call."""
+
+
+@pytest.mark.parametrize(("handle", "client"), [(0x20, 8), (8, 8), (0x20, 7)], ids=["another's", "its client", "own"])
+def test_a_free_that_rm_refuses_forgets_nothing(on_card, handle, client):
+    """The call came on a file of other clients. A dead guardian began it, so its successor makes it again."""
+    neighbour(on_card)
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(0x20, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
+    before = set(on_card.shared.table.objects)
+    die_in_free(on_card, free(handle, client=client))
+    on_card.rm.elsewhere.add(client)
+    on_card.rm._free = lambda client, handle: False
+    successor_of(on_card)
+
+    assert struct.unpack_from("<I", on_card.answer()[2], 12)[0] in abi.UNKNOWN_TO_RM
+    assert set(on_card.shared.table.objects) == before
+
+
+def neighbour(pod):
+    for fact in (
+        {"fact": "pod", "name": "neighbour", "grants": {}},
+        {"fact": "process", "pid": 1, "pod": "neighbour"},
+        {"fact": "client", "client": 8, "pid": 1, "fd": 3},
+    ):
+        pod.shared.note(fact)
+    pod.rm.objects[8, 8] = (abi.NV01_ROOT_CLIENT, 0)
+    for handle, parent, rm_class in ((2, 8, abi.NV01_DEVICE_0), (0x20, 2, abi.KEPLER_CHANNEL_GROUP_A)):
+        made = {"client": 8, "handle": handle, "parent": parent, "class": rm_class, "detail": 0, "confirmed": 0}
+        pod.shared.note({"fact": "object"} | made)
+        pod.rm.objects[8, handle] = (rm_class, parent)
+
+
+def die_in_free(pod, call):
+    """Let the guardian die in a pod's free, after it has begun, and before RM is asked."""
+    perform = pod.rm.perform
+
+    def dies(fd, request, argument):
+        if request & 0xFF == abi.NV_ESC_RM_FREE:
+            raise _DiesError
+        return perform(fd, request, argument)
+
+    pod.shared.perform = pod.dispatcher._proxy._perform = dies
+    pod.begin(abi.NV_ESC_RM_FREE, call)
+    select.select([pod.listener], [], [], PATIENCE_S)
+    listener = pod.shared.listeners[pod.number][1]
+    with pytest.raises(_DiesError):
+        pod.dispatcher.serve(listener, listener.receive())
 
 
 def test_a_watch_that_failed_is_tried_again(pod, monkeypatch):

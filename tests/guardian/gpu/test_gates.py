@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from qgpu.errors import RmError
 from qgpu.guardian.accounting.object_table import ObjectTable
+from qgpu.guardian.accounting.rm_object import RmObject
 from qgpu.guardian.gpu.enforcer import Moved
 from qgpu.guardian.gpu.gpu_ops import GpuOps
 
@@ -27,6 +28,7 @@ class Card:
         self.dying = {}
         #: From this call on it answers nothing in time; what it was asked it does all the same.
         self.silent_from = math.inf
+        self.refuses_to_close = False
 
     def set_channels(self, channels, *, disabled, preempt=True):
         self.calls += 1
@@ -36,6 +38,8 @@ class Card:
             if key not in self.closed:
                 raise RmError("gate", 0x21)
             self.closed[key] = self.closed[key] + 1 if disabled else max(0, self.closed[key] - 1)
+        if disabled and self.refuses_to_close:
+            raise RmError("gate", 0x21)
         if self.calls >= self.silent_from:
             raise RmError("gate", 0x65)
 
@@ -87,13 +91,31 @@ def test_dying_client_leaves_living_gates_as_last_requested(dying, moves):
         assert card.running() & set(channels(3)) == set(channels(3)) - closed
 
 
+@given(
+    others=st.sets(st.sampled_from(channels(0, 1, 2, 3)), max_size=5), closed=st.booleans(), was_closed=st.booleans()
+)
+def test_handles_of_other_objects_stop_no_gate(others, closed, was_closed):
+    """RM has freed the channels with their address space, and given their handles to objects that are no channels."""
+    card = Card(*channels(0, 1, 2, 3))
+    card.closed = {key: int(was_closed and not closed) for key in card.closed if key not in others}
+    known, told = gpu_ops(card), []
+    known._client.knows = lambda client, handle: True
+    known._table.objects.update({key: RmObject(*key, 2, 0xC86F, 0) for key in channels(0, 1, 2, 3)})
+    known.on_replaced = told.append
+
+    moved = known.gate(card, channels(0, 1, 2, 3), closed=closed)
+
+    assert moved == Moved(gone=frozenset(others))
+    assert {rm.key for rm in told} == others
+    assert set(card.closed.values()) == {int(closed)}
+    assert card.calls <= 3 + 8 * len(others)
+
+
 def test_what_will_not_close_is_left_open():
     card = Card(*channels(1))
-    card.closed = dict.fromkeys(channels(1)[:2], 0)
-    unsure = gpu_ops(card)
-    unsure._client.knows = lambda client, handle: True  # says so of one that no call finds
+    card.refuses_to_close = True
 
-    moved = unsure.gate(card, channels(1), closed=True)
+    moved = gpu_ops(card).gate(card, channels(1), closed=True)
 
     assert moved == Moved(stuck=frozenset(channels(1)))
     assert card.running() == set(card.closed)

@@ -14,6 +14,7 @@ import pytest
 from qgpu.errors import RmError
 from qgpu.guardian.accounting.client_entries import MOST_USERS
 from qgpu.guardian.accounting.object_table import ObjectTable
+from qgpu.guardian.accounting.rm_object import RmObject
 from qgpu.guardian.gpu import gpu_ops
 from qgpu.guardian.gpu.gpu_ops import GpuOps
 from qgpu.guardian.proxy import control_file_search
@@ -370,3 +371,17 @@ def test_only_a_subdevice_can_tell_that_its_card_cannot(reach, monkeypatch, foun
     monkeypatch.setattr(gpu_ops, "handle_info", lambda *asked: found)
 
     assert not reach.gpu_ops.make_preemptible(3, CLIENT, 5, 20)
+
+
+@pytest.mark.parametrize(("rm_class", "replaced"), [(0x2081, True), (abi.KEPLER_CHANNEL_GROUP_A, False), (None, False)])
+def test_a_tsgs_handle_that_names_another_object_is_told(reach, monkeypatch, rm_class, replaced):
+    """RM frees TSGs with their address space; their timeslices can no longer be set."""
+    file, told = os.open("/dev/random", os.O_RDONLY), []
+    used(reach, file)
+    monkeypatch.setattr(gpu_ops, "handle_info", lambda *_: None if rm_class is None else (rm_class, 2))
+    tsg = RmObject(CLIENT, 0x20, 2, abi.KEPLER_CHANNEL_GROUP_A, 1)
+    reach.gpu_ops.on_replaced = told.append
+    done = reach.gpu_ops.timeslice(tsg, 200)  # /dev/random refuses it
+    os.close(file)
+
+    assert (done, told) == (False, [tsg] if replaced else [])

@@ -222,3 +222,13 @@ def test_exports_of_a_neighbours_memory_leave_it_as_it_is(sharing):
 
     assert (memory.pinned, memory.carriers) == (False, set())
     assert not sharing.shared.table.allocations.is_mapped(90)
+
+
+def test_an_export_that_rm_refuses_counts_while_its_file_is_open(sharing):
+    """The file keeps its mark in an epoll, whose watches are few."""
+    sharing.shared.files, perform = sharing.files, sharing.rm._control
+    sharing.rm._control = lambda data: perform(data) or sharing.rm._status(data, 28, abi.NV_ERR_INVALID_ARGUMENT) or 0
+
+    assert status(export(sharing, 10)[2]) == abi.NV_ERR_INVALID_ARGUMENT
+    assert sharing.shared.table.allocations.carries("web") == (1, 1)
+    assert not sharing.shared.quota.closed_carriers()

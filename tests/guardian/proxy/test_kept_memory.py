@@ -282,27 +282,6 @@ def test_memory_exported_while_it_is_made_counts_whole(on_card, carrier):
     assert memory(on_card) == 0
 
 
-def test_a_refused_export_leaves_nothing_charged(on_card, carrier):
-    allocate(on_card, 10, MOST)
-    mark = on_card.shared.quota.export(7, [10], carrier[0])
-    on_card.shared.quota.cancel_export(mark)
-    free_10(on_card)
-
-    assert memory(on_card) == 0
-
-
-def test_a_refused_export_leaves_other_marks_on_the_file(exported, carrier):
-    allocate(exported, 11, PAGE)
-    refused = exported.shared.quota.export(7, [11], carrier[0])
-    allocate(exported, 12, PAGE)
-    exported.shared.quota.export(7, [12], carrier[0])
-    exported.shared.quota.cancel_export(refused)
-    for handle in (10, 11, 12):
-        exported.call(abi.NV_ESC_RM_FREE, free(handle))
-
-    assert look(exported) == MOST + PAGE
-
-
 def test_a_compacted_journal_knows_carriers_and_ended_pods(exported):
     free_10(exported)
     kept_by_a_sleeper(exported)

@@ -221,3 +221,13 @@ def test_few_clients_of_a_pod_may_outlive_their_makers(pod, monkeypatch):
         pod.shared.exited(client)
 
     assert answers == [True, True, False]
+
+
+def test_clients_that_move_count_to_their_new_pod(on_card, monkeypatch):
+    monkeypatch.setattr(client_registry, "_MOST_OUTLIVING", 3)
+    monkeypatch.setattr("tests.guardian.proxy.test_memory.MOST", 0)
+    on_card.limits.clear()
+
+    moved = [pass_on(on_card, client) for client in range(20, 26)]
+    assert moved == [True] * 3 + [False] * 3
+    assert on_card.shared.refusals.counts["web", "too many clients of RM"] == 3

@@ -8,7 +8,7 @@ import pytest
 
 from qgpu.guardian.proxy import plain_objects
 from qgpu.nvidia import abi
-from tests.guardian.asked import alloc, alloc_status, dup, dup_status, free, heap, heap_status
+from tests.guardian.asked import TSG_PARAMS, alloc, alloc_status, dup, dup_status, free, heap, heap_status
 from tests.guardian.failover.test_successors import successor_of
 
 BINAPI, SYSTEM = 0x2081, abi.NV01_MEMORY_SYSTEM
@@ -75,6 +75,75 @@ def test_memory_that_the_kernel_makes_counts_by_its_name(few):
         return abi.NV_OK if result else struct.unpack_from("<I", answer, 40)[0]  # /dev/random refuses what goes on
 
     assert [ask(handle) for handle in (0, 200, 201, 202)] == [abi.NV_ERR_INVALID_ARGUMENT, 0, 0, FULL]
+
+
+def test_memory_made_under_another_handle_counts_too(few):
+    """Another thread changes the handle before the kernel reads it."""
+    answers = []
+    for i in range(4):
+        asked = struct.pack("<IIII", 7, 2, 200, abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR) + bytes(40)
+        answers.append(few.call(abi.NV_ESC_RM_ALLOC_MEMORY, asked)[0])
+        few.rm.objects[7, 300 + i] = (abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR, 2)
+    found = few.shared.table.plain(7, memory=True)
+    successor_of(few)
+
+    assert answers == [-1, -1, 0, 0]  # /dev/random refuses what goes on to the kernel
+    assert (len(found), few.shared.table.plain(7, memory=True)) == (2, found)
+
+
+def test_a_refused_claim_of_its_handle_leaves_it_counted(few):
+    few.rm._alloc = refusing_handles_in_use(few.rm)
+    made = [make(few, 100 + i) for i in range(3)]
+    claimed = [make(few, 100 + i, abi.FERMI_VASPACE_A, parent=2) for i in range(3)]
+
+    assert (made, claimed) == ([0] * 3, [abi.NV_ERR_INSERT_DUPLICATE_NAME] * 3)
+    assert make(few, 110) == FULL
+
+
+def refusing_handles_in_use(rm):
+    make_it = rm._alloc
+
+    def alloc_or_refuse(data):
+        client, _, handle = struct.unpack_from("<III", data)
+        if (client, handle) in rm.objects:
+            return rm._status(data, 40, abi.NV_ERR_INSERT_DUPLICATE_NAME) or 0
+        return make_it(data)
+
+    return alloc_or_refuse
+
+
+@pytest.fixture
+def channel(on_card):
+    """A pod with a channel at handle 0x21; it can be freed unseen, as RM does with an address space of its own."""
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(0x20, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(0x21, 0x20, 0xC86F), bytes(400))
+    assert on_card.shared.table.objects[7, 0x21].confirmed
+    return on_card
+
+
+@pytest.mark.parametrize("rm_class", [BINAPI, SYSTEM, abi.NV01_EVENT_OS_EVENT])
+def test_a_vanished_channels_handle_is_free_for_others(channel, rm_class):
+    del channel.rm.objects[7, 0x21]
+    made = make(channel, 0x21, rm_class)
+
+    assert (made, (7, 0x21) in channel.shared.table.objects) == (abi.NV_OK, False)
+    assert (0x21 in channel.shared.table.plain(7, memory=rm_class == SYSTEM)) == (rm_class != abi.NV01_EVENT_OS_EVENT)
+
+
+@pytest.mark.parametrize("rm_class", [BINAPI, abi.NV01_EVENT_OS_EVENT])
+def test_a_channels_handle_is_not_given_to_others(channel, rm_class):
+    assert make(channel, 0x21, rm_class) != abi.NV_OK
+    assert channel.rm.objects[7, 0x21][0] == channel.shared.table.objects[7, 0x21].rm_class == 0xC86F
+
+
+def test_a_handle_that_rm_chooses_replaces_what_had_it(channel):
+    make_it = channel.rm._alloc
+    channel.rm._alloc = lambda data: struct.pack_into("<I", data, 8, 0x21) or make_it(data)
+    del channel.rm.objects[7, 0x21]
+    made = make(channel, 0)
+
+    assert (made, (7, 0x21) in channel.shared.table.objects) == (abi.NV_OK, False)
+    assert channel.shared.table.plain(7, memory=False) == {0x21}
 
 
 def test_all_clients_of_a_pod_have_so_many_together(few):

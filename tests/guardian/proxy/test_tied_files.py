@@ -54,11 +54,12 @@ def test_a_file_claimed_before_it_is_tied_is_nobodys(tied):
 
 
 def test_another_pods_control_file_cannot_be_tied_to(tied):
-    pod, files, _, control_file, tie = tied
+    pod, files, device_file, control_file, tie = tied
     files.makers.claim(control_file, ANOTHER_POD)
     pod.rm.seen.clear()
 
     assert (tie(), pod.rm.seen) == (-1, [])
+    assert not any(files.tied.has(each) for each in (device_file, control_file))  # each takes one of few watches
     assert pod.shared.refusals.counts["web", OTHER_PROCESS] == 1
 
 
