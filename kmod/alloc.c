@@ -231,6 +231,25 @@ static long free_compute(struct qgpu_call *call, struct qgpu_client *client, con
 	return qgpu_refuse_alloc(call, request->status_at, NV_ERR_INVALID_STATE);
 }
 
+/*
+ * Of a client. Programs make one for each card. Asked about a process, RM looks through all objects of a client once
+ * for each of them.
+ */
+#define DEVICES_MAX	128
+
+/* RM's status for what the pod may not make below this parent, NV_OK for anything else. */
+static u32 judge(const struct qgpu_call *call, struct qgpu_client *client, const struct request *request)
+{
+	if (request->flags & QGPU_ON_COMPUTE_ENGINE && !qgpu_is_in_compute_tsg(client, request->parent))
+		return NV_ERR_INVALID_ARGUMENT;
+	if (qgpu_brings_tsg(client, request->parent, request->class) &&
+	    !qgpu_engine_allowed(engine_of(call, request->class)))
+		return NV_ERR_INVALID_ARGUMENT;	/* neither gates nor timeslices would bound it */
+	if (request->class == NV01_DEVICE_0 && client->nr_devices >= DEVICES_MAX)
+		return NV_ERR_INSUFFICIENT_RESOURCES;
+	return NV_OK;
+}
+
 static long alloc_locked(struct qgpu_call *call, struct qgpu_client *client, const struct request *request)
 {
 	struct qgpu_mem *mem = mem_for(call, client, request);
@@ -241,8 +260,6 @@ static long alloc_locked(struct qgpu_call *call, struct qgpu_client *client, con
 	if (IS_ERR(mem))
 		return qgpu_refuse_memory(call, max(qgpu_object_gpu(client, request->parent), 0), 0,
 					  request->status_at);
-	if (request->flags & QGPU_ON_COMPUTE_ENGINE && !qgpu_is_in_compute_tsg(client, request->parent))
-		return qgpu_refuse_alloc(call, request->status_at, NV_ERR_INVALID_ARGUMENT);
 	if (request->flags & QGPU_HOLDS_MEMORY)	/* RM holds another handle on it: treat it as exported */
 		qgpu_objects_export(client);
 	ret = qgpu_call_forward(call);
@@ -270,13 +287,16 @@ static long alloc_locked(struct qgpu_call *call, struct qgpu_client *client, con
 static long alloc_object(struct qgpu_call *call, const struct request *request)
 {
 	struct qgpu_client *client = qgpu_client_lock(request->root, call->pod);
+	u32 status;
 	long ret;
 
 	if (IS_ERR(client))
 		return PTR_ERR(client);
 	if (!client)
 		return qgpu_call_forward(call);
-	ret = alloc_locked(call, client, request);
+	status = judge(call, client, request);
+	ret = status == NV_OK ? alloc_locked(call, client, request) :
+				qgpu_refuse_alloc(call, request->status_at, status);
 	qgpu_client_unlock(client);
 	return ret;
 }

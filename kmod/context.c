@@ -39,13 +39,16 @@ u64 qgpu_tsg_bytes(u32 engine)
 	return is_compute(engine) ? COMPUTE_TSG_BYTES : OTHER_TSG_BYTES;
 }
 
+bool qgpu_brings_tsg(struct qgpu_client *client, u32 parent, u32 class)
+{
+	return class == KEPLER_CHANNEL_GROUP_A || (NV_IS_GPFIFO(class) && !tsg_above(client, parent));
+}
+
 static u64 taken_for(struct qgpu_client *client, u32 parent, u32 class, u32 engine)
 {
 	if (class == NV01_DEVICE_0 || class == FERMI_VASPACE_A)
 		return SPACE_BYTES;
-	if (class == KEPLER_CHANNEL_GROUP_A || (NV_IS_GPFIFO(class) && !tsg_above(client, parent)))
-		return qgpu_tsg_bytes(engine);
-	return 0;
+	return qgpu_brings_tsg(client, parent, class) ? qgpu_tsg_bytes(engine) : 0;
 }
 
 /*

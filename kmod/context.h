@@ -15,6 +15,8 @@ struct qgpu_tsg;
  */
 struct qgpu_mem *qgpu_reserve_taken(struct qgpu_client *client, u32 parent, u32 class, u32 engine);
 void qgpu_device_learned(struct qgpu_object *device);
+/* Whether the object would be a TSG, or a channel that RM makes a TSG for. */
+bool qgpu_brings_tsg(struct qgpu_client *client, u32 parent, u32 class);
 /* Whether a channel is in a TSG that is charged and counted as a compute TSG. */
 bool qgpu_is_in_compute_tsg(struct qgpu_client *client, u32 channel);
 /*

@@ -4,6 +4,7 @@
  * is refused for lack of permission. Some of the others have a handler here or in export.c. Queries of memory size
  * return the pod's limit.
  */
+#include <linux/slab.h>
 #include <linux/uaccess.h>
 
 #include "client.h"
@@ -89,6 +90,44 @@ static long forward_paid(struct qgpu_call *call)
 		return ret;
 	ret = qgpu_call_forward(call);
 	qgpu_gate_penalty_end(call->pod, QGPU_GATES_OPENED);
+	return ret;
+}
+
+/*
+ * For each entry RM looks through all objects of the process, once for each of its devices, and other calls wait. So
+ * only the first entry of a process gets an answer.
+ */
+static int ask_once(const struct qgpu_call *call, struct nv2080_pid_infos *asked)
+{
+	struct nv2080_pid_infos __user *user = (void __user *)(uintptr_t)call->in.control.params;
+	u32 i, first, num = min_t(u32, asked->num, ARRAY_SIZE(asked->infos));
+
+	for (i = 1; i < num; i++) {
+		for (first = 0; asked->infos[first].pid != asked->infos[i].pid; first++)
+			;
+		if (first == i)
+			continue;
+		asked->infos[i].index = NV2080_PID_INFO_INDEX_NONE;
+		if (put_user(asked->infos[i].index, &user->infos[i].index))
+			return -EFAULT;
+	}
+	return 0;
+}
+
+/* RM asks all clients there are. It hides processes outside the caller's pid namespace. */
+static long ask_for_pids(struct qgpu_call *call)
+{
+	struct nv2080_pid_infos *asked;
+	long ret;
+
+	if (call->in.control.cmd != NV2080_GPU_GET_PID_INFO || call->in.control.params_size != sizeof(*asked))
+		return forward_paid(call);
+	asked = kmalloc(sizeof(*asked), GFP_KERNEL_ACCOUNT);
+	if (!asked)
+		return answer(call, NV_ERR_NO_MEMORY);
+	qgpu_call_look(call, call->in.control.params, asked, sizeof(*asked));
+	ret = ask_once(call, asked) ? answer(call, NV_ERR_INVALID_ADDRESS) : forward_paid(call);
+	kfree(asked);
 	return ret;
 }
 
@@ -256,6 +295,8 @@ static long handle(struct qgpu_call *call, const struct qgpu_control_rule *rule)
 		return preempt(call);
 	case QGPU_CONTROL_PAID:
 		return forward_paid(call);
+	case QGPU_CONTROL_PIDS_BY_NAMESPACE:
+		return ask_for_pids(call);
 	case QGPU_CONTROL_START_CHANNELS:
 		return start_channels(call);
 	case QGPU_CONTROL_FB_INFO:

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * guard.c - whether limits can be enforced. They hold only while every hook in the driver works: each is a way past them
- * when it is missing. So they are tried before a limit is granted, which is refused otherwise (pod.c), and once a second. A
- * change is told by an event and in the kernel's log, and marks the pods that have a limit.
+ * guard.c - whether limits can be enforced. They hold only while every probe in the driver works: each is a way past
+ * them when it is missing. So they are tried before a limit is granted, which is refused otherwise (pod.c), and once a
+ * second. A change is told by an event and in the kernel's log, and marks the pods that have a limit.
  *
  * The same beat looks for cards that have come.
  */
@@ -14,7 +14,7 @@
 #include "events.h"
 #include "gpu.h"
 #include "guard.h"
-#include "hook.h"
+#include "probes.h"
 #include "pod.h"
 #include "rm.h"
 #include "toctou.h"
@@ -22,7 +22,7 @@
 #include "uvm_mem.h"
 
 #define EACH		HZ
-/* Hooks that could not be placed are tried again this seldom: a failed try waits for the whole machine. Cards likewise. */
+/* Probes that could not be placed are tried again this seldom: a failed try waits for the whole machine. Cards too. */
 #define TRY_AGAIN	16
 
 static DEFINE_MUTEX(told_lock);		/* protects told */
@@ -34,7 +34,7 @@ static u32 look(void)
 {
 	u32 missing = 0;
 
-	if (!qgpu_hooks_try())
+	if (!qgpu_probes_try())
 		missing |= QGPU_MISSING_PROBES;
 	if (!qgpu_toctou_sealed())
 		missing |= QGPU_MISSING_SEAL;

@@ -4,11 +4,11 @@
 
 #include <linux/types.h>
 
-/* Under qgpu_attach_lock: place all hooks and watch them; remove them. When stop returns, no task is in a handler. */
+/* Under qgpu_attach_lock: place all probes and watch them; remove them. When stop returns, no task is in a handler. */
 void qgpu_guard_start(void);
 void qgpu_guard_stop(void);
 
-/* Try the hooks now. Returns what is missing (QGPU_MISSING_*); 0: limits hold. Sleeps. */
+/* Try the probes now. Returns what is missing (QGPU_MISSING_*); 0: limits hold. Sleeps. */
 u32 qgpu_guard_check(void);
 
 #endif

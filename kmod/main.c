@@ -8,7 +8,7 @@
 #include "cdev.h"
 #include "client.h"
 #include "compat.h"
-#include "hook.h"
+#include "probes.h"
 #include "pause.h"
 #include "pod.h"
 #include "plan_runner.h"
@@ -34,11 +34,11 @@ static int __init qgpu_init(void)
 	if (ret)
 		goto err_clients;
 	qgpu_toctou_init();
-	qgpu_hooks_init();
+	qgpu_probes_init();
 	qgpu_runner_init();
 	ret = qgpu_attach_init();
 	if (ret)
-		goto err_hooks;
+		goto err_probes;
 	ret = qgpu_pause_init();
 	if (ret)
 		goto err_attach;
@@ -51,8 +51,8 @@ err_pause:
 err_attach:
 	qgpu_attach_uninit();
 	qgpu_gpus_uninit();
-err_hooks:
-	qgpu_hooks_uninit();
+err_probes:
+	qgpu_probes_uninit();
 	qgpu_uvm_uninit();
 err_clients:
 	qgpu_clients_uninit();
@@ -65,7 +65,7 @@ static void __exit qgpu_exit(void)
 	qgpu_pause_uninit();
 	qgpu_attach_uninit();
 	qgpu_gpus_uninit();
-	qgpu_hooks_uninit();
+	qgpu_probes_uninit();
 	qgpu_uvm_uninit();
 	qgpu_pod_uninit();
 	qgpu_clients_uninit();

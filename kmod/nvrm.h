@@ -270,6 +270,19 @@ struct nv2080_gpu_id {
 	u32 gpu_id;
 };
 
+#define NV2080_GPU_GET_PID_INFO		0x2080018e
+#define NV2080_PID_INFO_INDEX_NONE	1	/* RM knows index 0 only */
+struct nv2080_pid_infos {
+	u32 num, pad;
+	struct {
+		u32 pid, index, result, pad;
+		u64 memory[6];
+		u32 instances[2];
+	} infos[200];
+};
+
+static_assert(sizeof(struct nv2080_pid_infos) == 14408);
+
 /* SDK/ctrl/ctrl2080/ctrl2080fb.h */
 #define NV2080_FB_GET_INFO		0x20801301
 #define NV2080_FB_GET_INFO_V2		0x20801303

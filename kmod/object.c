@@ -70,8 +70,10 @@ struct qgpu_object *qgpu_object_add(struct qgpu_client *client, u32 handle, u32 
 		return ERR_PTR(ret == -EBUSY ? -EEXIST : ret);
 	}
 	atomic_inc(&qgpu_nr_objects);
-	if (class == NV01_DEVICE_0)
+	if (class == NV01_DEVICE_0) {
+		client->nr_devices++;
 		atomic_inc(&client->pod->nr_devices);
+	}
 	return object;
 }
 
@@ -255,8 +257,10 @@ static void object_remove(struct qgpu_client *client, struct qgpu_object *object
 		qgpu_tsg_hold(tsg, -1, &gpus);
 		qgpu_tsgs_wait(gpus);
 	}
-	if (object->class == NV01_DEVICE_0)
+	if (object->class == NV01_DEVICE_0) {
+		client->nr_devices--;
 		atomic_dec(&client->pod->nr_devices);
+	}
 	qgpu_pod_leave(client->pod);
 	atomic_dec(&qgpu_nr_objects);
 	kfree_rcu(object, rcu);

@@ -40,6 +40,7 @@ struct qgpu_client {
 	struct mutex lock;		/* protects what follows; held during allocs and frees in the driver */
 	bool dead;
 	struct xarray objects;
+	unsigned int nr_devices;	/* among them */
 	struct list_head kept;		/* memory that stays charged until the client goes: mem.c, under mem_lock */
 };
 

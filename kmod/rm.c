@@ -230,8 +230,8 @@ int qgpu_rm_enumerate(struct nv_gpu_info infos[NV_MAX_GPUS])
 }
 
 /*
- * Handlers of hooks read the arguments of the driver's functions, so the exact version counts. accept_driver is for one
- * that is newer than the list: its branch must be known, and somebody has compared it (tests/record_prototypes.py).
+ * Handlers of probes read the arguments of the driver's functions, so the exact version counts. accept_driver is for
+ * one that is newer than the list: its branch must be known, and somebody has compared it (tests/record_prototypes.py).
  */
 static char *accept_driver;
 module_param(accept_driver, charp, 0444);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * rule_lookup.c - finds the row of a control, class or escape in rules.h, the table that the module shares with the
- * guardian. control.c, alloc.c and escape.c act on the row; they look up calls of pods only.
+ * rule_lookup.c - finds the row of a control, class, escape or engine in rules.h, the table that the module shares
+ * with the guardian. control.c, alloc.c and escape.c act on the row; they look up calls of pods only.
  */
 #include <linux/bsearch.h>
 #include <linux/kernel.h>
@@ -34,4 +34,9 @@ enum qgpu_escape_refusal qgpu_escape_refusal(u32 nr)
 	const struct qgpu_escape_rule *rule = LOOK_UP(escape_rules, nr);
 
 	return rule ? rule->refusal : QGPU_NOT_REFUSED;
+}
+
+bool qgpu_engine_allowed(u32 engine)
+{
+	return engine / 32 < ARRAY_SIZE(engine_bits) && engine_bits[engine / 32] >> engine % 32 & 1;
 }

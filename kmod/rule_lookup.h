@@ -14,6 +14,7 @@ enum qgpu_control_action {
 	QGPU_CONTROL_SHARE_POLICY,
 	QGPU_CONTROL_PREEMPT,
 	QGPU_CONTROL_PAID,
+	QGPU_CONTROL_PIDS_BY_NAMESPACE,
 	QGPU_CONTROL_START_CHANNELS,
 	QGPU_CONTROL_FB_INFO,
 	QGPU_CONTROL_EXPORT,
@@ -56,5 +57,7 @@ struct qgpu_escape_rule {
 const struct qgpu_control_rule *qgpu_control_rule(u32 cmd);
 const struct qgpu_class_rule *qgpu_class_rule(u32 class);
 enum qgpu_escape_refusal qgpu_escape_refusal(u32 nr);
+/* Whether TSGs and lone channels of pods may be for it. */
+bool qgpu_engine_allowed(u32 engine);
 
 #endif

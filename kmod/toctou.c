@@ -18,7 +18,7 @@
 #include <linux/spinlock.h>
 #include <linux/string.h>
 
-#include "hook.h"
+#include "probes.h"
 #include "pod.h"
 #include "toctou.h"
 
@@ -149,7 +149,7 @@ static int copying_out(struct kprobe *kprobe, struct pt_regs *regs)
 }
 NOKPROBE_SYMBOL(copying_out);
 
-static struct qgpu_hook hooks[] = {
+static struct qgpu_probe probes[] = {
 	{ .symbol = "nvidia:os_memcpy_to_user", .called = copying_out },
 	{
 		.symbol = "nvidia:os_memcpy_from_user",
@@ -160,7 +160,7 @@ static struct qgpu_hook hooks[] = {
 	{ .symbol = "nvidia:rm_ioctl", .entered = entered, .returned = returned },
 };
 
-static struct qgpu_hooks set = { "sealing calls", hooks, ARRAY_SIZE(hooks) };
+static struct qgpu_probes set = { "sealing calls", probes, ARRAY_SIZE(probes) };
 
 void qgpu_toctou_init(void)
 {
@@ -175,25 +175,25 @@ void qgpu_toctou_start(void)
 	int i;
 
 	/* other tasks need an instance too, while an entry handler runs */
-	for (i = 0; i < ARRAY_SIZE(hooks); i++)
-		hooks[i].at_once = TOCTOU_CALLS + num_possible_cpus();
+	for (i = 0; i < ARRAY_SIZE(probes); i++)
+		probes[i].at_once = TOCTOU_CALLS + num_possible_cpus();
 	if (!set.placed)
-		qgpu_hooks_place(&set);
+		qgpu_probes_place(&set);
 }
 
 void qgpu_toctou_stop(void)
 {
-	qgpu_hooks_remove(&set);
+	qgpu_probes_remove(&set);
 }
 
 bool qgpu_toctou_sealed(void)
 {
-	return qgpu_hooks_work(&set);
+	return qgpu_probes_work(&set);
 }
 
 unsigned long qgpu_toctou_missed(void)
 {
-	return qgpu_hooks_missed(&set);
+	return qgpu_probes_missed(&set);
 }
 
 void qgpu_toctou_begin(struct qgpu_toctou *seal)

@@ -24,7 +24,7 @@ struct qgpu_toctou {
 };
 
 void qgpu_toctou_init(void);
-/* Under qgpu_attach_lock: seal from now on, if the driver's functions can be hooked; until then. */
+/* Under qgpu_attach_lock: seal from now on, if the driver's functions can be probed; until then. */
 void qgpu_toctou_start(void);
 void qgpu_toctou_stop(void);
 /* Whether calls are sealed now. */

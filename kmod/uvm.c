@@ -15,7 +15,7 @@
  * file's mappings go (UVM accepts them in one address space only), and the last one ends the charge.
  *
  * Going away is as in interpose.c: no handler runs once the probes are gone, a task that was sent to a function of this
- * module has reached it and is inside the SRCU section (hook.c waits for that), the section is waited for, and so is
+ * module has reached it and is inside the SRCU section (probes.c waits for that), the section is waited for, and so is
  * the way out of it.
  */
 #include <linux/hashtable.h>
@@ -26,7 +26,7 @@
 
 #include "compat.h"
 #include "events.h"
-#include "hook.h"
+#include "probes.h"
 #include "mem.h"
 #include "nvrm.h"
 #include "pod.h"
@@ -62,7 +62,7 @@ static DEFINE_SPINLOCK(passing_lock);	/* protects passing */
 static DEFINE_HASHTABLE(passing, 6);
 
 static struct srcu_struct inside;	/* tasks in a function that a handler sent them to */
-static DEFINE_MUTEX(hooks_lock);	/* protects wanted and the hooks */
+static DEFINE_MUTEX(probes_lock);	/* protects wanted and the probes */
 static bool wanted;
 
 /* The current task's pod if it has a memory limit on any pGPU; the caller puts it. */
@@ -384,7 +384,7 @@ static int create_called(struct kprobe *probe, struct pt_regs *regs)
 /* Tasks inside it at the same time; without a free instance a probe would miss a call. */
 #define AT_ONCE		1024
 
-static struct qgpu_hook hooks[] = {
+static struct qgpu_probe probes[] = {
 	{ "nvidia_uvm:uvm_mmap_entry", mmap_called, true },
 	{ "nvidia_uvm:uvm_vm_close_managed_entry", close_called, true },
 	{ "nvidia_uvm:uvm_release_entry", release_called },
@@ -396,7 +396,7 @@ static struct qgpu_hook hooks[] = {
 	{ MAP_EXTERNAL, .returned = external_returned, .at_once = AT_ONCE },
 };
 
-static struct qgpu_hooks set = { "managed memory", hooks, ARRAY_SIZE(hooks) };
+static struct qgpu_probes set = { "managed memory", probes, ARRAY_SIZE(probes) };
 
 /* UVM exports nothing to ask for, but like every module it is in sysfs. */
 static bool is_loaded(void)
@@ -421,8 +421,8 @@ static void drop_all(void)
 
 static void remove(void)
 {
-	lockdep_assert_held(&hooks_lock);
-	qgpu_hooks_remove(&set);
+	lockdep_assert_held(&probes_lock);
+	qgpu_probes_remove(&set);
 	synchronize_srcu(&inside);
 	synchronize_rcu_tasks();
 	drop_all();
@@ -440,42 +440,42 @@ void qgpu_uvm_uninit(void)
 
 void qgpu_uvm_start(void)
 {
-	mutex_lock(&hooks_lock);
+	mutex_lock(&probes_lock);
 	wanted = true;
 	if (!set.placed && is_loaded())
-		qgpu_hooks_place(&set);
-	mutex_unlock(&hooks_lock);
+		qgpu_probes_place(&set);
+	mutex_unlock(&probes_lock);
 }
 
 void qgpu_uvm_stop(void)
 {
-	mutex_lock(&hooks_lock);
+	mutex_lock(&probes_lock);
 	wanted = false;
 	remove();
-	mutex_unlock(&hooks_lock);
+	mutex_unlock(&probes_lock);
 }
 
 void qgpu_uvm_module(unsigned long event)
 {
-	mutex_lock(&hooks_lock);
+	mutex_lock(&probes_lock);
 	if (event == MODULE_STATE_COMING && wanted && !set.placed)
-		qgpu_hooks_place(&set);
+		qgpu_probes_place(&set);
 	else if (event == MODULE_STATE_GOING)
 		remove();
-	mutex_unlock(&hooks_lock);
+	mutex_unlock(&probes_lock);
 }
 
 bool qgpu_uvm_bounded(void)
 {
-	return qgpu_hooks_work(&set);
+	return qgpu_probes_work(&set);
 }
 
 bool qgpu_uvm_unbounded(void)
 {
-	return !qgpu_hooks_work(&set) && is_loaded();
+	return !qgpu_probes_work(&set) && is_loaded();
 }
 
 unsigned long qgpu_uvm_missed(void)
 {
-	return qgpu_hooks_missed(&set);
+	return qgpu_probes_missed(&set);
 }

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * uvm_mem.c - memory that UVM holds. When a process maps memory, UVM duplicates it into a client of its own, so the
+ * uvm_mem.c - what UVM takes of a pod's RM clients: nothing of another pod's, and how long memory that it holds stays
+ * charged. When a process maps memory, UVM duplicates it into a client of its own, so the
  * memory outlives its handles until it is unmapped too. Many programs free the handle first. Here such a duplicate
  * keeps the charge for the memory and for the page tables of its mapping. mem.c and uvm_tables.c decide which pod is
  * charged, and how much.
  *
- * The driver exports both functions, with the same arguments from 535 to 595 (nv_uvm_interface.c); the handles in them
+ * The driver exports these functions, with the same arguments from 535 to 595 (nv_uvm_interface.c); the handles in them
  * are the kernel's own copies. A handle is looked up before the duplicate is made. Other memory may take the handle in
  * the meantime, so it is looked up again afterwards; if the two differ, both are charged. If RM has made memory that is
  * not yet in the object table, qgpu_uvm_mem_found() matches it later.
@@ -18,7 +19,7 @@
 
 #include "client.h"
 #include "compat.h"
-#include "hook.h"
+#include "probes.h"
 #include "mem.h"
 #include "nvrm.h"
 #include "uvm_mem.h"
@@ -169,15 +170,28 @@ bool qgpu_uvm_mem_found(struct qgpu_client *client, u32 handle, struct qgpu_mem 
 	return found;
 }
 
-/* RM lets UVM map what another pod shares with all, or what was made by a process with the number of this one. */
-static bool is_foreign(u32 client)
+/*
+ * RM gives UVM what another pod shares with all, or what was made by a process with the number of this one. UVM passes
+ * the caller's client on, and not its control file.
+ */
+static bool refuse_foreign(struct pt_regs *regs)
 {
+	u32 client = regs_get_kernel_argument(regs, 1);
 	struct qgpu_pod *pod = qgpu_pod_of_current();
 	u64 of = pod ? qgpu_client_pod(client) : 0;
 	bool foreign = of && of != pod->id;
 
 	qgpu_pod_put(pod);
+	if (foreign)
+		qgpu_set_argument_1(regs, 0);	/* RM has no such client */
 	return foreign;
+}
+
+/* UVM registers an address space or a channel: name(..., client, handle, ...). */
+static int register_called(struct kprobe *probe, struct pt_regs *regs)
+{
+	refuse_foreign(regs);
+	return 0;
 }
 
 static int dup_called(struct kretprobe_instance *instance, struct pt_regs *regs)
@@ -185,10 +199,8 @@ static int dup_called(struct kretprobe_instance *instance, struct pt_regs *regs)
 	struct call *call = (struct call *)instance->data;
 	struct held *held;
 
-	if (is_foreign(regs_get_kernel_argument(regs, 1))) {
-		qgpu_set_argument_1(regs, 0);	/* RM has no such client */
+	if (refuse_foreign(regs))
 		return 1;
-	}
 	held = kzalloc(sizeof(*held), GFP_ATOMIC | __GFP_NOWARN);
 	if (!held) {
 		atomic_long_inc(&unseen);
@@ -280,7 +292,9 @@ static int free_returned(struct kretprobe_instance *instance, struct pt_regs *re
 	return 0;
 }
 
-static struct qgpu_hook hooks[] = {
+static struct qgpu_probe probes[] = {
+	{ .symbol = "nvidia:nvUvmInterfaceDupAddressSpace", .called = register_called },
+	{ .symbol = "nvidia:nvUvmInterfaceRetainChannel", .called = register_called },
 	{
 		.symbol = "nvidia:nvUvmInterfaceFreeDupedHandle",
 		.entered = free_called,
@@ -297,22 +311,22 @@ static struct qgpu_hook hooks[] = {
 	},
 };
 
-static struct qgpu_hooks set = { "memory that UVM holds", hooks, ARRAY_SIZE(hooks) };
+static struct qgpu_probes set = { "memory that UVM holds", probes, ARRAY_SIZE(probes) };
 
 void qgpu_uvm_mem_start(void)
 {
 	if (!set.placed)
-		qgpu_hooks_place(&set);
+		qgpu_probes_place(&set);
 }
 
 bool qgpu_uvm_mem_counted(void)
 {
-	return qgpu_hooks_work(&set);
+	return qgpu_probes_work(&set);
 }
 
 unsigned long qgpu_uvm_mem_missed(void)
 {
-	return qgpu_hooks_missed(&set) + atomic_long_xchg(&unseen, 0);
+	return qgpu_probes_missed(&set) + atomic_long_xchg(&unseen, 0);
 }
 
 void qgpu_uvm_mem_stop(void)
@@ -323,7 +337,7 @@ void qgpu_uvm_mem_stop(void)
 	int bucket;
 
 	/* A call under way does not come back here, so what it held is dropped with the rest. */
-	qgpu_hooks_remove(&set);
+	qgpu_probes_remove(&set);
 	hash_for_each_safe(there, bucket, next, held, node) {
 		hash_del(&held->node);
 		hash_del(&held->unknown_node);

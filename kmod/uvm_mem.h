@@ -8,7 +8,7 @@ struct qgpu_client;
 struct qgpu_mem;
 struct qgpu_tables;
 
-/* Under qgpu_attach_lock: from now on count what UVM holds, if the driver's functions can be hooked. */
+/* Under qgpu_attach_lock: from now on count what UVM holds, if the driver's functions can be probed. */
 void qgpu_uvm_mem_start(void);
 /* When it returns, nothing is held because of UVM. */
 void qgpu_uvm_mem_stop(void);

@@ -342,7 +342,7 @@ class Pods:
         """Raise RefusedError if a launcher may make no more pods."""
         if not caller.is_own(launcher) and launcher in self._launchers.values():
             raise RefusedError(f"process {launcher.peer.pid}: its connection has made a pod already; connect for each")
-        self.users.check_number(launcher, self.host.pods())
+        self.users.check_number(launcher, self.host.pods(), self.host.names_in_use)
 
     def _is_over(self, pod: PodInfo) -> bool:
         """Tell whether a pod is to be retired."""

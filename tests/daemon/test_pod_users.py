@@ -136,6 +136,27 @@ def test_member_makes_a_bounded_number_of_pods(rig: Rig, monkeypatch: pytest.Mon
     create(0)
 
 
+def test_member_leaves_a_bounded_number_of_pods(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes a place of the module, as long as another process has its files."""
+    monkeypatch.setattr(pod_users, "MOST_LEFT_OF_USER", 2)
+    left = ["a", "b", "c"]
+    monkeypatch.setattr(rig.host, "names_in_use", lambda: left)
+
+    def make_and_end(name: str, uid: int) -> None:
+        rig.service.handle(member(uid), {"op": "pod.create", "name": name, "grants": {"0": {}}}, [])
+        rig.ask("pod.remove", name=name)
+
+    make_and_end("a", 1234)
+    make_and_end("x", 1234)  # of which nothing is left
+    make_and_end("b", 1234)
+    with pytest.raises(RefusedError, match="files or memory of 2 of this user's ended pods"):
+        make_and_end("y", 1234)
+    make_and_end("c", 1235)
+    make_and_end("d", 0)
+    left.remove("a")
+    make_and_end("y", 1234)
+
+
 def test_pod_that_is_gone_is_nobodys(rig: Rig) -> None:
     rig.service.handle(member(), {"op": "pod.create", "name": "one", "grants": {"0": {}}}, [])
     rig.ask("pod.remove", name="one")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from qgpu.guardian.rules import classes, controls, escapes, kernel_header
+from qgpu.guardian.rules import classes, controls, escapes, kernel_header, scheduling
 from qgpu.guardian.rules.rows import InModule, Why
 from qgpu.nvidia import abi
 from tests import rm_data
@@ -18,11 +18,12 @@ KMOD = Path(__file__).resolve().parents[2] / "kmod"
 CC = shutil.which("cc") or shutil.which("gcc")
 #: What rule_lookup.c needs of the kernel.
 SHIM = {
-    "types.h": "#include <stdint.h>\n#include <stddef.h>\ntypedef uint8_t u8;\ntypedef uint32_t u32;\n",
+    "types.h": "#include <stdint.h>\n#include <stddef.h>\ntypedef uint8_t u8;\ntypedef uint32_t u32;\n"
+    "#include <stdbool.h>\n",
     "kernel.h": "#define ARRAY_SIZE(array) (sizeof(array) / sizeof(*(array)))\n",
     "bsearch.h": "#include <stdlib.h>\n",
 }
-#: It reads numbers, and says of each what becomes of it as a control, as a class and as an escape.
+#: It reads numbers, and says of each what becomes of it as a control, an engine, a class and an escape.
 PROGRAM = """
 #include <stdio.h>
 #include "rule_lookup.h"
@@ -37,7 +38,7 @@ int main(void)
 
 		printf("%d ", control ? (int)control->action : -1);
 		printf("%d %d ", control ? control->clients : 0, control ? control->clients_size : 0);
-		printf("%d ", control ? control->memory_at : 0);
+		printf("%d %d ", control ? control->memory_at : 0, qgpu_engine_allowed(number));
 		printf("%d %d ", class ? class->flags : 0, class ? class->clients : 0);
 		printf("%d\\n", qgpu_escape_refusal(number));
 	}
@@ -50,7 +51,14 @@ RECORDED = sorted(
 TABLED = {*controls.CONTROLS, *classes.CLASSES, *(row.number for row in escapes.ROWS)}
 #: And their neighbours, which mostly have no row.
 ASKED = sorted(
-    {*RECORDED, *TABLED, *(number + 1 for number in TABLED), *(number ^ 0x8000 for number in TABLED), 2**32 - 1}
+    {
+        *range(256),
+        *RECORDED,
+        *TABLED,
+        *(number + 1 for number in TABLED),
+        *(number ^ 0x8000 for number in TABLED),
+        2**32 - 1,
+    }
 )
 
 
@@ -123,12 +131,18 @@ def test_module_and_guardian_refuse_the_same_escapes(said):
         assert refusal == refusals[f"QGPU_REFUSED_{expected.name}" if expected else "QGPU_NOT_REFUSED"], hex(number)
 
 
+def test_module_and_guardian_refuse_the_same_engines(said):
+    allowed = {number for number, (_, _, _, _, engine, *_) in said.items() if engine}
+
+    assert allowed == {0, *scheduling.ENGINES}
+
+
 def _words(places):
     return sum(1 << place.at // 4 for place in places)
 
 
 def test_module_and_guardian_look_for_the_same_clients(said):
-    for number, (_, clients, size, _, _, of_class, _) in said.items():
+    for number, (_, clients, size, _, _, _, of_class, _) in said.items():
         control, rm_class = controls.ALLOWED.get(number), classes.ALLOWED.get(number)
         assert clients == (_words(control.clients) if control else 0), hex(number)
         assert [size] == [place.size or 0 for place in control.clients] if clients else size == 0, hex(number)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from qgpu.guardian.rules import classes, controls, escapes
+from qgpu.guardian.rules import classes, controls, escapes, scheduling
 from qgpu.guardian.rules.rows import At, Control, InModule, Why
 from qgpu.nvidia import abi
 
@@ -35,6 +35,7 @@ ACTIONS = {
     InModule.SHARE_POLICY,
     InModule.PREEMPT,
     InModule.PAID,
+    InModule.PIDS_BY_NAMESPACE,
     InModule.START_CHANNELS,
     InModule.FB_INFO,
     InModule.EXPORT,
@@ -61,6 +62,8 @@ def header() -> str:
             "static const struct qgpu_escape_rule escape_rules[] = {",
             *filter(None, map(_escape, sorted(escapes.ROWS, key=lambda row: row.number))),
             "};\n",
+            "/* A bit for each engine that programs use, and for 0, which names none. */",
+            f"static const u32 engine_bits[] = {{ {', '.join(_engines())} }};\n",
             "#endif /* _QGPU_RULES_H */\n",
         ]
     )
@@ -106,6 +109,12 @@ def _class(row: classes.Class) -> str | None:
 def _escape(row: escapes.Escape) -> str | None:
     refused = row.in_module or row.refused
     return _row([f"0x{row.number:02x}", f"QGPU_REFUSED_{refused.name}"], row.name) if refused is not None else None
+
+
+def _engines() -> list[str]:
+    """Encode the engines as words of a bitmap."""
+    bits = sum(1 << engine for engine in {0, *scheduling.ENGINES})
+    return [f"0x{bits >> at & 0xFFFFFFFF:08x}" for at in range(0, bits.bit_length(), 32)]
 
 
 def _clients(places: Iterable[At]) -> list[str]:

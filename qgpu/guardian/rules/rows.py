@@ -65,7 +65,7 @@ class InModule(enum.Enum):
     EXPORT = "charges the memory at handle_at, or all of the client's, until the pod has no file left"
     IMPORT = "charges imported memory, but only once if the pod itself exported it"
     FIRMWARE = "refuses a client that is not the pod's, because RM does not check it"
-    PIDS_BY_NAMESPACE = "does nothing: RM hides processes outside the caller's pid namespace"
+    PIDS_BY_NAMESPACE = "makes the pod pay, and asks of each pid once; RM hides those of other pid namespaces"
     SAMPLES_BY_NAMESPACE = "does nothing: RM hides the pids of other namespaces; their utilization stays visible"
     GPUS_BY_NODES = "does nothing: RM names every GPU, and a pod opens those whose device nodes it has"
     FURTHER_HANDLE = "counts it as a further handle of the memory at holds_memory_at, for as long as it lives"

@@ -138,8 +138,11 @@ class KmodHost(Host):
         for fd in fds:
             os.close(fd)
         pod = self._pod(name)
-        joined = filter(None, self._joined(pod.pod).values())
-        cgroup.ensure_in(name, pid, self._path(pod.cgroup, name) or "", joined)
+        joined = list(filter(None, self._joined(pod.pod).values()))
+        path = self._path(pod.cgroup, name)
+        if not path and not any(cgroup.within(cgroup.of(pid), each) for each in joined):
+            raise RefusedError(f"pod {name}: its cgroup is gone, so nobody can enter it; start it anew")
+        cgroup.ensure_in(name, pid, path or "", joined)
 
     def join(self, name: str, cgroups: Sequence[str]) -> None:
         """Let exactly these containers' cgroups count to a pod besides its own. Raises RefusedError."""

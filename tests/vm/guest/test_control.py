@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import struct
 import time
 
@@ -11,6 +13,7 @@ import qg
 
 PREEMPT = 0xA06C0105
 END_TURN = struct.pack("BBxxI", 1, 0, 0)
+PIDS, PID_INFO = 0x2080018D, 0x2080018E
 
 
 def program(state):
@@ -82,10 +85,10 @@ def test_a_turn_of_others_is_not_a_pods_to_end(web):
         outside.close()
 
 
-def give_away(state, seconds):
+def give_away(state, seconds, asked=(PREEMPT, "tsg", END_TURN)):
     until, times = time.monotonic() + seconds, 0
     while time.monotonic() < until:
-        control(state, PREEMPT, "tsg", END_TURN)
+        control(state, *asked)
         times += 1
     return times
 
@@ -105,11 +108,63 @@ def test_who_ends_its_turn_over_and_over_gains_nothing(web, pod):
     assert own < 1.05 * other
 
 
-def test_pod_that_opens_its_gate_waits_twenty_times_as_long(web, linger):
-    """Gates wait for RM's locks meanwhile. A call of 20 ms: three of them in a second, with what they cost."""
+@pytest.mark.parametrize(
+    "asked",
+    [(PREEMPT, "tsg", END_TURN), (PIDS, "subdevice"), (PID_INFO, "subdevice", bytes(14408))],
+    ids=["end of turn", "pids", "pid info"],
+)
+def test_a_call_that_gates_wait_for_costs_twenty_times_its_time(web, linger, asked):
+    """A call of 20 ms: three of them in a second, with what they cost."""
     linger(20000)
 
-    assert web.processes[0].run(give_away, 1) <= 4
+    assert web.processes[0].run(give_away, 1, asked) <= 4
+
+
+def pid_infos(state, *pids):
+    """Ask what processes have on the card; of each entry its number, the status, and the bytes."""
+    params = struct.pack("I4x", len(pids)) + b"".join(struct.pack("I68x", pid) for pid in pids)
+    said = state["p"].control(state["handles"]["subdevice"], PID_INFO, params.ljust(14408, b"\0"))
+    return [struct.unpack_from("I4xI4xQ", said, 8 + 72 * i) for i in range(len(pids))]
+
+
+def test_a_process_asked_about_twice_is_answered_once(web):
+    """RM would look through all of its objects each time."""
+    outside = {}
+    program(outside)
+    asked = (7, 5, 7, 6, 7)
+
+    assert web.processes[0].run(pid_infos, *asked) == [
+        (7, 0, 7),
+        (5, 0, 5),
+        (7, nv.BAD_ARGUMENT, 0),
+        (6, 0, 6),
+        (7, nv.BAD_ARGUMENT, 0),
+    ]
+    assert not web.info().flags & qg.N["QGPU_POD_TAMPERED"]
+    assert pid_infos(outside, *asked) == [(pid, 0, pid) for pid in asked]
+    outside["p"].close()
+
+
+def test_as_many_processes_as_rm_allows_are_asked_about(web):
+    asked = tuple(range(1, 201))
+
+    assert web.processes[0].run(pid_infos, *asked) == [(pid, 0, pid) for pid in asked]
+
+
+def test_a_list_that_cannot_be_written_is_an_error(web):
+    """The module marks the second entry of a process in the list itself."""
+
+    def ask(state):
+        page = mmap.mmap(-1, 4 * mmap.PAGESIZE)
+        struct.pack_into("I4xI68xI", page, 0, 2, 7, 7)
+        at = ctypes.addressof(ctypes.c_char.from_buffer(page))
+        assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(at), len(page), mmap.PROT_READ) == 0
+        p = state["p"]
+        data = bytearray(nv._CONTROL.pack(p.client, p.subdevice, PID_INFO, 0, at, 14408, 0xFFFF))
+        nv.call(p.ctl, 0x2A, data)
+        return nv._CONTROL.unpack(data)[6]
+
+    assert web.processes[0].run(ask) == 0x1E
 
 
 @pytest.mark.parametrize(("share_type", "answer"), [(1, 0), (4, 0), (3, nv.NO_PERMISSION)])

@@ -415,6 +415,34 @@ def test_what_another_pod_shares_with_all_is_not_mapped(web, pod):
     assert web.held() == 48 * MIB + tables(48 * MIB)
 
 
+@pytest.mark.parametrize("register", [0x5103, 0x5104], ids=["address space", "channel"])
+@pytest.mark.parametrize("limit", [{}, {"memory": 64 * MIB + ROOM}], ids=["no limit", "a limit"])
+def test_what_another_pod_has_is_not_registered(pod, register, limit):
+    """The simulated driver lets UVM register anything, as RM does of what a process of the same number has made."""
+
+    def make(state, cls):
+        p = state["p"]
+        return p.client, p.alloc(p.device, cls, bytes(368))
+
+    def enter(state, cmd, client, handle):
+        try:
+            fcntl.ioctl(state["uvm"], cmd, struct.pack("II", client, handle))
+        except OSError as error:
+            return error.errno
+        return 0
+
+    owner, thief = pod("has").process(), pod("wants", **limit).process()
+    outside = qg.Process(None)
+    for each in (owner, thief, outside):
+        each.run(start)
+    cls = nv.VASPACE if register == 0x5103 else nv.CHANNEL
+
+    assert thief.run(enter, register, *owner.run(make, cls)) == errno.EINVAL
+    assert thief.run(enter, register, *thief.run(make, cls)) == 0
+    assert outside.run(enter, register, *owner.run(make, cls)) == 0
+    outside.kill()
+
+
 def test_hmm_is_off_under_a_limit(web):
     web.process().run(start, SHARING)
 

@@ -9,7 +9,7 @@ from programs import program, status_of
 
 MS = qg.MS
 
-TSGS_MAX = 512
+TSGS_MAX, DEVICES_MAX = 512, 128
 
 
 def make_tsgs(state, count):
@@ -27,6 +27,24 @@ def test_a_pod_has_so_many_tsgs_at_most(pod):
     process.run(lambda state: state["p"].free(state["p"].last - 1))
 
     assert [process.run(make_tsgs, 1) for _ in range(2)] == [0, nv.NO_MEMORY]
+
+
+def make_devices(state, count):
+    """So many devices on the card; RM's status for each."""
+    p = state["p"]
+    return [status_of(state, "alloc", p.client, nv.DEVICE, bytes(56)) for _ in range(count)]
+
+
+def test_a_client_has_so_many_devices_at_most(pod):
+    """RM looks through all of a process's objects for each of them, when somebody asks about the process."""
+    process = pod("web").process()
+    process.run(program)  # has one
+
+    assert process.run(make_devices, DEVICES_MAX) == [0] * (DEVICES_MAX - 1) + [nv.NO_RESOURCES]
+    process.run(lambda state: state["p"].free(state["p"].last - 1))
+    assert process.run(make_devices, 2) == [0, nv.NO_RESOURCES]
+    process.run(program)
+    assert process.run(make_devices, 1) == [0]
 
 
 def test_timeslices_cost_a_daemon_no_lease(qgpu, pod):

@@ -9,7 +9,7 @@ import struct
 import nv
 import pytest
 
-from qgpu.guardian.rules import classes, controls, escapes
+from qgpu.guardian.rules import classes, controls, escapes, scheduling
 from qgpu.guardian.rules.rows import Look
 from tests import rm_data
 
@@ -167,6 +167,41 @@ def test_an_object_of_a_client_of_others_is_refused(web, outside, cls, at):
 
     assert web.processes[0].run(make, cls, at, outside["p"].client) == nv.BAD_HANDLE
     assert [web.processes[0].run(make, cls, at, client) for client in (0, own)] == [0, 0]
+
+
+def make_for_engines(state, engines, alone):
+    """Make a TSG, or a channel without one, for each engine, and free it; the statuses."""
+    p, said = state["p"], []
+    for engine in engines:
+        try:
+            p.free(p.alloc(p.device, nv.CHANNEL, struct.pack("128xI232x", engine)) if alone else p.tsg(engine))
+            said.append(0)
+        except nv.RmError as error:
+            said.append(error.status)
+    return said
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["TSG", "channel"])
+def test_engines_are_refused_as_by_the_guardian(web, outside, alone):
+    """RM runs the channels of others, such as the software engine's, where no share counts them."""
+    engines = [*range(100), 0x80000001, 0xFFFFFFFF]
+    refused = {engine for engine in engines if engine and engine not in scheduling.ENGINES}
+
+    said = web.processes[0].run(make_for_engines, engines, alone)
+
+    assert said == [nv.BAD_ARGUMENT if engine in refused else 0 for engine in engines]
+    assert web.info().refused_allocs == len(refused)
+    assert make_for_engines(outside, engines, alone) == [0] * len(engines)
+
+
+def test_a_channel_in_a_tsg_names_any_engine(web):
+    """RM runs it with its TSG."""
+
+    def make(state):
+        p = state["p"]
+        p.free(p.alloc(p.tsg(), nv.CHANNEL, struct.pack("128xI232x", 0x23)))
+
+    web.processes[0].run(make)
 
 
 @pytest.mark.parametrize("limit", [None, 64 << 20], ids=["no limit", "a limit"])

@@ -24,6 +24,7 @@ PROBED = ("rm_ioctl", "os_memcpy_from_user", "os_memcpy_to_user", "nvUvmInterfac
 PROBED += ("nvUvmInterfaceFreeDupedHandle", "uvm_mmap_entry", "uvm_vm_close_managed_entry", "uvm_release_entry")
 PROBED += ("uvm_va_space_create", "uvm_api_map_dynamic_parallelism_region", "uvm_api_map_external_sparse")
 PROBED += ("uvm_api_alloc_semaphore_pool", "uvm_api_map_external_allocation")
+PROBED += ("nvUvmInterfaceDupAddressSpace", "nvUvmInterfaceRetainChannel")
 
 
 @pytest.fixture(autouse=True)

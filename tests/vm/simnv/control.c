@@ -195,6 +195,20 @@ static void start_channels(struct sim_object *object)
 	}
 }
 
+/* A process with number N has N bytes. */
+static u32 pid_info(struct nv2080_pid_infos *asked)
+{
+	u32 i;
+
+	if (!asked->num || asked->num > ARRAY_SIZE(asked->infos))
+		return NV_ERR_INVALID_ARGUMENT;
+	for (i = 0; i < asked->num; i++) {
+		asked->infos[i].result = asked->infos[i].index ? NV_ERR_INVALID_ARGUMENT : NV_OK;
+		asked->infos[i].memory[0] = asked->infos[i].index ? 0 : asked->infos[i].pid;
+	}
+	return NV_OK;
+}
+
 /* Sizes that RM insists on; 0: a control that is not looked into. */
 static size_t size_of(u32 cmd)
 {
@@ -217,6 +231,8 @@ static size_t size_of(u32 cmd)
 		return sizeof(struct nv0080_find_subdevice);
 	case NV0041_GET_SURFACE_INFO:
 		return sizeof(struct nv0041_surface_info);
+	case NV2080_GPU_GET_PID_INFO:
+		return sizeof(struct nv2080_pid_infos);
 	case NV2080_FB_GET_INFO_V2:
 		return NV2080_FB_INFO_ENTRY_AT + fb_list_length() * sizeof(struct nv2080_fb_entry);
 	case NV2080_FIFO_DISABLE_CHANNELS:
@@ -290,6 +306,8 @@ static u32 perform(const struct sim_file *file, struct sim_client *client, struc
 		return find_subdevice(client, object->handle, params);
 	case NV0041_GET_SURFACE_INFO:
 		return surface_info(file, object, params);
+	case NV2080_GPU_GET_PID_INFO:
+		return pid_info(params);
 	case NV2080_FB_GET_INFO_V2:
 		return fb_info(object->gpu, params);
 	case NV2080_GPU_GET_ID:

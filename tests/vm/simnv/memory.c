@@ -291,6 +291,31 @@ u32 nvUvmInterfaceFreeDupedHandle(void *device, u32 handle)
 }
 EXPORT_SYMBOL(nvUvmInterfaceFreeDupedHandle);
 
+/* As the real ones, as far as to find the object. */
+static u32 look_up(u32 client, u32 handle)
+{
+	u32 status;
+
+	mutex_lock(&sim_lock);
+	status = sim_client(client, NULL) && sim_object(sim_client(client, NULL), handle) ? NV_OK : NV_ERR_OBJECT_NOT_FOUND;
+	mutex_unlock(&sim_lock);
+	return status;
+}
+
+u32 nvUvmInterfaceDupAddressSpace(void *device, u32 client, u32 handle, void **space, void *info);
+u32 nvUvmInterfaceDupAddressSpace(void *device, u32 client, u32 handle, void **space, void *info)
+{
+	return look_up(client, handle);
+}
+EXPORT_SYMBOL(nvUvmInterfaceDupAddressSpace);
+
+u32 nvUvmInterfaceRetainChannel(void *space, u32 client, u32 handle, void **retained, void *info);
+u32 nvUvmInterfaceRetainChannel(void *space, u32 client, u32 handle, void **retained, void *info)
+{
+	return look_up(client, handle);
+}
+EXPORT_SYMBOL(nvUvmInterfaceRetainChannel);
+
 /* UVM takes memory of the card without a handle (PMA): page tables, pieces for managed memory. */
 struct sim_mem *sim_uvm_take(u64 size)
 {

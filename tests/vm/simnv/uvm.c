@@ -14,9 +14,14 @@
 #include "sim.h"
 
 #define UVM_INITIALIZE 0x30000001
-/* The test bed's own numbers: map memory of a client, and unmap the last of what is mapped. */
+/*
+ * The test bed's own numbers: map memory of a client, and unmap the last of what is mapped; register an address space or
+ * a channel of a client.
+ */
 #define SIM_UVM_MAP 0x5101
 #define SIM_UVM_UNMAP 0x5102
+#define SIM_UVM_REGISTER_SPACE 0x5103
+#define SIM_UVM_REGISTER_CHANNEL 0x5104
 #define HELD_MAX 4096
 
 struct sim_uvm_map {	/* begins as UVM_MAP_EXTERNAL_ALLOCATION_PARAMS does */
@@ -26,6 +31,8 @@ struct sim_uvm_map {	/* begins as UVM_MAP_EXTERNAL_ALLOCATION_PARAMS does */
 
 u32 nvUvmInterfaceDupMemory(void *device, u32 client, u32 memory, u32 *made, struct nv_uvm_memory_info *info);
 u32 nvUvmInterfaceFreeDupedHandle(void *device, u32 handle);
+u32 nvUvmInterfaceDupAddressSpace(void *device, u32 client, u32 handle, void **space, void *info);
+u32 nvUvmInterfaceRetainChannel(void *space, u32 client, u32 handle, void **retained, void *info);
 
 /* What the last file was initialised with, and what is mapped, in bytes; for tests. */
 static unsigned long init_flags;
@@ -140,6 +147,17 @@ static void unmap_last(struct uvm_va_space *space)
 	sim_uvm_give_back(space->held[space->nr_held].tables);
 }
 
+static long register_of_client(unsigned int cmd, unsigned long arg)
+{
+	u32 of[2], status;	/* client, handle */
+
+	if (copy_from_user(of, (void __user *)arg, sizeof(of)))
+		return -EFAULT;
+	status = cmd == SIM_UVM_REGISTER_SPACE ? nvUvmInterfaceDupAddressSpace(NULL, of[0], of[1], NULL, NULL) :
+						 nvUvmInterfaceRetainChannel(NULL, of[0], of[1], NULL, NULL);
+	return status ? -EINVAL : 0;
+}
+
 static long uvm_unlocked_ioctl_entry(struct file *filp, unsigned int cmd, unsigned long arg)
 {
 	struct uvm_va_space *space = filp->private_data;
@@ -151,6 +169,8 @@ static long uvm_unlocked_ioctl_entry(struct file *filp, unsigned int cmd, unsign
 			return -EFAULT;
 		return uvm_api_map_external_allocation(&map, filp) ? -EINVAL : 0;
 	}
+	if (cmd == SIM_UVM_REGISTER_SPACE || cmd == SIM_UVM_REGISTER_CHANNEL)
+		return register_of_client(cmd, arg);
 	if (cmd == SIM_UVM_UNMAP && space && space->nr_held)
 		unmap_last(space);
 	if ((cmd == 65 || cmd == 68 || cmd == 74) && space) {

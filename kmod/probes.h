@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-#ifndef _QGPU_HOOK_H
-#define _QGPU_HOOK_H
+#ifndef _QGPU_PROBES_H
+#define _QGPU_PROBES_H
 
 #include <linux/kprobes.h>
 
 /* A function of the driver, and what runs when it is called. Handlers run with preemption off and must not sleep. */
-struct qgpu_hook {
+struct qgpu_probe {
 	const char *symbol;		/* module:function */
 	kprobe_pre_handler_t called;	/* NULL: entered and returned are given instead */
 	bool redirects;			/* called may send the call to another function, and then returns 1 */
@@ -17,10 +17,10 @@ struct qgpu_hook {
 	struct kretprobe at_return;
 };
 
-/* Hooks that are of use only together. */
-struct qgpu_hooks {
+/* Probes that are of use only together. */
+struct qgpu_probes {
 	const char *what;		/* they do, for the log */
-	struct qgpu_hook *hooks;
+	struct qgpu_probe *probes;
 	int nr;
 	bool placed;
 	int error;			/* of the last try to place them, already told */
@@ -28,19 +28,19 @@ struct qgpu_hooks {
 };
 
 /* A kernel without probes is no reason not to load; guard.c refuses limits there. */
-void qgpu_hooks_init(void);
-void qgpu_hooks_uninit(void);
+void qgpu_probes_init(void);
+void qgpu_probes_uninit(void);
 
 /* Place all, in order, or none. */
-int qgpu_hooks_place(struct qgpu_hooks *set);
+int qgpu_probes_place(struct qgpu_probes *set);
 /* When it returns, no handler runs, and whoever was redirected has reached the function that it was sent to. */
-void qgpu_hooks_remove(struct qgpu_hooks *set);
+void qgpu_probes_remove(struct qgpu_probes *set);
 
 /* Try whether this kernel's probes fire and redirect at all. Sleeps. */
-bool qgpu_hooks_try(void);
+bool qgpu_probes_try(void);
 /* Whether they are placed, and the last try was good. Cheap. */
-bool qgpu_hooks_work(const struct qgpu_hooks *set);
+bool qgpu_probes_work(const struct qgpu_probes *set);
 /* How many calls have passed unseen since the last time this was asked. */
-unsigned long qgpu_hooks_missed(struct qgpu_hooks *set);
+unsigned long qgpu_probes_missed(struct qgpu_probes *set);
 
 #endif

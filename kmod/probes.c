@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * hook.c - hooks in functions of the driver: kprobes, placed all or none, and whether they still work. What they do is
- * decided in toctou.c, uvm.c and uvm_mem.c; what follows from hooks that are missing, in guard.c.
+ * probes.c - kprobes on functions of the driver, placed all or none, and whether they still work. What they do is
+ * decided in toctou.c, uvm.c and uvm_mem.c; what follows from probes that are missing, in guard.c.
  *
  * Probes can be switched off behind their owner's back: debugfs' kprobes/enabled and the sysctl kernel.ftrace_enabled
  * disarm them, and no flag of theirs tells. So there are probes on two functions of this module too, one by ftrace and
- * one by breakpoint. qgpu_hooks_try() calls both.
+ * one by breakpoint. qgpu_probes_try() calls both.
  *
  * Only a probe by ftrace reliably lets its handler redirect the call: the kernel may turn another one into a jump, which
  * ignores that. A probe with a post_handler has its function for itself (FTRACE_OPS_FL_IPMODIFY), so a live patch or a
- * BPF trampoline that would redirect it too is refused, or was there first and this module's hook is refused.
+ * BPF trampoline that would redirect it too is refused, or was there first and this module's probe is refused.
  */
 #define pr_fmt(fmt) "qgpu: " fmt
 
 #include <linux/mutex.h>
 
-#include "hook.h"
+#include "probes.h"
 
 static bool fire;
 static unsigned int hits;		/* under try_lock */
@@ -58,7 +58,7 @@ static void alone(struct kprobe *probe, struct pt_regs *regs, unsigned long flag
 static struct kprobe canaries[2];
 static bool placed;
 
-bool qgpu_hooks_try(void)
+bool qgpu_probes_try(void)
 {
 	bool good = false;
 
@@ -74,7 +74,7 @@ bool qgpu_hooks_try(void)
 	return good;
 }
 
-void qgpu_hooks_init(void)
+void qgpu_probes_init(void)
 {
 	canaries[0] = (struct kprobe){
 		.addr = (kprobe_opcode_t *)canary_by_ftrace,
@@ -99,7 +99,7 @@ void qgpu_hooks_init(void)
 		placed = true;
 }
 
-void qgpu_hooks_uninit(void)
+void qgpu_probes_uninit(void)
 {
 	if (!placed)
 		return;
@@ -108,50 +108,50 @@ void qgpu_hooks_uninit(void)
 	placed = false;
 }
 
-static int place(struct qgpu_hook *hook)
+static int place(struct qgpu_probe *probe)
 {
 	int ret;
 
-	if (!hook->called) {
-		hook->at_return = (struct kretprobe){
-			.kp.symbol_name = hook->symbol,
-			.entry_handler = hook->entered,
-			.handler = hook->returned,
-			.data_size = hook->data_size,
-			.maxactive = hook->at_once,
+	if (!probe->called) {
+		probe->at_return = (struct kretprobe){
+			.kp.symbol_name = probe->symbol,
+			.entry_handler = probe->entered,
+			.handler = probe->returned,
+			.data_size = probe->data_size,
+			.maxactive = probe->at_once,
 		};
-		return register_kretprobe(&hook->at_return);
+		return register_kretprobe(&probe->at_return);
 	}
-	hook->at_call = (struct kprobe){
-		.symbol_name = hook->symbol,
-		.pre_handler = hook->called,
-		.post_handler = hook->redirects ? alone : NULL,
+	probe->at_call = (struct kprobe){
+		.symbol_name = probe->symbol,
+		.pre_handler = probe->called,
+		.post_handler = probe->redirects ? alone : NULL,
 	};
-	ret = register_kprobe(&hook->at_call);
-	if (ret || !hook->redirects || hook->at_call.flags & KPROBE_FLAG_FTRACE)
+	ret = register_kprobe(&probe->at_call);
+	if (ret || !probe->redirects || probe->at_call.flags & KPROBE_FLAG_FTRACE)
 		return ret;
-	unregister_kprobe(&hook->at_call);
+	unregister_kprobe(&probe->at_call);
 	synchronize_rcu_tasks();	/* it has been armed for a moment, see take_away() */
 	return -EOPNOTSUPP;
 }
 
-static void take_away(struct qgpu_hooks *set, int nr)
+static void take_away(struct qgpu_probes *set, int nr)
 {
 	while (nr--) {
-		if (set->hooks[nr].called)
-			unregister_kprobe(&set->hooks[nr].at_call);
+		if (set->probes[nr].called)
+			unregister_kprobe(&set->probes[nr].at_call);
 		else
-			unregister_kretprobe(&set->hooks[nr].at_return);
+			unregister_kretprobe(&set->probes[nr].at_return);
 	}
 	synchronize_rcu_tasks();	/* whoever was redirected does not give up the CPU before it is there */
 }
 
-int qgpu_hooks_place(struct qgpu_hooks *set)
+int qgpu_probes_place(struct qgpu_probes *set)
 {
 	int i, ret = 0;
 
 	for (i = 0; i < set->nr && !ret; i++)
-		ret = place(&set->hooks[i]);
+		ret = place(&set->probes[i]);
 	if (!ret) {
 		set->missed = 0;
 		WRITE_ONCE(set->placed, true);
@@ -159,13 +159,13 @@ int qgpu_hooks_place(struct qgpu_hooks *set)
 		if (--i)
 			take_away(set, i);
 		if (ret != set->error)
-			pr_warn("%s: cannot hook %s (%d)\n", set->what, set->hooks[i].symbol, ret);
+			pr_warn("%s: cannot hook %s (%d)\n", set->what, set->probes[i].symbol, ret);
 	}
 	set->error = ret;
 	return ret;
 }
 
-void qgpu_hooks_remove(struct qgpu_hooks *set)
+void qgpu_probes_remove(struct qgpu_probes *set)
 {
 	if (!set->placed)
 		return;
@@ -173,36 +173,37 @@ void qgpu_hooks_remove(struct qgpu_hooks *set)
 	take_away(set, set->nr);
 }
 
-static bool is_dead(const struct qgpu_hook *hook)
+static bool is_dead(const struct qgpu_probe *probe)
 {
-	const struct kprobe *probe = hook->called ? &hook->at_call : &hook->at_return.kp;
+	const struct kprobe *kprobe = probe->called ? &probe->at_call : &probe->at_return.kp;
 
-	return READ_ONCE(probe->flags) & (KPROBE_FLAG_GONE | KPROBE_FLAG_DISABLED);
+	return READ_ONCE(kprobe->flags) & (KPROBE_FLAG_GONE | KPROBE_FLAG_DISABLED);
 }
 
-bool qgpu_hooks_work(const struct qgpu_hooks *set)
+bool qgpu_probes_work(const struct qgpu_probes *set)
 {
 	int i;
 
 	if (!READ_ONCE(set->placed) || !READ_ONCE(fire))
 		return false;
 	for (i = 0; i < set->nr; i++) {
-		if (is_dead(&set->hooks[i]))
+		if (is_dead(&set->probes[i]))
 			return false;
 	}
 	return true;
 }
 
 /* Also those that another probe's handler ran into: the kernel runs no handler inside a handler. */
-unsigned long qgpu_hooks_missed(struct qgpu_hooks *set)
+unsigned long qgpu_probes_missed(struct qgpu_probes *set)
 {
 	unsigned long missed = 0, before = set->missed;
 	int i;
 
 	for (i = 0; READ_ONCE(set->placed) && i < set->nr; i++) {
-		const struct qgpu_hook *hook = &set->hooks[i];
+		const struct qgpu_probe *probe = &set->probes[i];
 
-		missed += hook->called ? hook->at_call.nmissed : hook->at_return.kp.nmissed + hook->at_return.nmissed;
+		missed += probe->called ? probe->at_call.nmissed :
+					  probe->at_return.kp.nmissed + probe->at_return.nmissed;
 	}
 	set->missed = missed;
 	return missed > before ? missed - before : 0;
