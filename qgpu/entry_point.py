@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from qgpu.errors import ExitCode, InvalidValueError, QgpuError
+from qgpu.errors import ExitCode, InvalidValueError, QgpuError, full
 
 _N = TypeVar("_N")
 
@@ -27,6 +27,12 @@ class Directory(click.Path):
         if value == "":
             self.fail("it is empty", param, ctx)
         return super().convert(value, param, ctx)
+
+
+class IntRange(click.IntRange):
+    """A whole number within bounds; help and errors call it an integer."""
+
+    name = "integer"
 
 
 class Quantity(click.ParamType[_N]):
@@ -83,7 +89,8 @@ def run(name: str, command: click.Command) -> None:
         raise
     except OSError as error:  # the output's disk is full, or no descriptor is left
         _forget_output()
-        _end(name, ": ".join(str(part) for part in (error.filename, error.strerror or error) if part), ExitCode.FAILED)
+        place = error.filename or ("standard output" if full(error) else None)
+        _end(name, ": ".join(str(part) for part in (place, error.strerror or error) if part), ExitCode.FAILED)
 
 
 def _forget_output() -> None:

@@ -7,6 +7,7 @@ with what is wrong, where, and the remedy.
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterable
 from enum import IntEnum
 from pathlib import Path
@@ -125,7 +126,11 @@ def unusable(path: Path, remedy: str, error: OSError) -> QgpuError:
     """Return the error that a file or directory cannot be used, with this remedy unless the disk is full."""
     if full(error):
         return QgpuError(f"{path}: {error.strerror}; free some space there")
-    return PermissionDeniedError(f"{path}: {error.strerror}; {remedy}")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return PermissionDeniedError(f"{path}: {error.strerror}; {remedy}")
+    # where a directory should be is a file
+    why = os.strerror(errno.ENOTDIR) if error.errno == errno.EEXIST else error.strerror or error
+    return InvalidValueError(f"{path}: {why}; {remedy}")
 
 
 def no_pod(name: str) -> UnknownNameError:

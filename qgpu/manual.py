@@ -27,7 +27,7 @@ PROGRAMS = {
 EXIT_CODES = {
     ExitCode.OK: "done",
     ExitCode.FAILED: "failed: a defect, or a full disk (then nothing was changed); the line or the log says which",
-    ExitCode.USAGE: "usage: unknown option, quota 0 or 101, a wrong configuration file",
+    ExitCode.USAGE: "usage: unknown option, quota 0 or 101, a wrong configuration file, a directory that cannot exist",
     ExitCode.NOT_SUPPORTED: "not supported: unknown driver branch; doctor found something missing",
     ExitCode.NO_PERMISSION: "no permission: changing things as a user who may only look; sharing real GPUs without "
     "being root",
@@ -37,7 +37,7 @@ EXIT_CODES = {
     ExitCode.GPU_LOST: "GPU lost: the data plane stopped answering",
     ExitCode.DAEMON_UNREACHABLE: "daemon unreachable: qgpud is not running, and did not start within --timeout",
     ExitCode.REFUSED: "refused: a grant does not fit or cannot be enforced; nothing was changed",
-    ExitCode.DRIFT: "drift: doctor --self-test: shares differ from the quotas",
+    ExitCode.DRIFT: "drift: doctor --self-test: shares differ from the quotas, without other pods on the GPU",
     ExitCode.ALREADY_RUNNING: "already running: another qgpud holds this runtime directory",
     ExitCode.INTERRUPTED: "interrupted: Ctrl-C; top, trace, report, web and qgpud exit with 0 on it",
     ExitCode.BROKEN_PIPE: "broken pipe: the reader closed the output before its end, as head -1 does; nothing more was "

@@ -77,6 +77,6 @@ def read(path: Path) -> Table:
     try:
         return Table(str(path), "", tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
+        raise ConfigError(f"{path}: {error.strerror}; give a file that can be read") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not TOML: {error}") from error

@@ -14,6 +14,8 @@ _NUMBER = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([A-Za-zµ]*)")
 _BYTES = {"": 1, "B": 1} | {
     f"{prefix}{suffix}": 1024**power for power, prefix in enumerate("KMGTPE", 1) for suffix in ("", "i", "iB", "B")
 }
+#: Units of bits, such as Gb.
+_BITS = re.compile(r"[KMGTPE]i?b\s*$")
 _NS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 
 GIB = 1 << 30
@@ -26,6 +28,8 @@ def parse_memory(text: str) -> int:
 
     Raises InvalidValueError, as do the others.
     """
+    if _BITS.search(text):
+        raise InvalidValueError(f"{text!r} is in bits; write bytes, such as {text.strip()[:-1]}B")
     return _parse(text, {unit.upper(): factor for unit, factor in _BYTES.items()}, "a size such as 16GiB")
 
 
@@ -86,7 +90,7 @@ def format_memory(size: int) -> str:
 
 def format_duration(duration_ns: int) -> str:
     """Write nanoseconds with the largest unit that leaves at least 1, such as ``100 ms``."""
-    unit = next((unit for unit in ("s", "ms", "us") if abs(duration_ns) >= _NS[unit]), "ns")
+    unit = next((unit for unit in ("s", "ms", "µs") if abs(duration_ns) >= _NS[unit]), "ns")
     return f"{duration_ns / _NS[unit]:.4g} {unit}"
 
 

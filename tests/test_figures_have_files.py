@@ -69,6 +69,32 @@ def test_a_missed_requirement_is_shown_as_missed(tmp_path: Path) -> None:
     assert "| `some` | `a` | ≥ 1 | 0.5 | so |\n" in rendered
 
 
+def _figure(tmp_path: Path, value: float, limit: str, style: str) -> str:
+    detail = f'{{"value": {value}, "limit": "{limit}", "ok": false, "how": "so"}}'
+    (tmp_path / "some.json").write_text(f'{{"figures": {{"a": {value}}}, "details": {{"a": {detail}}}}}')
+    return figures.render(f"{figures.BEGIN}{{some > a : {style}}}\n-->\n1\n{figures.END}", tmp_path)
+
+
+def test_what_was_asked_has_the_units_of_the_figure(tmp_path: Path) -> None:
+    assert "\n11 % (**missed**, asked: ≤ 3 %)\n" in _figure(tmp_path, 0.111, "≤ 0.03", ".0%")
+
+
+def test_a_missed_figure_that_seems_met_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(figures.FigureError, match="more digits"):
+        _figure(tmp_path, 0.9985, "≥ 1", ".2f")
+
+
+@pytest.mark.parametrize(
+    ("value", "style", "shown"),
+    [(0, "no", "no"), (2, "no", "2"), (0, "none", "none"), (1.0, "all", "all"), (0.98, "all", "98 % of the")],
+)
+def test_none_and_all_are_words(tmp_path: Path, value: float, style: str, shown: str) -> None:
+    (tmp_path / "some.json").write_text(f'{{"figures": {{"a": {value}}}, "details": {{}}}}')
+    page = f"{figures.BEGIN}{{some > a : {style}}}\n-->\n1\n{figures.END}"
+
+    assert f"\n{shown}\n" in figures.render(page, tmp_path)
+
+
 def test_every_picture_and_table_of_results_is_shown() -> None:
     listed = subprocess.run(["git", "ls-files", "docs/results"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode:

@@ -79,7 +79,8 @@ ARROWS: dict[str, set[str]] = {
     "slurm": {"errors", "model", "units"},
     # what operators set and see
     "config": {"errors", "ipc", "model", "policies", "toml_tables", "units"},
-    "log": {"config", "ipc", "linux"},
+    "changes": {"units"},
+    "log": {"changes", "config", "ipc", "linux"},
     "admission": {"config", "errors", "linux", "model", "policies", "units"},
     "metrics": {"errors", "ipc", "model", "sched"},
     "trace": {"errors", "ipc", "model", "sched"},

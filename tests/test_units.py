@@ -19,6 +19,7 @@ from qgpu.errors import InvalidValueError
         ("512MiB", 512 << 20),
         ("16g", 16 << 30),
         ("1.5 GiB", 3 << 29),
+        ("2gb", 2 << 30),
         ("2GB", 2 << 30),
         ("1TiB", 1 << 40),
         ("2PiB", 1 << 51),
@@ -44,6 +45,12 @@ def test_what_is_no_time_is_refused(text: str) -> None:
 @pytest.mark.parametrize("text", ["", "GiB", "-1G", "1 Gbit", "1,5G"])
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(InvalidValueError, match="is not a size"):
+        units.parse_memory(text)
+
+
+@pytest.mark.parametrize(("text", "suggested"), [("16Gb", "16GB"), ("16 Gib ", "16 GiB")])
+def test_a_size_in_bits_is_refused(text: str, suggested: str) -> None:
+    with pytest.raises(InvalidValueError, match=f"is in bits; write bytes, such as {suggested}$"):
         units.parse_memory(text)
 
 

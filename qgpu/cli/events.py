@@ -6,15 +6,18 @@ from typing import Any
 
 import click
 
-from qgpu.cli.changes import changed, granted, who
+from qgpu.changes import changed, granted, who
 from qgpu.cli.context import Context, pass_context
 from qgpu.cli.output import output_option, print_as
+from qgpu.entry_point import IntRange
 
 _HEADER = ("WHEN", "WHO", "WHAT", "ON", "CHANGE")
+#: Columns that a narrow terminal does without.
+_LEAST = ("WHO",)
 
 
 @click.command()
-@click.option("-n", "--count", type=click.IntRange(1, 1000), default=50, show_default=True, help="How many at most.")
+@click.option("-n", "--count", type=IntRange(1, 1000), default=50, show_default=True, help="How many at most.")
 @click.option("--settings", is_flag=True, help="Only changes of policies and grants, not pods that come and go.")
 @output_option
 @pass_context
@@ -25,7 +28,7 @@ def events(context: Context, count: int, settings: bool, output: str) -> None:
     its log.
     """
     answer = context.ask("events", count=count, settings=settings)
-    print_as(output, answer, _HEADER, [_row(event) for event in answer["events"]])
+    print_as(output, answer, _HEADER, [_row(event) for event in answer["events"]], _LEAST)
     if not answer["kept"]:
         click.echo("qgpuctl: qgpud has no state directory: these end with it", err=True)
 

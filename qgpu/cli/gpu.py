@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from qgpu import units
+from qgpu.changes import changed, who
 from qgpu.cli import completion
-from qgpu.cli.changes import changed, who
 from qgpu.cli.context import Context, pass_context
 from qgpu.cli.output import (
     factor,
@@ -23,7 +23,7 @@ from qgpu.cli.output import (
     print_table,
 )
 from qgpu.cli.params import DURATION, FACTOR, PERCENT, PGPU
-from qgpu.cli.pod import USE_HEADER, at_rest, follow, use_rows
+from qgpu.cli.pod import USE_HEADER, USE_LEAST, at_rest, follow, use_rows
 from qgpu.errors import InvalidValueError, QgpuError, RefusedError
 from qgpu.ipc.control_socket import SCHEMA
 from qgpu.policies.registry import POLICIES
@@ -32,6 +32,8 @@ _HEADER = (
     *("GPU", "NAME", "MEMORY", "HELD", "POLICY", "ONLINE POLICY", "PERIOD", "OFFLINE FLOOR"),
     *("PODS", "ENGINE ACTIVE", "UTILIZATION", "PROBLEM"),
 )
+#: Columns that a narrow terminal does without, the first one first.
+_LEAST = ("ONLINE POLICY", "OFFLINE FLOOR", "PERIOD", "ENGINE ACTIVE", "NAME", "UTILIZATION")
 
 
 @click.command()
@@ -48,10 +50,10 @@ def status(context: Context, output: str) -> None:
     click.echo(f"up {answer['uptime_s']:.0f} s")
     for line in _beside(answer):
         click.echo(line)
-    print_table(_HEADER, [_row(gpu) for gpu in answer["gpus"]])
+    print_table(_HEADER, [_row(gpu) for gpu in answer["gpus"]], _LEAST)
     if answer["pods"]:
         click.echo()
-        print_table(USE_HEADER, [row for pod in answer["pods"] for row in use_rows(pod)])
+        print_table(USE_HEADER, [row for pod in answer["pods"] for row in use_rows(pod)], USE_LEAST)
 
 
 def _beside(answer: dict[str, Any]) -> Iterator[str]:
@@ -88,7 +90,7 @@ def gpu() -> None:
 def list_(context: Context, output: str) -> None:
     """List the pGPUs."""
     answer = context.ask("gpu.list")
-    print_as(output, answer, _HEADER, [_row(gpu) for gpu in answer["gpus"]])
+    print_as(output, answer, _HEADER, [_row(gpu) for gpu in answer["gpus"]], _LEAST)
 
 
 @gpu.command()

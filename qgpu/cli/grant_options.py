@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from qgpu.cli.changes import changed, who
+from qgpu.changes import changed, who
 from qgpu.cli.context import Context
 from qgpu.cli.params import DURATION, MEMORY, NONE, OrNone
 from qgpu.model import PodClass
@@ -51,7 +51,12 @@ def grant_options(function: _F) -> _F:
             type=OrNone(DURATION),
             help="What sharing may add to its p99, such as 2ms, or none.",
         ),
-        click.option("--memory", "limit", type=OrNone(MEMORY), help="Memory limit such as 16GiB, or none."),
+        click.option(
+            "--memory",
+            "limit",
+            type=OrNone(MEMORY),
+            help="Memory limit such as 16GiB (16G and 16GB are the same), or none.",
+        ),
         click.option("--class", "pod_class", type=_CLASS, help="Its class."),
         click.option("--cores", "quota", type=OrNone(click.INT), help="Quota in per cent of the pGPU, or none."),
     ):

@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
+from qgpu.changes import changed, who
 from qgpu.cli import completion
-from qgpu.cli.changes import changed, who
 from qgpu.cli.context import Context, first_gpu, pass_context
 from qgpu.cli.grant_options import change, class_option, given, grant_options, or_none
 from qgpu.cli.output import cores, duration, memory, output_option, print_as, print_facts, print_json, print_table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from pathlib import Path
@@ -116,7 +117,10 @@ def main() -> None:
 
 
 def _open_streams() -> None:
-    """Open /dev/null for closed standard streams. Otherwise the next opened file would take their number."""
+    """Open /dev/null for closed standard streams. Otherwise the next opened file would take their number.
+
+    Characters that the locale lacks, such as bars and µ, are replaced.
+    """
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             taken = os.open(os.devnull, os.O_RDWR)
@@ -124,6 +128,9 @@ def _open_streams() -> None:
                 os.dup2(taken, fd)
                 os.close(taken)
             setattr(sys, name, os.fdopen(fd, "r" if fd == 0 else "w", closefd=False))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 if __name__ == "__main__":

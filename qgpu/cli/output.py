@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
@@ -81,17 +83,43 @@ def print_facts(facts: Sequence[tuple[str, str]], indent: str = "") -> None:
     click.echo("\n".join(f"{indent}{name.ljust(width)}  {value}" for name, value in facts))
 
 
-def print_as(output: str, answer: dict[str, Any], header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print an answer, as JSON or as a table of ``rows``."""
+def print_as(
+    output: str,
+    answer: dict[str, Any],
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    least: Sequence[str] = (),
+) -> None:
+    """Print an answer, as JSON or as a table of ``rows``; ``least`` is as for ``narrow``."""
     if output == "json":
         print_json(answer)
     else:
-        print_table(header, rows)
+        print_table(header, rows, least)
 
 
-def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows below their header, in columns of fitting width."""
-    click.echo("\n".join(table(header, rows)))
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], least: Sequence[str] = ()) -> None:
+    """Print rows below their header, in columns of fitting width; ``least`` is as for ``narrow``."""
+    width = terminal_width() if least else 0
+    click.echo("\n".join(narrow(header, rows, least, width) if width else table(header, rows)))
+
+
+def terminal_width() -> int:
+    """Return how many characters fit into a line of the terminal; 0 where the output goes elsewhere."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+
+
+def narrow(header: Sequence[str], rows: Sequence[Sequence[str]], least: Sequence[str], width: int) -> list[str]:
+    """Return rows below their header as lines of at most ``width`` characters.
+
+    Columns without content are left out first, then those of ``least`` in this order; then lines are cut.
+    """
+    empty = [name for name, *cells in zip(header, *rows, strict=True) if all(cell == "-" for cell in cells)]
+    droppable = [*(name for name in reversed(empty) if rows), *least]
+    while max(map(len, lines := table(header, rows))) > width and droppable:
+        kept = [at for at, name in enumerate(header) if name != droppable[0]]
+        header, *rows = ([row[at] for at in kept] for row in (header, *rows))
+        del droppable[0]
+    return [each if len(each) <= width else f"{each[: width - 1]}…" for each in lines]
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

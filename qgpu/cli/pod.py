@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from qgpu import units
+from qgpu.changes import who
 from qgpu.cli import completion
-from qgpu.cli.changes import who
 from qgpu.cli.context import Context, pass_context
 from qgpu.cli.grant_options import change, given, grant_options
 from qgpu.cli.output import cores, duration, memory, moment, output_option, part, print_as, print_facts, print_json
@@ -35,8 +35,12 @@ _HEADER = (
     "PROBLEM",
 )
 
+#: Columns that a narrow terminal does without, the first one first.
+_LEAST = ("PIDS", "BUSY", "USED", "TARGET", "CLAIM", "CLASS", "LIMIT")
+
 #: What pods get, beside what they were promised: the header of ``use_rows``.
 USE_HEADER = ("POD", "GPU", "QUOTA", "SHARE", "GATED", "GATE TIME", "SWITCHES", "SWITCH TIME", "LIMIT", "HELD")
+USE_LEAST = ("SWITCHES", "SWITCH TIME", "GATE TIME", "LIMIT")
 
 #: How often a pod that is on the way is looked at.
 _LOOK_S = 0.1
@@ -53,7 +57,7 @@ def pod() -> None:
 def list_(context: Context, output: str) -> None:
     """List the pods."""
     answer = context.ask("pod.list")
-    print_as(output, answer, _HEADER, [row for pod in answer["pods"] for row in _rows(pod)])
+    print_as(output, answer, _HEADER, [row for pod in answer["pods"] for row in _rows(pod)], _LEAST)
 
 
 @pod.command()

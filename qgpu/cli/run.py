@@ -61,7 +61,7 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND, _BY_SIGNAL = 126, 127, 128
 )
 @click.option("--sm", type=int, help="With --group: the part of the SMs it may use, in per cent.")
 @click.option("--cores", type=int, help="Quota in per cent of the pGPU.")
-@click.option("--memory", type=MEMORY, help="Memory limit such as 16GiB.")
+@click.option("--memory", type=MEMORY, help="Memory limit such as 16GiB (16G and 16GB are the same).")
 @class_option
 @click.option("--latency-target", type=DURATION, help="What sharing may add to an online pod's p99, such as 2ms.")
 @click.option("--allow-profiling", is_flag=True, help=PROFILING_HELP)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
+import os
 import sys
 import time
 from collections import deque
@@ -16,7 +16,7 @@ import click
 
 from qgpu import live_shares
 from qgpu.cli.context import Context, pass_context
-from qgpu.cli.output import output_option, with_units
+from qgpu.cli.output import output_option, terminal_width, with_units
 from qgpu.cli.params import Seconds
 from qgpu.cli.screen import Screen
 from qgpu.cli.top_mode import Mode, chosen, pressed, settled
@@ -41,9 +41,8 @@ def top(context: Context, once: bool, every: float, output: str) -> None:
     Keys: q quits, arrows and page keys choose a pod, space pauses, s sorts, c shows one class only, tab chooses a pGPU,
     the number of a policy sets it there after a yes, ? shows help.
     """
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # bars, where the locale has none
-    plain = once or output == "json" or not (sys.stdin.isatty() and sys.stdout.isatty())
+    interactive = sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    plain = once or output == "json" or not interactive
     with suppress(KeyboardInterrupt):
         with context.connect() as client:
             if plain:
@@ -63,7 +62,7 @@ def _print(client: Client, once: bool, every: float, output: str) -> None:
         if output == "json":
             click.echo(json.dumps(with_units({"schema": now["schema"], "shares": shares})))
         else:
-            click.echo(table(View(now, shares)))
+            click.echo(table(View(now, shares), terminal_width()))
         if once:
             return
         before = now

@@ -29,13 +29,13 @@ class View:
     lost: str = ""
 
 
-def table(view: View) -> str:
-    """Return all pods as plain text of any width, for files and other programs."""
-    head = [plain(_gpu(gpu, view.shares, 0, chosen=False)) for gpu in view.now["gpus"]]
-    columns = layout(view.shares, 0)
+def table(view: View, width: int) -> str:
+    """Return all pods as plain text in lines of at most ``width`` characters; 0 is any, for files and programs."""
+    head = [_gpu(gpu, view.shares, width, chosen=False) for gpu in view.now["gpus"]]
+    columns = layout(view.shares, width, history=False)
     rows = [columns.header(), *(columns.row(row, view.history, chosen=False) for row in chosen(Mode(), view.shares))]
-    title = f"qgpu {view.now['version']} on {view.now['plane']}"
-    return "\n".join([title, *head, "", *(plain(row).rstrip() for row in rows)])
+    lines = [line(f"qgpu {view.now['version']} on {view.now['plane']}"), *head, line(""), *rows]
+    return "\n".join(plain(cut(each, width) if width else each).rstrip() for each in lines)
 
 
 def room(view: View, height: int) -> int:

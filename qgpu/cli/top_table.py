@@ -63,15 +63,15 @@ class Columns:
         return tuple((text, Style.CHOSEN if chosen else style) for text, style in pieces[:-1])
 
 
-def layout(rows: Sequence[_Row], width: int) -> Columns:
-    """Return the columns for these rows on a terminal ``width`` characters wide.
+def layout(rows: Sequence[_Row], width: int, *, history: bool = True) -> Columns:
+    """Return the columns for these rows on a terminal ``width`` characters wide; 0 is any width.
 
-    0 is any width, for a single table, which has no history.
+    A single table has no ``history``.
     """
     longest = max((len(row["pod"]) for row in rows), default=3)
     room = (width or _UNLIMITED) - 2
     found = [replace(column, width=max(column.width, _content(column, rows))) for column in _COLUMNS]
-    if not width:
+    if not history:
         found = [column for column in found if column.name != "HISTORY"]
     while len(found) > 1 and sum(column.width + 1 for column in found) > room + 1:
         found.remove(max(found, key=lambda column: column.rank))

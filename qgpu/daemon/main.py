@@ -9,6 +9,7 @@ import click
 
 import qgpu
 from qgpu import entry_point
+from qgpu.entry_point import IntRange
 from qgpu.ipc.systemd import FdStore
 from qgpu.linux.hangups import Hangups
 from qgpu.linux.shutdown import Shutdown
@@ -18,7 +19,9 @@ from qgpu.planes.seccomp.restored_fds import RestoredFds
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--config", "config_file", type=click.Path(path_type=Path), help="Configuration file (TOML).")
+@click.option(
+    "--config", "config_file", type=click.Path(path_type=Path, readable=False), help="Configuration file (TOML)."
+)
 @click.option("--runtime-dir", type=entry_point.Directory(), help="Directory of the control socket.")
 @click.option(
     "--state-dir",
@@ -27,8 +30,8 @@ from qgpu.planes.seccomp.restored_fds import RestoredFds
     help="Directory that keeps run-time settings for the next daemon; /var/lib/qgpu for root's daemon in /run/qgpu.",
 )
 @click.option("--plane", type=click.Choice([plane.value for plane in Plane]), help="How GPUs are shared.")
-@click.option("--sim-gpus", type=click.IntRange(1, 64), default=1, show_default=True, help="pGPUs to simulate.")
-@click.option("--sim-mig", type=click.IntRange(0, 7), default=0, help="MIG instances to make of each of them.")
+@click.option("--sim-gpus", type=IntRange(1, 64), default=1, show_default=True, help="pGPUs to simulate.")
+@click.option("--sim-mig", type=IntRange(0, 7), default=0, help="MIG instances to make of each of them.")
 @click.version_option(qgpu.__version__)
 def command(
     config_file: Path | None,

@@ -89,8 +89,9 @@ class PodMoves:
         name, cards = pod.name, self._pods.cards
         if self._pods.host.plane == Plane.KMOD:
             raise NotSupportedError(f"pod {name}: the module keeps a grant as long as its pod; use seccomp to move")
-        if target not in cards:
-            raise no_pgpu(target, cards)
+        for index in (target, source):
+            if index is not None and index not in cards:
+                raise no_pgpu(index, cards)
         if source is None and len(pod.grants) > 1:
             raise RefusedError(f"pod {name}: it has grants on several pGPUs; say which it leaves (--from)")
         leaves = next(iter(pod.grants)) if source is None else source

@@ -55,7 +55,7 @@ from qgpu.errors import (
 )
 from qgpu.groups.group_files import GroupFiles
 from qgpu.ipc.codec import grants_to_json
-from qgpu.ipc.control_socket import Session
+from qgpu.ipc.control_socket import Session, without_permission
 from qgpu.linux import untrusted_fds
 from qgpu.model import NS_PER_S
 from qgpu.model.plane_api import Host, PodInfo
@@ -192,12 +192,10 @@ class Service:
         op = str(message.get("op"))
         if not op.startswith("sim."):  # a pod uses its simulated card through the daemon
             self._refuse_pods(session)
-        if op in self._changing and not session.may_change:
-            raise PermissionDeniedError(
-                f"{op}: only root, the daemon's own user and the socket's group may change things"
-            )
         if op in _OWN and not caller.is_own(session):
             raise PermissionDeniedError(f"{op}: only root and the daemon's own user may ask for this")
+        if op in self._changing and not session.may_change:
+            raise PermissionDeniedError(f"permission denied; {without_permission(self._config.socket_gid)}")
         if look := self._looking.get(op):
             with self._turn(session):
                 return look(self._host.pods())
@@ -423,7 +421,8 @@ class Service:
                 raise RefusedError(f"pod {name}: its limits are those of its claim; change the claim")
             index = arguments.get("gpu", int)
             if index is not None and index not in pod.grants:
-                raise UnknownNameError(f"pod {name}: it has no grant on pGPU {index}")
+                self._gpu(index)  # raises if there is no such pGPU
+                raise UnknownNameError(f"pod {name}: it has no grant on pGPU {index}; see: qgpuctl pod show {name}")
             grants = {
                 number: arguments.pods_grant(grant) if index in (None, number) else grant
                 for number, grant in pod.grants.items()

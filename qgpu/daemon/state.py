@@ -49,7 +49,7 @@ class State:
         """Lock the directory: two daemons would overwrite each other's settings.
 
         Where the lock's file cannot be made because nothing can be written there, no setting can be kept either.
-        Raises AlreadyRunningError, PermissionDeniedError.
+        Raises AlreadyRunningError, InvalidValueError, PermissionDeniedError.
         """
         if self._path is None:
             return

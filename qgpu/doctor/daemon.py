@@ -11,25 +11,25 @@ from qgpu.checkpoint.cuda_checkpoint import FIRST_BRANCH
 from qgpu.doctor.report import Check, Verdict
 from qgpu.doctor.state_directory import check_state_directory
 from qgpu.errors import QgpuError
-from qgpu.ipc.control_socket import Client
-
-_START = "start it: qgpud"
+from qgpu.ipc.control_socket import Client, how_to_start
 
 
 def check_daemon(runtime_dir: Path, timeout_s: float) -> list[Check]:
     """Check the daemon of this runtime directory."""
     if not runtime_dir.is_dir():
-        return [Check("runtime directory", Verdict.WARN, f"{runtime_dir} does not exist", _START)]
+        return [Check("runtime directory", Verdict.WARN, f"{runtime_dir} does not exist", how_to_start(runtime_dir))]
     here = Check("runtime directory", Verdict.OK, str(runtime_dir))
     try:
         with Client(runtime_dir, timeout_s) as client:
             status, pods = client.call("status"), client.call("pod.list")["pods"]
     except QgpuError as error:
-        return [here, Check("daemon", Verdict.WARN, str(error), _START)]
+        found, _, remedy = str(error).partition("; ")
+        return [here, Check("daemon", Verdict.WARN, found, remedy or "see the daemon's log")]
     problems = [f"pGPU {gpu['index']}: {gpu['problem']}" for gpu in status["gpus"] if gpu["problem"]]
     if problems:
         return [here, Check("daemon", Verdict.FAIL, "; ".join(problems), "see the daemon's log")]
-    found = f"qgpu {status['version']} on plane {status['plane']} ({status['why']}), {len(status['gpus'])} pGPUs"
+    count = len(status["gpus"])
+    found = f"qgpu {status['version']} on plane {status['plane']} ({status['why']}), {count} pGPU{'s' * (count != 1)}"
     state = check_state_directory(None if (kept_in := status["state_dir"]) is None else Path(kept_in))
     return [here, Check("daemon", Verdict.OK, found), state, *_beside(status), *check_memory(status, pods)]
 

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -49,11 +49,12 @@ def self_test(runtime_dir: Path, gpu: int, timeout_s: float, say: Callable[[str]
     with _ending_in_order(), _daemon(runtime_dir, timeout_s) as directory, Client(directory, timeout_s) as client:
         policy = _gpu(client, gpu)["policy"]
         quotas, tenants = _quotas(client, gpu), _tenants(client, gpu)
+        # before anything is announced: without permission this is refused, too
+        with suppress(RefusedError) if tenants else nullcontext():
+            _try(client, gpu, "burst-share")
         say(_announcement(gpu, policy, quotas, tenants))
         limit = ("--memory", _LIMIT) if _gpu(client, gpu)["memory_overcommit"] > 1 else ()
         with _loads(directory, gpu, quotas, limit) as loads:
-            if not tenants:
-                _try(client, gpu, "burst-share")
             until_busy(client, gpu, loads)
             time.sleep(_SETTLE_S)
             before, from_s = _usage(client, gpu), time.time()
@@ -71,7 +72,7 @@ def _announcement(gpu: int, policy: str, quotas: tuple[int, int], tenants: Seque
     what = f"self-test: two pods with {quotas[0]} and {quotas[1]} % run on pGPU {gpu} for some seconds"
     if not tenants:
         return f"{what}; no other pod is on it"
-    return f"{what}; its policy stays {policy}; {', '.join(tenants)}: less idle time is lent to them meanwhile"
+    return f"{what}; its policy stays {policy}; meanwhile less idle time is lent to {', '.join(tenants)}"
 
 
 def _try(client: Client, gpu: int, policy: str) -> None:

@@ -6,9 +6,11 @@ and back.
 
 from __future__ import annotations
 
+import grp
 import os
 import shutil
 import socket
+import stat
 import struct
 import threading
 import time
@@ -27,7 +29,7 @@ from qgpu.ipc.client_limits import ClientLimits
 from qgpu.ipc.listener import SocketListener
 from qgpu.ipc.systemd import FdStore
 from qgpu.linux import untrusted_fds
-from qgpu.paths import root_socket_path, socket_path
+from qgpu.paths import default_runtime_dir, root_socket_path, socket_path
 
 _log = structlog.get_logger("control")
 
@@ -35,6 +37,30 @@ SCHEMA = "qgpu/v1"
 
 _SO_PEERGROUPS = 59  # include/uapi/asm-generic/socket.h, since Linux 4.13; Python has no name for it
 _MAX_BYTES = 1024  # what Python's getsockopt takes: 256 groups
+
+
+def how_to_start(runtime_dir: Path) -> str:
+    """Return how to start the daemon of a directory: as the service, unless another directory was chosen."""
+    default = "QGPU_RUNTIME_DIR" not in os.environ and runtime_dir == default_runtime_dir()
+    service = default or runtime_dir == Path("/run/qgpu")
+    return f"start it: {'systemctl start qgpud' if service else f'qgpud --runtime-dir {runtime_dir}'}"
+
+
+def without_permission(group_id: int | None) -> str:
+    """Return what somebody without permission can do; ``group_id`` is the group that has it, if any but root's."""
+    if not group_id:
+        return "use sudo"
+    try:
+        return f"use sudo, or join group {grp.getgrgid(group_id).gr_name}"
+    except KeyError:
+        return f"use sudo, or join group {group_id}"
+
+
+def _who_may_connect(path: Path) -> str:
+    with suppress(OSError):
+        found = path.stat()
+        return without_permission(found.st_gid if found.st_mode & stat.S_IWGRP else None)
+    return without_permission(None)
 
 
 class Client:
@@ -46,11 +72,11 @@ class Client:
         try:
             self._connection = _connect_as_root(runtime_dir, timeout_s) or wire.connect(str(path), timeout_s)
         except PermissionError as error:
-            raise PermissionDeniedError(f"{path}: permission denied; ask for membership in its group") from error
+            raise PermissionDeniedError(f"{path}: permission denied; {_who_may_connect(path)}") from error
         except TimeoutError as error:
             raise TimedOutError(f"{path}: no connection within {timeout_s:g} s") from error
         except OSError as error:
-            raise DaemonUnreachableError(f"{path}: {error.strerror or error}; is qgpud running?") from error
+            raise DaemonUnreachableError(f"{path}: {error.strerror or error}; {how_to_start(runtime_dir)}") from error
 
     def call(self, op: str, fds: Sequence[int] = (), **arguments: Any) -> dict[str, Any]:
         """Make a request and return its answer. Raises the daemon's error, or the reason for a missing answer."""
@@ -147,7 +173,7 @@ class Server:
     ) -> None:
         """Listen. ``pod_of`` returns a client's pod at once; a client in a pod is treated like one that may only read.
 
-        Raises PermissionDeniedError if no client could connect.
+        Raises InvalidValueError, PermissionDeniedError if no client could connect.
         """
         self._handle = handle
         self._pod_of = pod_of
@@ -161,7 +187,7 @@ class Server:
         try:
             self._give_to_group()
             self._listeners.append(SocketListener("root", root_socket_path(runtime_dir), 0o600, store, self._take))
-        except PermissionDeniedError:
+        except QgpuError:
             self.close()
             raise
         except OSError as error:

@@ -41,9 +41,10 @@ class SocketListener:
         take: Callable[[socket.socket], None],
         left: Iterable[socket.socket] = (),
     ) -> None:
-        """Listen, with the stored socket of this ``name`` if there is one. Raises PermissionDeniedError.
+        """Listen, with the stored socket of this ``name`` if there is one.
 
-        ``left`` are connections that an earlier daemon accepted and left undone; they come first.
+        ``left`` are connections that an earlier daemon accepted and left undone; they come first. Raises
+        InvalidValueError, PermissionDeniedError.
         """
         self._path = path
         self._take, self._left = take, left

@@ -18,6 +18,8 @@ import click
 import psutil
 
 from qgpu import entry_point
+from qgpu.entry_point import IntRange
+from qgpu.errors import NoGpuError
 from qgpu.load import several
 from qgpu.load.record import Record, Stop
 from qgpu.load.spec import Workload
@@ -71,24 +73,25 @@ class _Request:
 @click.option("--streams", type=int, default=1, show_default=True, help="CUDA streams to spread kernels over.")
 @click.option("--persistent", is_flag=True, help="One kernel that runs all the time; --kernel is its round's length.")
 @click.option("--host-reads", is_flag=True, help="Each block of that kernel reads host memory after each round.")
-@click.option("--memory", type=_MEMORY, default="0", help="Card memory to hold, such as 16GiB.")
-@click.option("--processes", type=click.IntRange(1, 64), default=1, show_default=True, help="Processes with this load.")
+@click.option("--memory", type=_MEMORY, default="0", help="Card memory to hold, such as 16GiB (16GB is the same).")
+@click.option("--processes", type=IntRange(1, 64), default=1, show_default=True, help="Processes with this load.")
 @click.option("--duration", type=_TIME, default="5s", show_default=True, help="How long to measure; 0s: no limit.")
 @click.option("--count", type=int, default=0, help="How many kernels at most; 0: no limit.")
 @click.option("--warmup", type=_TIME, default="0s", help="Run this long before measuring.")
 @click.option("--start-at", type=float, metavar="EPOCH", help="Start measuring at this time (warmed up by then).")
 @click.option("--started-at", type=float, metavar="EPOCH", help="When this process was started, for startup_s.")
-@click.option("--iterations", type=click.IntRange(1), help="Length of a kernel from an earlier run; no calibration.")
+@click.option("--iterations", type=IntRange(1), help="Length of a kernel from an earlier run; no calibration.")
 @click.option("--sync", type=click.Choice(["spin", "yield", "block"]), default="spin", help="How the host waits.")
 @click.option("--window", type=_TIME, default="100ms", show_default=True, help="Count kernels in windows this long.")
 @click.option("--watch", is_flag=True, help="Print each second's result as a JSON line to stderr.")
-@click.option("--gpu", type=click.IntRange(0), default=0, show_default=True, help="Which GPU.")
+@click.option("--gpu", type=IntRange(0), default=0, show_default=True, help="Which GPU.")
 @click.option("--json", "file", type=_FILE, help="File for the result as JSON, or -.  [default: - if not a terminal]")
 def command(file: IO[str] | None, processes: int, **options: Any) -> None:
     """Run CUDA kernels of known length on a GPU, and print what they got: a line on a terminal, JSON elsewhere.
 
     In a pod of a simulated plane the load runs on the simulated pGPU. SIGINT and SIGTERM end it early; it still prints
-    the result. Exit codes: 9 no driver or no GPU, 20 no qgpud (simulated), 1 a CUDA error.
+    the result. Exit codes: 1 a CUDA error, 2 usage, 9 no driver or no such GPU, 20 no qgpud, 21
+    no memory (both simulated).
     """
     stop = Stop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -180,9 +183,10 @@ def _cuda(request: _Request) -> _Load:
 def _simulated(request: _Request) -> _Load:
     from qgpu.load.simulated import SimulatedDevice
 
-    device = SimulatedDevice(
-        os.environ.get("QGPU_POD", ""), int(os.environ.get("QGPU_GPU", str(request.gpu)).split(",")[0])
-    )
+    gpus, gpu = os.environ.get("QGPU_GPU", "").split(","), request.gpu
+    if gpus[0] and gpu >= len(gpus):
+        raise NoGpuError(f"no GPU {gpu} in this pod; its last one is --gpu {len(gpus) - 1}")
+    device = SimulatedDevice(os.environ.get("QGPU_POD", ""), int(gpus[gpu]) if gpus[0] else gpu)
     return _Load(device.run, device.name, time.time(), None, request.work.kernel_us)
 
 

@@ -42,7 +42,7 @@ def below_quota(pod: str, ledger: Ledger, recent: Mapping[str, Recent], not_guar
         return f"policy {not_guaranteed_by}{among} guarantees no quota"
     online = sum(recent[name].share for name in _online(ledger) if name in recent)
     if account.last.grant.pod_class is PodClass.OFFLINE and online >= quota - mine.share:
-        return f"waits: online pods run first, and had {online:.0%} of the GPU"
+        return f"waits: online pods run first, and were on the engine {online:.0%} of the time"
     return f"waits: {mine.gated:.0%} of the time at its gate, up to {max(0.0, turns):.0%} for other pods' turns"
 
 

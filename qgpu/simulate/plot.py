@@ -7,9 +7,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 from math import nan
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from qgpu.errors import ConfigError, NotSupportedError
 from qgpu.simulate.report import Moment, Report
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: Spans to take means over, in s, from none. Turns by gate make shares jump between 0 and 1 in shorter ones.
 _SPANS_S = (0.0, 0.5, 1.0, 2.0, 4.0)
@@ -66,18 +70,19 @@ def _wiggle(shares: Sequence[float]) -> float:
     return sum(abs(after - before) for before, after in pairwise(shares)) / max(1, len(shares) - 1)
 
 
+def check(file: Path) -> None:
+    """Check that a plot can be drawn to this file. Raises NotSupportedError, ConfigError."""
+    kinds = _figure().canvas.get_supported_filetypes()
+    if file.suffix and file.suffix.removeprefix(".").lower() not in kinds:
+        raise ConfigError(f"{file}: no format of plots; end its name in one of {', '.join(kinds)}")
+
+
 def draw(report: Report, file: Path) -> None:
     """Draw each pod's share and quota over time. The file's suffix is the format.
 
     Raises NotSupportedError without matplotlib, ConfigError if the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise NotSupportedError(
-            f"plots need matplotlib; install it: pip --python {sys.executable} install matplotlib"
-        ) from error
-    figure = Figure(figsize=(9, 4), layout="constrained")
+    figure = _figure()
     axes = figure.subplots()
     times = [moment.at_s for moment in report.moments]
     span_s = readable_span_s(report.moments, report.duration_s)
@@ -93,3 +98,13 @@ def draw(report: Report, file: Path) -> None:
         figure.savefig(file)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file}: {error}") from error
+
+
+def _figure() -> Figure:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise NotSupportedError(
+            f"plots need matplotlib; install it: pip --python {sys.executable} install matplotlib"
+        ) from error
+    return Figure(figsize=(9, 4), layout="constrained")

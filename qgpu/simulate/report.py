@@ -109,7 +109,7 @@ def _cells(pod: PodReport) -> tuple[str, ...]:
         f"{pod.gpu_time_s:.2f} s",
         f"{pod.kernels_per_s:.1f}",
         f"{pod.vs_alone:.1%}",
-        "-" if pod.latency_us is None else f"{pod.latency_us.p50:.0f} us",
-        "-" if pod.latency_us is None else f"{pod.latency_us.p99:.0f} us",
-        "-" if alone is None else f"{alone.p99:.0f} us",
+        "-" if pod.latency_us is None else f"{pod.latency_us.p50:.0f} µs",
+        "-" if pod.latency_us is None else f"{pod.latency_us.p99:.0f} µs",
+        "-" if alone is None else f"{alone.p99:.0f} µs",
     )

@@ -140,7 +140,7 @@ def test_show_tells_the_expected_p99_of_an_online_pod(tmp_path: Path) -> None:
         programs.pods(daemon, {"chat": online, "train": ("--", *programs.LOAD)}),
     ):
         # known at one moment it may be unknown at the next
-        while not re.search(r"^ +expected p99 +\+ [0-9.]+ (ms|us)$", daemon.ctl("pod", "show", "chat").stdout, re.M):
+        while not re.search(r"^ +expected p99 +\+ [0-9.]+ (ms|µs)$", daemon.ctl("pod", "show", "chat").stdout, re.M):
             pass
 
 

@@ -101,7 +101,7 @@ def test_a_state_directory_that_cannot_be_is_one_line(tmp_path: Path) -> None:
         "--plane", "sim", "--runtime-dir", str(tmp_path / "run"), "--state-dir", f"{tmp_path}/file/x"
     )
 
-    assert (result.returncode, len(result.stderr.splitlines())) == (ExitCode.NO_PERMISSION, 1)
+    assert (result.returncode, len(result.stderr.splitlines())) == (ExitCode.USAGE, 1)
     assert "--state-dir" in result.stderr
 
 

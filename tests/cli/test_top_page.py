@@ -304,9 +304,17 @@ def test_a_history_is_drawn_from_low_to_high() -> None:
 
 
 def test_plain_text_has_all_columns() -> None:
-    printed = table(View(NOW, [row(LONG, 0.5, 0, 30, gated=0.25, expected_wait_p99_ns=300_000)]))
+    printed = table(View(NOW, [row(LONG, 0.5, 0, 30, gated=0.25, expected_wait_p99_ns=300_000)]), 0)
 
-    assert all(wanted in printed for wanted in (LONG, "50.0%", "30 %", "25%", "300 us", "GATED", "P99 +"))
+    assert all(wanted in printed for wanted in (LONG, "50.0%", "30 %", "25%", "300 µs", "GATED", "P99 +"))
+
+
+@pytest.mark.parametrize("width", [20, 40, 80])
+def test_plain_text_fits_a_terminal_and_has_no_history(width: int) -> None:
+    printed = table(View(NOW, [row(LONG, 0.5, 0, 30), *ROWS], {(0, "a"): [0.5]}), width)
+
+    assert max(map(len, printed.splitlines())) <= width
+    assert "HISTORY" not in printed
 
 
 @given(st.text("abcdef-", min_size=1, max_size=80), st.integers(3, 40))

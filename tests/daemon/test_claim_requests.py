@@ -405,7 +405,7 @@ def test_a_real_card_is_reached_by_its_node(rig, monkeypatch):
 
 def test_who_may_not_change_things_may_not_prepare(rig):
     rig.session.may_change = False
-    with pytest.raises(PermissionDeniedError, match=r"grant\.prepare: only root"):
+    with pytest.raises(PermissionDeniedError, match=r"permission denied; use sudo"):
         rig.prepare("a", rig.device())
     assert rig.listed() == {}
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from structlog.testing import capture_logs
 
-from qgpu.cli.changes import who
+from qgpu.changes import who
 from qgpu.daemon import caller, events
 from qgpu.daemon.events import Events
 from qgpu.daemon.request_args import Arguments

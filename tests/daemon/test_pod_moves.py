@@ -215,6 +215,7 @@ def test_a_move_whose_grant_is_refused_at_last_is_none(
     [
         ((0,), {"gpu": 0}, "it has a grant on pGPU 0 already"),
         ((0,), {"gpu": 7}, "pGPU 7: there is none of that number"),
+        ((0,), {"gpu": 1, "from": 7}, "pGPU 7: there is none of that number"),
         ((0,), {"gpu": 1, "from": 1}, "it has no grant on pGPU 1"),
         ((0, 1), {"gpu": 1}, "it has grants on several pGPUs; say which it leaves"),
     ],

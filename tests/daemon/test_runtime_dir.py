@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from qgpu.daemon.runtime_dir import hold
-from qgpu.errors import AlreadyRunningError, ExitCode, PermissionDeniedError, QgpuError
+from qgpu.errors import AlreadyRunningError, ExitCode, InvalidValueError, PermissionDeniedError, QgpuError
 
 
 def test_one_daemon_holds_it_at_a_time(tmp_path: Path) -> None:
@@ -34,6 +34,12 @@ def test_a_directory_behind_another_users_link_is_refused(tmp_path: Path) -> Non
     os.lchown(tmp_path / "run", 65534, 65534)
     with pytest.raises(PermissionDeniedError, match="belongs to another user"):
         hold(tmp_path / "run")
+
+
+@pytest.mark.parametrize(("path", "why"), [("/proc/nope", "No such file"), ("/etc/passwd", "Not a directory")])
+def test_a_place_for_no_directory_is_no_lack_of_permission(path: str, why: str) -> None:
+    with pytest.raises(InvalidValueError, match=f"^{path}: {why}.*; choose another --runtime-dir"):
+        hold(Path(path))
 
 
 def test_a_full_disk_is_no_lack_of_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

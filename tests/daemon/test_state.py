@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from qgpu.config import GpuSettings
 from qgpu.daemon.state import State
-from qgpu.errors import AlreadyRunningError, ExitCode, PermissionDeniedError, QgpuError
+from qgpu.errors import AlreadyRunningError, ExitCode, InvalidValueError, QgpuError
 from qgpu.linux import atomic_file
 
 
@@ -63,7 +63,7 @@ def test_a_full_disk_keeps_no_daemon_from_starting(
 
 def test_a_lock_that_cannot_be_opened_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "state.lock").symlink_to("elsewhere")
-    with pytest.raises(PermissionDeniedError, match=r"state\.lock: .*; choose another --state-dir"):
+    with pytest.raises(InvalidValueError, match=r"state\.lock: .*; choose another --state-dir"):
         State(tmp_path).hold()
 
     assert not (tmp_path / "elsewhere").exists()

@@ -49,6 +49,6 @@ def test_beside_a_tenant_the_policy_in_force_is_judged(tmp_path: Path) -> None:
             busy.terminate()
             busy.communicate(timeout=TIMEOUT_S)
 
-    assert "its policy stays fixed-share; tenant: less idle time is lent" in announced
+    assert "its policy stays fixed-share; meanwhile less idle time is lent to tenant" in announced
     assert '"gate"' in said
     assert '"burst share"' not in said

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from qgpu.errors import DaemonUnreachableError, QgpuError
+from qgpu.errors import DaemonUnreachableError, PermissionDeniedError, QgpuError
 from qgpu.ipc import control_socket, subordinate_uids, wire
-from qgpu.ipc.control_socket import Client, Server, Session
+from qgpu.ipc.control_socket import Client, Server, Session, how_to_start
 from qgpu.ipc.systemd import FdStore
 from qgpu.paths import root_socket_path, socket_path
 
@@ -159,3 +159,46 @@ def test_root_does_not_wait_in_the_queue_of_all(server: Path) -> None:
 
         assert Client(server, 5).call("look")["value"] == 0
     assert root_socket_path(server).stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("chosen", "directory", "start"),
+    [
+        ("", "/run/qgpu", "systemctl start qgpud"),
+        ("/a", "/run/qgpu", "systemctl start qgpud"),
+        ("/a", "/a", "qgpud --runtime-dir /a"),
+        ("", "/a", "qgpud --runtime-dir /a"),
+    ],
+)
+def test_a_missing_daemon_is_started_where_it_belongs(
+    chosen: str, directory: str, start: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("QGPU_RUNTIME_DIR", raising=False)
+    if chosen:
+        monkeypatch.setenv("QGPU_RUNTIME_DIR", chosen)
+
+    assert how_to_start(Path(directory)) == f"start it: {start}"
+
+
+def test_users_without_a_daemon_start_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("QGPU_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(os, "geteuid", lambda: ALICE)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", f"/run/user/{ALICE}")
+
+    assert how_to_start(Path(f"/run/user/{ALICE}/qgpu")) == "start it: systemctl start qgpud"
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(("mode", "remedy"), [(0o600, "use sudo"), (0o660, f"use sudo, or join group {ALICE}")])
+def test_a_closed_socket_names_the_group_that_may_connect(
+    server: Path, mode: int, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    os.chown(socket_path(server), -1, ALICE)
+    socket_path(server).chmod(mode)
+    monkeypatch.setattr(control_socket.grp, "getgrgid", {}.__getitem__)  # a host that has no name for it
+    monkeypatch.setattr(wire, "connect", refuse)
+    with pytest.raises(PermissionDeniedError, match=f"qgpud.sock: permission denied; {remedy}$"):
+        Client(server)

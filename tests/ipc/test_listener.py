@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from qgpu.errors import PermissionDeniedError
+from qgpu.errors import InvalidValueError
 from qgpu.ipc import wire
 from qgpu.ipc.listener import SocketListener
 from qgpu.ipc.systemd import FdStore
@@ -37,7 +37,7 @@ def test_client_that_breaks_handler_is_dropped_and_next_served(tmp_path: Path) -
 @pytest.mark.parametrize("place", ["nowhere/socket", "x" * 200])
 def test_where_nobody_could_connect_is_said(tmp_path: Path, place: str) -> None:
     before = os.listdir("/proc/self/fd")
-    with pytest.raises(PermissionDeniedError, match="no client could connect there"):
+    with pytest.raises(InvalidValueError, match=r"(No such file|too long).*; no client could connect there"):
         SocketListener("test", tmp_path / place, 0o600, FdStore(), lambda _: None)
 
     assert len(os.listdir("/proc/self/fd")) == len(before)

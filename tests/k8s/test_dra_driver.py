@@ -363,7 +363,7 @@ def test_claims_wait_for_a_daemon_that_is_away(world: World) -> None:
     claim = world.claim(result(0), pods=("p",))
     world.kill_daemon()
 
-    assert "is qgpud running?" in world.kubelet.prepare(claim, "p")
+    assert "; start it: " in world.kubelet.prepare(claim, "p")
     world.start_daemon()
     assert world.kubelet.prepare(claim, "p") == ""
 

@@ -141,7 +141,7 @@ def test_a_signal_ends_the_load_and_the_result_is_printed(load_env, number, opti
         ({"FAKE_CUDA_FAIL": "cuInit:100"}, 9, "cuInit: CUDA_ERROR_NO_DEVICE"),
         ({"FAKE_CUDA_FAIL": "cuMemAlloc_v2:2"}, 1, "cuMemAlloc_v2: CUDA_ERROR_OUT_OF_MEMORY"),
         ({"FAKE_CUDA_FAIL": "cuLaunchKernel:12345"}, 1, "cuLaunchKernel: CUDA error 12345"),
-        ({"QGPU_PLANE": "sim", "QGPU_RUNTIME_DIR": "/nowhere"}, 20, "is qgpud running?"),
+        ({"QGPU_PLANE": "sim", "QGPU_RUNTIME_DIR": "/nowhere"}, 20, "; start it: qgpud --runtime-dir /nowhere"),
     ],
 )
 def test_trouble_is_one_line_and_a_code(load, environment, code, words):

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from qgpu.errors import DaemonUnreachableError
+from qgpu.errors import DaemonUnreachableError, ExitCode
 from qgpu.ipc.control_socket import Client
 
 
@@ -77,3 +77,17 @@ def test_a_gpu_that_is_not_there_is_a_plain_refusal(qgpuctl):
 
     assert ended.returncode != 0
     assert ended.stderr.count("\n") == 1
+
+
+def test_a_gpu_beyond_those_of_the_pod_is_refused(qgpuctl):
+    ended = qgpuctl("run", *LOAD, "--gpu", "3")
+
+    assert ended.returncode == ExitCode.NOT_LOADED
+    assert ended.stderr == "qgpu-load: no GPU 3 in this pod; its last one is --gpu 0\n"
+
+
+def test_memory_beyond_the_limit_is_refused_in_its_units(qgpuctl):
+    ended = qgpuctl("run", "--name", "small", "--memory", "100MiB", *LOAD, "--memory", "200MiB")
+
+    assert ended.returncode == ExitCode.REFUSED
+    assert ended.stderr == "qgpu-load: pod small: memory limit of 100 MiB on pGPU 0: 200 MiB more do not fit\n"

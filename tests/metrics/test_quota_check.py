@@ -68,7 +68,7 @@ def test_an_offline_pod_beside_online_work_waits_for_it() -> None:
     busy = Workload(kernel_us=8_000, period_us=10_000)
     found = reasons({"train": (Grant(cores=60), FLOOD), "chat": (Grant(PodClass.ONLINE), busy)})
 
-    assert found["train"].startswith("waits: online pods run first, and had ")
+    assert found["train"].startswith("waits: online pods run first, and were on the engine ")
 
 
 def test_a_pod_whose_short_steps_wait_for_others_waits() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qgpu.simulate.plot import means, readable_span_s
+from qgpu.errors import ConfigError
+from qgpu.simulate.plot import check, means, readable_span_s
 from qgpu.simulate.report import Moment
 
 
@@ -42,3 +45,10 @@ def test_a_mean_lies_within_the_shares_that_it_is_of(shares: list[float], span_s
 
 def test_a_mean_over_everything_is_the_share_of_everything() -> None:
     assert means(turns(0.5, 10.0), "a", 100.0)[10] == pytest.approx(0.5)
+
+
+def test_only_files_of_known_formats_can_be_plots() -> None:
+    check(Path("shares.SVG"))
+    check(Path("shares"))
+    with pytest.raises(ConfigError, match=r"x\.foo: no format of plots; end its name in one of .*svg"):
+        check(Path("x.foo"))

@@ -235,7 +235,7 @@ def test_the_page_tells_when_the_daemon_is_gone_and_back(tmp_path: Path, browser
             while browser.find_element("id", "live").text != "live":
                 pass
 
-    assert "is qgpud running?" in said or "hung up" in said or "connection lost" in said
+    assert "; start it: " in said or "hung up" in said or "connection lost" in said
 
 
 @pytest.mark.parametrize(

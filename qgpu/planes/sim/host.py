@@ -27,6 +27,7 @@ from qgpu.planes.sim.gpu import SimGpu
 from qgpu.planes.sim.hardware import H200, Hardware
 from qgpu.planes.sim.kept_pods import KeptPods
 from qgpu.planes.sim.load import Load, Progress
+from qgpu.units import format_memory
 
 
 class Clock(StrEnum):
@@ -351,11 +352,11 @@ class SimHost(Host):
         return sum(load.memory for at, load in self._loads.values() if at is card and pod in (None, load.pod))
 
     def _check_memory(self, card: _Card, pod: PodInfo, size: int) -> None:
-        index, limit = card.gpu.index, pod.grants[card.gpu.index].memory
+        index, limit, more = card.gpu.index, pod.grants[card.gpu.index].memory, f"{format_memory(size)} more do not fit"
         if size and limit is not None and self._held(card, pod.name) + size > limit:
-            raise RefusedError(f"pod {pod.name}: memory limit of {limit} bytes on pGPU {index}: {size} more do not fit")
+            raise RefusedError(f"pod {pod.name}: memory limit of {format_memory(limit)} on pGPU {index}: {more}")
         if size and self._held(card) + size > card.gpu.hardware.memory:
-            raise RefusedError(f"pod {pod.name}: pGPU {index} is out of memory: {size} bytes more do not fit")
+            raise RefusedError(f"pod {pod.name}: pGPU {index} is out of memory: {more}")
 
     def _card(self, pgpu: int) -> _Card:
         if pgpu not in self._world.cards:

@@ -1,4 +1,4 @@
-"""Changes of settings as text: ``policy burst-share -> fixed-share``, and who made them."""
+"""Changes of settings as text, such as ``policy burst-share -> fixed-share``, and who made them."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import pwd
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from qgpu.cli.output import cores, duration, factor, memory, per_cent
+from qgpu.units import format_duration, format_memory
 
 #: How settings of pGPUs and grants are named and written for people.
 _WRITTEN: Mapping[str, tuple[str, Callable[[Any], str]]] = {
-    "period_ns": ("period", duration),
-    "offline_floor": ("offline floor", per_cent),
+    "period_ns": ("period", format_duration),
+    "offline_floor": ("offline floor", "{} %".format),
     "online_policy": ("online policy", str),
     "temporary_policy": ("temporary policy", str),
     "gpu": ("pGPU", str),
-    "memory_overcommit": ("memory overcommit", factor),
-    "cores": ("quota", cores),
-    "memory": ("limit", memory),
-    "latency_target_ns": ("latency target", duration),
-    "member_sm_percent": ("later members' SMs", per_cent),
-    "member_memory_bytes": ("later members' limit", memory),
+    "memory_overcommit": ("memory overcommit", "{:g} times".format),
+    "cores": ("quota", "{} %".format),
+    "memory": ("limit", format_memory),
+    "latency_target_ns": ("latency target", format_duration),
+    "member_sm_percent": ("later members' SMs", "{} %".format),
+    "member_memory_bytes": ("later members' limit", format_memory),
     "profiling": ("profiling", lambda allowed: "allowed" if allowed else "refused"),
     "graphics": ("graphics", lambda allowed: "allowed" if allowed else "refused"),
 }
