@@ -18,9 +18,10 @@ only files FILE-SECTION.json exist, the figures of all sections are taken togeth
 - for a list of rows: ``KEY=VALUE`` or ``KEY!=VALUE`` (the rows to keep), or a key (its values);
 - for a list of numbers: an index, ``max``, ``min``, ``median``, ``sum``, ``count``, or ``below NUMBER`` (how many are).
 
-FORMAT is Python's, with a factor if need be (``.2f*0.001``). A spread is written as a range, a list with commas. A
-figure that misses its requirement gets a note that says so. ``{missed}`` is a table of all such figures. A backslash at
-the end of a line joins it with the next one.
+FORMAT is Python's, with a factor if need be (``.2f*0.001``); or ``no`` or ``none``, which is this word for 0 and else a
+whole number; or ``all``, which is this word for 1 and else ``98 % of the``. A spread is written as a range, a list with
+commas. A figure that misses its requirement gets a note that says so; with digits so few that it seems to meet it, it
+is refused. ``{missed}`` is a table of all such figures. A backslash at the end of a line joins it with the next one.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ END = "<!-- end generated -->"
 _WIDTH = 118
 _BLOCK = re.compile(re.escape(BEGIN) + r"(?P<template>.*?\n)-->\n(?P<text>.*?)" + re.escape(END), re.DOTALL)
 _FIGURE = re.compile(r"\{([^{}]+?)(?: : ([^{}\s]+))?\}")
+_LIMIT = re.compile(r"([≥≤]) ([\d.]+)")
 _SUMMARIES: dict[str, Callable[[list[Any]], Any]] = {
     "max": max,
     "min": min,
@@ -99,7 +101,8 @@ def _text(path: str, style: str, results: Path) -> str:
     data = _load(file, results)
     try:
         value, detail = _find(data, steps)
-        return _format(value, style) + (f" (**missed**, asked: {detail['limit']})" if detail.get("ok") is False else "")
+        shown, missed = _format(value, style), detail.get("ok") is False
+        return f"{shown} (**missed**, asked: {_asked(shown, detail, style)})" if missed else shown
     except (KeyError, IndexError, ValueError, TypeError) as error:
         raise FigureError(f"{{{path}}}: {type(error).__name__}: {error}") from error
 
@@ -161,8 +164,26 @@ def _format(value: Any, style: str) -> str:
         return ", ".join(_format(each, style) for each in value)
     if isinstance(value, str):
         return value
+    if style in ("no", "none"):
+        return f"{value:.0f}" if value else style
+    if style == "all":
+        return style if value == 1 else f"{_format(value, '.0%')} of the"
     shape, _, factor = style.partition("*")
     return format(value * float(factor) if factor else value, shape).replace("%", " %")
+
+
+def _asked(shown: str, detail: dict[str, Any], style: str) -> str:
+    """Return a limit in the units of the figure. Raises ValueError if the figure, as shown, seems to meet it."""
+    limit = str(detail["limit"])
+    if (match := _LIMIT.fullmatch(limit)) is None:
+        return limit
+    sign, bound = match.groups()
+    if "%" in style or "*" in style:
+        bound = _format(float(bound), style)
+    met, asked = (float(each.removesuffix(" %")) for each in (shown, bound))
+    if met >= asked if sign == "≥" else met <= asked:
+        raise ValueError(f"{shown} is missed, and asked is {limit}: show more digits")
+    return f"{sign} {bound}"
 
 
 def _missed(results: Path) -> Iterator[str]:
