@@ -296,17 +296,22 @@ class Guardian:
 
     def _open_for_free(self, channels: list[Key]) -> None:
         """Open the gate over channels about to be freed, and return once it is open."""
-        opened = threading.Event()
+        opened, late = threading.Event(), threading.Event()
         freed = {key: self.table.objects.get(key) for key in channels}
 
         def open_for_free() -> None:
-            still = [key for key, rm in freed.items() if self.table.objects.get(key) is rm]  # this may come late
-            for card in self.cards.values():
-                card.enforcer.open_for_free(still)
+            with self.shared.lock:
+                if late.is_set():
+                    return  # the free may be over, and RM may have refused it
+                still = [key for key, rm in freed.items() if self.table.objects.get(key) is rm]
+                for card in self.cards.values():
+                    card.enforcer.open_for_free(still)
             opened.set()
 
         self._in_main_loop(open_for_free)
-        opened.wait(_GATE_PATIENCE_S)
+        if not opened.wait(_GATE_PATIENCE_S):
+            with self.shared.lock:
+                late.set()
 
     def _until_own_turn(self, pod: str, client: int, held_ns: int) -> int:
         with self.shared.lock:

@@ -25,8 +25,9 @@ K = TypeVar("K", bound=Hashable)
 CHECK_NS = 50 * NS_PER_MS
 
 #: A TSG has work if it ran for more than one part in this many of the time between two checks. That holds even for each
-#: of more than a hundred TSGs that are open together, and for TSGs to which online work leaves little time.
-_LEAST_PART = 200
+#: of more than a hundred TSGs that are open together, and for TSGs to which online work leaves little time. Those that
+#: ran for less may together have one part in _LEAST_PART_TOGETHER; beyond that the longest of them have work, too.
+_LEAST_PART, _LEAST_PART_TOGETHER = 200, 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +80,23 @@ class TsgTurns(Generic[K]):
     def checked(self, used_ns: Mapping[K, int]) -> TsgTurns[K]:
         """Check for work by total GPU time. A TSG that did nothing with its turn loses it; TSGs with new work queue."""
         known = self.with_tsgs(used_ns)
-        least_ns = self._unchecked_ns // _LEAST_PART
-        ran = [tsg for tsg, used in used_ns.items() if used - known.used_ns[tsg] > least_ns]
+        ran = self._ran({tsg: used - known.used_ns[tsg] for tsg, used in used_ns.items()})
         # A TSG loses its turn only if it had it for at least half of the time since the last check.
         tried = known.busy[:1] if 2 * known._had_ns >= known._unchecked_ns else ()
         after = known._without({tsg for tsg in tried if tsg not in ran})
         came = tuple(tsg for tsg in ran if tsg not in known.busy)
         had_ns = after._had_ns if len(after.busy) > 1 else 0  # alone, it kept no other TSG waiting
         return replace(after, busy=after.busy + came, used_ns=dict(used_ns), _had_ns=had_ns, _unchecked_ns=0)
+
+    def _ran(self, ran_ns: Mapping[K, int]) -> list[K]:
+        """List the TSGs that had work, given how long each ran since the last check."""
+        least_ns, together_ns, short = self._unchecked_ns // _LEAST_PART, 0, set[K]()
+        for tsg in sorted(ran_ns, key=ran_ns.__getitem__):
+            together_ns += ran_ns[tsg]
+            if ran_ns[tsg] > least_ns or together_ns > self._unchecked_ns // _LEAST_PART_TOGETHER:
+                break
+            short.add(tsg)
+        return [tsg for tsg in ran_ns if tsg not in short]
 
     def _next(self) -> TsgTurns[K]:
         return replace(self, busy=self.busy[1:] + self.busy[:1], _had_ns=0)

@@ -167,3 +167,12 @@ def test_without_tsg_gates_busy_tsgs_share_one_slice(slice_us: int, busy: int, e
     assert all_at_once(part, busy) == replace(part, tsg_turn_ns=None, timeslice_us=expected_us)
     unasked = PodPlan("a", PodClass.OFFLINE, slice_us)
     assert all_at_once(unasked, busy) == unasked
+
+
+@given(st.integers(2, 400), st.integers(1, 50))
+def test_many_tsgs_with_little_work_each_take_turns(number, ran_ms):
+    """All together they may run for a twentieth of the time at most without turns."""
+    turns = TsgTurns(10 * MS).with_tsgs(dict.fromkeys(range(number), 0)).advanced(CHECK_NS)
+    after = turns.checked(dict.fromkeys(range(number), ran_ms * MS // number))
+
+    assert (number - len(after.busy)) * (ran_ms * MS // number) <= CHECK_NS // 20

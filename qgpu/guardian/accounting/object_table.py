@@ -79,6 +79,8 @@ class ObjectTable(ObjectTree):
     #: and how many of each pod are.
     _plain_of: SetsByKey[tuple[int, bool], int] = field(default_factory=SetsByKey)
     plain_counts: Counter[tuple[str, bool]] = field(default_factory=Counter, compare=False)
+    #: How many more each pod may have made under handles that nobody knows, as long as it has any client.
+    unnamed: dict[str, int] = field(default_factory=dict)
     #: By pod and kind, the events that RM was asked to make (``os_events.py``).
     _events: SetsByKey[tuple[str, str], Key] = field(default_factory=SetsByKey)
     #: Changes whenever the set of scheduled objects may change, so that callers can cache what they derive.
@@ -90,7 +92,7 @@ class ObjectTable(ObjectTree):
     def note(self, fact: Fact) -> None:
         """Apply one fact. A fact about an unknown object changes nothing."""
         getattr(self, f"_{fact['fact']}")(fact)
-        if fact.get("class") != abi.NV01_MEMORY_LOCAL_USER and fact["fact"] != "plain":
+        if fact.get("class") != abi.NV01_MEMORY_LOCAL_USER and fact["fact"] not in ("plain", "unnamed"):
             self.revision += 1
 
     def _pod(self, fact: Fact) -> None:
@@ -313,6 +315,11 @@ class ObjectTable(ObjectTree):
             if going:
                 self.plain_counts[self.clients[client].pod, system] -= len(going)
 
+    def _unnamed(self, fact: Fact) -> None:
+        """Record how many objects a pod may have made under unknown handles."""
+        if fact["pod"] in self._of_pod:
+            self.unnamed[fact["pod"]] = fact["count"]
+
     def _notes(self, fact: Fact) -> None:
         if (entry := self.clients.get(fact["client"])) is not None:
             entry.notes = fact["count"]
@@ -356,6 +363,8 @@ class ObjectTable(ObjectTree):
         self.allocations.count_client(entry.pod, -1)
         self.shared_counts[entry.pod] -= len(self._shared_with_all.pop(client, ()))
         self._of_pod.discard(entry.pod, client)
+        if entry.pod not in self._of_pod:
+            self.unnamed.pop(entry.pod, None)
         for pid, _ in entry.users:
             self._used.discard(pid, client)
 
@@ -458,8 +467,9 @@ class ObjectTable(ObjectTree):
         for pid in list(self.processes):
             if (of := self.processes.get(pid)) is not None:
                 yield {"fact": "process", "pid": pid, "pod": of, "started": self.started.get(pid, "")}
-                uvm_fds = sorted(self.uvm_fds.of(pid))
-                yield from ({"fact": "uvm_file", "pid": pid, "fd": fd, "there": True} for fd in uvm_fds)
+                for fd in sorted(self.uvm_fds.of(pid)):
+                    if fd in self.uvm_fds.of(pid):
+                        yield {"fact": "uvm_file", "pid": pid, "fd": fd, "there": True}
         for handle in list(self.clients):
             if (client := self.clients.get(handle)) is not None:
                 known = {"pod": client.pod, "maker": client.maker, "made_here": client.made_here}
@@ -467,13 +477,22 @@ class ObjectTable(ObjectTree):
                 known |= {"notes": client.notes} if client.notes else {}
                 yield {"fact": "client", "client": handle} | known | {"users": [list(user) for user in client.users]}
             shared = {"fact": "shared", "client": handle, "there": True}
-            yield from (shared | {"handle": each} for each in list(self._shared_with_all.of(handle)))
+            for each in list(self._shared_with_all.of(handle)):
+                if each in self._shared_with_all.of(handle):
+                    yield shared | {"handle": each}
             for system in (False, True):
                 plain = {"fact": "plain", "client": handle, "there": True} | ({"system": True} if system else {})
-                yield from (plain | {"handle": each} for each in list(self.plain(handle, memory=system)))
+                for each in list(self.plain(handle, memory=system)):
+                    if each in self.plain(handle, memory=system):
+                        yield plain | {"handle": each}
+        for pod_name, count in list(self.unnamed.items()):
+            if pod_name in self.unnamed:
+                yield {"fact": "unnamed", "pod": pod_name, "count": count}
         for pod_name, kind in list(self._events):
             event = {"fact": "event", "pod": pod_name, "kind": kind, "there": True}
-            yield from (event | {"client": c, "number": n} for c, n in list(self.events(pod_name, kind)))
+            for key in list(self.events(pod_name, kind)):
+                if key in self.events(pod_name, kind):
+                    yield event | {"client": key[0], "number": key[1]}
         yield from self.allocations.facts()
         for key in list(self.objects):
             if (rm := self.objects.get(key)) is not None:

@@ -15,8 +15,22 @@ from qgpu.nvidia.versions import find, installed
 
 _log = structlog.get_logger("guardian")
 
-#: How lines begin that are about memory alone, and what they contain if they are about an object of memory.
-_OF_MEMORY = tuple(b'{"fact":"%s"' % kind for kind in (b"map", b"unmap", b"unmapped", b"kept", b"carrier", b"managed"))
+#: How lines begin that are about no channel, and what they contain if they are about an object of memory.
+_OF_OTHERS = tuple(
+    b'{"fact":"%s"' % kind
+    for kind in (
+        b"map",
+        b"unmap",
+        b"unmapped",
+        b"kept",
+        b"carrier",
+        b"managed",
+        b"plain",
+        b"shared",
+        b"notes",
+        b"event",
+    )
+)
 _MEMORY_CLASS = b'"class":%d,' % abi.NV01_MEMORY_LOCAL_USER
 
 
@@ -40,4 +54,4 @@ def open_gates(journal_fd: int) -> None:
 
 def _is_of_channels(line: bytes) -> bool:
     """Tell whether a line of a journal may be about channels or what is above them. Pods have fewer of these."""
-    return not line.startswith(_OF_MEMORY) and _MEMORY_CLASS not in line
+    return not line.startswith(_OF_OTHERS) and _MEMORY_CLASS not in line

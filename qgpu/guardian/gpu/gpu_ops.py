@@ -44,6 +44,9 @@ from qgpu.nvidia.versions import Branch
 #: How often a gate is tried again when channels are freed while it moves.
 _GATE_TRIES = 3
 
+#: How many handles of other objects one move of gates finds.
+_MOST_OTHERS = 64
+
 #: RM's status for a gate over a channel that does not exist.
 _STALE = abi.UNKNOWN_TO_RM | {abi.NV_ERR_INVALID_CHANNEL}
 
@@ -113,7 +116,7 @@ class GpuOps:
                 alive = [key for key in alive if self.exists(key)]
                 opened, others = self._open(device, alive)
                 for key in others & known.keys():
-                    self.on_replaced(known[key])
+                    self._check_class(known[key])
                 alive = [key for key in alive if key not in others]
                 if not closed or len(opened) < len(alive):
                     stuck = opened if closed else frozenset(alive) - opened
@@ -123,11 +126,12 @@ class GpuOps:
     def _open(self, device: RmDevice, channels: Sequence[Key]) -> tuple[frozenset[Key], frozenset[Key]]:
         """Open channels; return those that are certainly open, and those that are no channels in RM.
 
-        A list that RM refuses is halved until it says which handle is the cause.
+        A list that RM refuses is halved until it says which handle is the cause. After _MOST_OTHERS such handles the
+        rest waits: the main loop has other work.
         """
         opened, others = set[Key](), set[Key]()
         parts = [channels] if channels else []
-        while parts:
+        while parts and len(others) < _MOST_OTHERS:
             part = parts.pop()
             try:
                 device.set_channels(part, disabled=False)
@@ -180,9 +184,13 @@ class GpuOps:
 
         if self._via_client_file(tsg.client, put) is not None:
             return True
-        if (found := self.find_object(tsg)) is not None and found[0] != tsg.rm_class:
-            self.on_replaced(tsg)
+        self._check_class(tsg)
         return False
+
+    def _check_class(self, rm: RmObject) -> None:
+        """Tell of an object whose handle names one of another class by now, as far as its client's file is found."""
+        if (found := self.find_object(rm)) is not None and found[0] != rm.rm_class:
+            self.on_replaced(rm)
 
     def size_by_file(self, file: int, client: int, memory: int) -> int:
         """Ask RM through a file of ours how large memory is, in bytes; 0 if it does not exist."""

@@ -41,8 +41,7 @@ class AllocMemoryHandler(Handler):
             if not self._shared.files.makers.is_by(pod_call.file, pod_call.pid):
                 what = client_ownership.OTHER_PROCESS
                 return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INVALID_CLIENT, what)
-            # Without a handle RM would choose one that nobody here learns of.
-            if refusal := self._refusal(asked) if asked.handle else abi.NV_ERR_INVALID_ARGUMENT:
+            if refusal := self._refusal_by_kernel(asked):
                 return self._ctx.answer(block, asked.status_at, refusal)
             self._passthrough_memory.begin(pod_call, (asked.client, asked.handle), asked.rm_class)
             return PROCEED
@@ -62,6 +61,16 @@ class AllocMemoryHandler(Handler):
             made = abi.NV01_MEMORY_VIRTUAL if empty else asked.rm_class
             self._free_handler.plain.add(asked.client, block.u32(rm_calls.MEMORY_HANDLE_AT), made)
         return error
+
+    def _refusal_by_kernel(self, asked: rm_calls.AllocMemory) -> int:
+        """Return the same for an object that the kernel makes: afterwards RM must tell whether it made this one."""
+        if not asked.handle:
+            return abi.NV_ERR_INVALID_ARGUMENT  # RM would choose one that nobody here learns of
+        if refusal := self._refusal(asked):
+            return refusal
+        if self._gpu_ops.exists((asked.client, asked.handle)):
+            return abi.NV_ERR_INSERT_DUPLICATE_NAME
+        return abi.NV_OK if self._free_handler.plain.may_make_unnamed() else abi.NV_ERR_INSUFFICIENT_RESOURCES
 
     def _refusal(self, asked: rm_calls.AllocMemory) -> int:
         """Return why a client may have no other such object, or NV_OK.

@@ -65,8 +65,9 @@ class FreeHandler(Handler):
         return error
 
     def _is_gone(self, key: Key) -> bool:
-        """Tell whether RM no longer has an object of the pod's own: it refuses frees by files of other clients, too."""
-        return self._shared.clients.owns(self._pod, key[0]) and not self._gpu_ops.exists(key)
+        """Tell whether RM no longer has an object, which is no other pod's: it refuses frees by other files, too."""
+        entry = self._shared.table.clients.get(key[0])
+        return (entry is None or entry.pod == self._pod) and not self._gpu_ops.exists(key)
 
     def undo_interrupted(self, pod_call: PodCall, key: Key) -> None:
         """Free what a dead guardian may have made for this call; the call then makes it again."""

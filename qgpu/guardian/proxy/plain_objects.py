@@ -1,12 +1,11 @@
 """Bounds a pod's objects of classes that the object table does not keep: RM holds its lock while it frees a client.
 
 Of these objects only the handles are known. RM also frees them with what they lie below. So some of them may be gone,
-which RM is asked before another one is refused. Those of which not even the handle is known have negative numbers.
+which RM is asked before another one is refused. What the kernel may have made under an unknown handle is counted apart.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 
 from qgpu.guardian.accounting.rm_object import Key
@@ -20,6 +19,8 @@ _MOST = {True: 1 << 15, False: 1 << 11}
 #: And how many all clients of a pod may have.
 _MOST_OF_POD = {True: 1 << 16, False: 1 << 14}
 _MEMORY = frozenset({abi.NV01_MEMORY_SYSTEM, abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR})
+#: How many pieces of memory the kernel may have made for a pod under unknown handles; calls that RM refused are in it.
+_MOST_UNNAMED = 1 << 15
 TOO_MANY = "too many objects of RM"
 
 
@@ -57,13 +58,21 @@ class PlainObjects:
         if rm_class not in classes.EVENTS:
             self._note((client, handle), memory=rm_class in _MEMORY, there=True)
 
+    def may_make_unnamed(self) -> bool:
+        """Tell whether the kernel may make memory for the pod under a handle that another thread may change."""
+        if self._shared.table.unnamed.get(self._pod, 0) < _MOST_UNNAMED:
+            return True
+        self._shared.refusals.count(self._pod, TOO_MANY)
+        return False
+
     def count_unnamed(self, asked: Iterable[Key]) -> None:
-        """Count what the kernel may have made under another handle than it was asked for, until the client ends."""
-        for client, handle in asked:
-            known = handle in self._shared.table.plain(client, memory=True)
-            if known and not self._shared.gpu_ops.exists((client, handle)):
-                self._note((client, handle), memory=True, there=False)
-                self._note((client, -time.monotonic_ns()), memory=True, there=True)
+        """Count what the kernel did not make under the handle that it was asked for: under another, or not at all."""
+        for key in asked:
+            if key[1] in self._shared.table.plain(key[0], memory=True) and not self._shared.gpu_ops.exists(key):
+                with self._shared.lock:
+                    self._note(key, memory=True, there=False)
+                    count = self._shared.table.unnamed.get(self._pod, 0) + 1
+                    self._shared.note({"fact": "unnamed", "pod": self._pod, "count": count})
 
     def discard(self, key: Key) -> None:
         """Record that one is gone, if it is one."""
@@ -81,7 +90,7 @@ class PlainObjects:
     def _forget_gone(self, client: int, *, memory: bool) -> None:
         """Ask RM, without the lock, which of a client's objects exist."""
         for handle in list(self._shared.table.plain(client, memory=memory)):
-            if handle >= 0 and not self._shared.gpu_ops.exists((client, handle)):
+            if not self._shared.gpu_ops.exists((client, handle)):
                 self.discard((client, handle))
 
     def _note(self, key: Key, *, memory: bool, there: bool) -> None:

@@ -499,3 +499,28 @@ def test_every_channel_of_a_shared_tsg_is_listed_exactly_once(steps):
     for fact in table.facts():
         again.note(fact)
     assert listed(again) == shown
+
+
+@pytest.mark.parametrize(
+    "fact",
+    [
+        {"fact": "plain", "client": 7},
+        {"fact": "plain", "client": 7, "system": True},
+        {"fact": "shared", "client": 7},
+        {"fact": "event", "pod": "web", "kind": "os", "client": 7},
+    ],
+    ids=["plain", "system memory", "shared", "event"],
+)
+def test_a_compaction_tells_nothing_that_is_over_meanwhile(fact):
+    table = ObjectTable()
+    number = "number" if fact["fact"] == "event" else "handle"
+    for each in (POD, PROCESS, CLIENT, *(fact | {number: at, "there": True} for at in range(1, 9))):
+        table.note(each)
+    told = []
+    for each in table.facts():
+        told.append(each)
+        if each["fact"] == fact["fact"]:
+            for at in range(1, 9):
+                table.note(fact | {number: at, "there": False})
+
+    assert [each["fact"] for each in told].count(fact["fact"]) == 1

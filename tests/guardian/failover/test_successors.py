@@ -82,6 +82,19 @@ def test_a_free_that_rm_refuses_forgets_nothing(on_card, handle, client):
     assert set(on_card.shared.table.objects) == before
 
 
+@pytest.mark.parametrize("handle", [7, 0x20], ids=["client", "TSG"])
+def test_a_free_that_was_done_and_noted_is_answered_so(on_card, handle):
+    """The guardian died after it had noted the free, and before it had written down the answer."""
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(0x20, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
+    die_in_free(on_card, free(handle))
+    for key in [key for key in on_card.rm.objects if handle in (key[1], 7)]:
+        del on_card.rm.objects[key]
+    on_card.shared.note({"fact": "gone", "client": 7, "handle": handle})
+    successor_of(on_card)
+
+    assert struct.unpack_from("<I", on_card.answer()[2], 12)[0] == abi.NV_OK
+
+
 def neighbour(pod):
     for fact in (
         {"fact": "pod", "name": "neighbour", "grants": {}},

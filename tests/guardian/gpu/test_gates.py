@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from qgpu.errors import RmError
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.accounting.rm_object import RmObject
+from qgpu.guardian.gpu import gpu_ops as gpu_ops_module
 from qgpu.guardian.gpu.enforcer import Moved
 from qgpu.guardian.gpu.gpu_ops import GpuOps
 
@@ -101,7 +102,7 @@ def test_handles_of_other_objects_stop_no_gate(others, closed, was_closed):
     known, told = gpu_ops(card), []
     known._client.knows = lambda client, handle: True
     known._table.objects.update({key: RmObject(*key, 2, 0xC86F, 0) for key in channels(0, 1, 2, 3)})
-    known.on_replaced = told.append
+    known.find_object, known.on_replaced = lambda rm: (0x2081, 2), told.append
 
     moved = known.gate(card, channels(0, 1, 2, 3), closed=closed)
 
@@ -109,6 +110,30 @@ def test_handles_of_other_objects_stop_no_gate(others, closed, was_closed):
     assert {rm.key for rm in told} == others
     assert set(card.closed.values()) == {int(closed)}
     assert card.calls <= 3 + 8 * len(others)
+
+
+def test_a_channel_that_rm_only_refuses_stays_known():
+    """It may be on its way out; whether it is gone, RM is asked later."""
+    card = Card(*channels(0))
+    key, known, told = channels(0)[0], gpu_ops(card), []
+    del card.closed[key]
+    known._client.knows = lambda client, handle: True
+    known._table.objects[key] = RmObject(*key, 2, 0xC86F, 0)
+    known.find_object, known.on_replaced = lambda rm: (rm.rm_class, 2), told.append
+
+    assert known.gate(card, channels(0), closed=True) == Moved(gone=frozenset([key]))
+    assert told == []
+
+
+def test_very_many_other_handles_take_several_moves(monkeypatch):
+    monkeypatch.setattr(gpu_ops_module, "_MOST_OTHERS", 4)
+    card, known = Card(*channels(99)), gpu_ops(Card())
+    known._client.knows = lambda client, handle: True
+    listed, moves = [*channels(*range(4)), *channels(99)], 0
+    while listed and (moved := known.gate(card, listed, closed=False)) and moved.stuck:
+        listed, moves = [key for key in listed if key not in moved.gone], moves + 1
+
+    assert (moves, card.running()) == (3, set(channels(99)))
 
 
 def test_what_will_not_close_is_left_open():

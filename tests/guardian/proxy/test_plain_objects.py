@@ -20,6 +20,7 @@ def few(on_card, monkeypatch):
     """A pod whose clients may have three others and two pieces of system memory each, and twice that in all."""
     monkeypatch.setattr(plain_objects, "_MOST", {False: 3, True: 2})
     monkeypatch.setattr(plain_objects, "_MOST_OF_POD", {False: 6, True: 4})
+    monkeypatch.setattr(plain_objects, "_MOST_UNNAMED", 2)
     return on_card
 
 
@@ -84,11 +85,23 @@ def test_memory_made_under_another_handle_counts_too(few):
         asked = struct.pack("<IIII", 7, 2, 200, abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR) + bytes(40)
         answers.append(few.call(abi.NV_ESC_RM_ALLOC_MEMORY, asked)[0])
         few.rm.objects[7, 300 + i] = (abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR, 2)
-    found = few.shared.table.plain(7, memory=True)
     successor_of(few)
 
     assert answers == [-1, -1, 0, 0]  # /dev/random refuses what goes on to the kernel
-    assert (len(found), few.shared.table.plain(7, memory=True)) == (2, found)
+    assert few.shared.table.unnamed == {"web": 2}
+    assert make(few, 200, SYSTEM) == abi.NV_OK  # only the kernel makes no more
+    few.shared.note({"fact": "gone", "client": 7, "handle": 7})
+    assert few.shared.table.unnamed == {}
+
+
+def test_the_kernel_makes_nothing_under_a_handle_in_use(few):
+    """It would be refused, or made under another handle that nobody knows."""
+    make(few, 200)
+    asked = struct.pack("<IIII", 7, 2, 200, abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR) + bytes(40)
+    result, _, answer = few.call(abi.NV_ESC_RM_ALLOC_MEMORY, asked)
+
+    assert (result, struct.unpack_from("<I", answer, 40)[0]) == (0, abi.NV_ERR_INSERT_DUPLICATE_NAME)
+    assert few.shared.table.plain(7, memory=False) == {200}
 
 
 def test_a_refused_claim_of_its_handle_leaves_it_counted(few):
