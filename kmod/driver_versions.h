@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * driver_versions.h - the versions of the driver whose sources agree on every function that the module hooks: its
+ * driver_versions.h - the versions of the driver whose sources agree on every function that the module probes: its
  * prototype, and the beginnings of its parameters and answers. Written by tests/record_prototypes.py; do not edit. Only
  * rm.c reads it.
  */

@@ -159,7 +159,7 @@ int qgpu_probes_place(struct qgpu_probes *set)
 		if (--i)
 			take_away(set, i);
 		if (ret != set->error)
-			pr_warn("%s: cannot hook %s (%d)\n", set->what, set->probes[i].symbol, ret);
+			pr_warn("%s: cannot probe %s (%d)\n", set->what, set->probes[i].symbol, ret);
 	}
 	set->error = ret;
 	return ret;

@@ -61,7 +61,8 @@
 /*
  * What limits need and the module lacks, tried at each call. While anything is missing a grant with a limit is refused
  * with EOPNOTSUPP. PROBES: the kernel's probes do not fire (debugfs' kprobes/enabled, kernel.ftrace_enabled), or cannot
- * redirect a call. SEAL, HELD, MANAGED: the probes behind the flag of that name do not work; MANAGED only with UVM loaded.
+ * redirect a call. SEAL, HELD, MANAGED: the probes behind the flag of that name do not work; MANAGED only if UVM is
+ * loaded.
  */
 #define QGPU_MISSING_PROBES 0x1
 #define QGPU_MISSING_SEAL 0x2

@@ -97,7 +97,7 @@ def test_managed_memory_without_hooks_refuses_limits(uvm):
 
     assert (info.flags & N["QGPU_INFO_MANAGED"], info.missing) == (0, N["QGPU_MISSING_MANAGED"])
     assert (answer, later) == (errno.EOPNOTSUPP, 0)
-    assert "managed memory: cannot hook nvidia_uvm:uvm_mmap_entry" in qg.kernel_log()
+    assert "managed memory: cannot probe nvidia_uvm:uvm_mmap_entry" in qg.kernel_log()
 
 
 def test_uvm_that_comes_without_hooks_marks_limited_pods(qgpu, pod):
