@@ -128,6 +128,9 @@ def unusable(path: Path, remedy: str, error: OSError) -> QgpuError:
         return QgpuError(f"{path}: {error.strerror}; free some space there")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return PermissionDeniedError(f"{path}: {error.strerror}; {remedy}")
+    # Python itself refuses a path that is too long for a socket, without a number
+    if error.errno not in (None, errno.EEXIST, errno.ENOTDIR, errno.ENOENT, errno.ELOOP, errno.ENAMETOOLONG):
+        return QgpuError(f"{path}: {error.strerror or error}; {remedy}")
     # where a directory should be is a file
     why = os.strerror(errno.ENOTDIR) if error.errno == errno.EEXIST else error.strerror or error
     return InvalidValueError(f"{path}: {why}; {remedy}")

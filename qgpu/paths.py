@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-_SERVICE = Path("/run/qgpu")
+#: The runtime directory of the service.
+SERVICE = Path("/run/qgpu")
 
 
 def default_runtime_dir() -> Path:
@@ -13,7 +14,7 @@ def default_runtime_dir() -> Path:
     if chosen := os.environ.get("QGPU_RUNTIME_DIR"):
         return Path(chosen)
     if os.geteuid() == 0:
-        return _SERVICE
+        return SERVICE
     if base := os.environ.get("XDG_RUNTIME_DIR"):
         return Path(base) / "qgpu"
     return Path(f"/tmp/qgpu-{os.getuid()}")  # noqa: S108 - the daemon refuses a directory that is another's
@@ -22,8 +23,8 @@ def default_runtime_dir() -> Path:
 def client_runtime_dir() -> Path:
     """Return the default directory for a client: the daemon's, or the service's if this user runs no daemon."""
     own = default_runtime_dir()
-    serves = "QGPU_RUNTIME_DIR" not in os.environ and not socket_path(own).exists() and socket_path(_SERVICE).exists()
-    return _SERVICE if serves else own
+    chosen = bool(os.environ.get("QGPU_RUNTIME_DIR"))
+    return SERVICE if not chosen and not socket_path(own).exists() and socket_path(SERVICE).exists() else own
 
 
 def socket_path(runtime_dir: Path) -> Path:
@@ -38,4 +39,4 @@ def root_socket_path(runtime_dir: Path) -> Path:
 
 def default_state_dir(runtime_dir: Path) -> Path | None:
     """Return the state directory of root's daemon in /run/qgpu; None for any other daemon, which may run beside it."""
-    return Path("/var/lib/qgpu") if os.geteuid() == 0 and runtime_dir == _SERVICE else None
+    return Path("/var/lib/qgpu") if os.geteuid() == 0 and runtime_dir == SERVICE else None

@@ -16,7 +16,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("QGPU_RUNTIME_DIR", raising=False)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(paths, "_SERVICE", tmp_path / "service")
+    monkeypatch.setattr(paths, "SERVICE", tmp_path / "service")
     (tmp_path / "service").mkdir()
     (tmp_path / "service/qgpud.sock").touch()
     return tmp_path / "qgpu"

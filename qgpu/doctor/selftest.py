@@ -52,6 +52,7 @@ def self_test(runtime_dir: Path, gpu: int, timeout_s: float, say: Callable[[str]
         # before anything is announced: without permission this is refused, too
         with suppress(RefusedError) if tenants else nullcontext():
             _try(client, gpu, "burst-share")
+            tenants = []  # those that there were have gone
         say(_announcement(gpu, policy, quotas, tenants))
         limit = ("--memory", _LIMIT) if _gpu(client, gpu)["memory_overcommit"] > 1 else ()
         with _loads(directory, gpu, quotas, limit) as loads:

@@ -295,17 +295,16 @@ class Guardian:
         return found
 
     def _open_for_free(self, channels: list[Key]) -> None:
-        """Open the gate over channels about to be freed, and return once it is open."""
+        """Have the main loop open the gate over channels about to be freed, under the lock; return once it is open."""
         opened, late = threading.Event(), threading.Event()
         freed = {key: self.table.objects.get(key) for key in channels}
 
         def open_for_free() -> None:
-            with self.shared.lock:
-                if late.is_set():
-                    return  # the free may be over, and RM may have refused it
-                still = [key for key, rm in freed.items() if self.table.objects.get(key) is rm]
-                for card in self.cards.values():
-                    card.enforcer.open_for_free(still)
+            if late.is_set():
+                return  # the free may be over, and RM may have refused it
+            still = [key for key, rm in freed.items() if self.table.objects.get(key) is rm]
+            for card in self.cards.values():
+                card.enforcer.open_for_free(still)
             opened.set()
 
         self._in_main_loop(open_for_free)

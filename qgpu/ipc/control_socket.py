@@ -29,7 +29,7 @@ from qgpu.ipc.client_limits import ClientLimits
 from qgpu.ipc.listener import SocketListener
 from qgpu.ipc.systemd import FdStore
 from qgpu.linux import untrusted_fds
-from qgpu.paths import default_runtime_dir, root_socket_path, socket_path
+from qgpu.paths import SERVICE, default_runtime_dir, root_socket_path, socket_path
 
 _log = structlog.get_logger("control")
 
@@ -41,8 +41,8 @@ _MAX_BYTES = 1024  # what Python's getsockopt takes: 256 groups
 
 def how_to_start(runtime_dir: Path) -> str:
     """Return how to start the daemon of a directory: as the service, unless another directory was chosen."""
-    default = "QGPU_RUNTIME_DIR" not in os.environ and runtime_dir == default_runtime_dir()
-    service = default or runtime_dir == Path("/run/qgpu")
+    default = not os.environ.get("QGPU_RUNTIME_DIR") and runtime_dir == default_runtime_dir()
+    service = default or runtime_dir == SERVICE
     return f"start it: {'systemctl start qgpud' if service else f'qgpud --runtime-dir {runtime_dir}'}"
 
 

@@ -117,7 +117,7 @@ class FileMakers:
         self._listed, self._added = Counter[int](), Counter[int]()
         self._digits = [[FileSet(epoll, place) for place in _MAKERS[at::_DIGITS]] for at in range(_DIGITS)]
 
-    def claim(self, file: int, pid: int, mark: int = 0) -> bool:
+    def claim(self, file: int, pid: int, mark: int) -> bool:
         """Note a process as the one that makes clients on a file; False if another one does. Raises OSError.
 
         Files are counted by ``mark``.
@@ -133,7 +133,7 @@ class FileMakers:
             self._added[mark] += 1
             return noted
 
-    def rule_out(self, file: int, mark: int = 0) -> None:
+    def rule_out(self, file: int, mark: int) -> None:
         """Let no process be the one that makes clients on a file. Raises OSError."""
         with _lock:
             self.forget(file)

@@ -55,15 +55,15 @@ def test_what_cannot_be_polled_is_an_error():
 @given(maker=_PIDS, other=_PIDS)
 def test_a_file_knows_who_made_its_client_and_nobody_else(maker, other):
     makers, (reading, writing) = FileSets().makers, os.pipe()
-    assert makers.claim(reading, maker)
+    assert makers.claim(reading, maker, 0)
     copy = os.dup(reading)
 
     assert makers.is_by(copy, maker)
-    assert makers.claim(copy, other) == makers.is_by(copy, other) == (other == maker)
+    assert makers.claim(copy, other, 0) == makers.is_by(copy, other) == (other == maker)
     assert not makers.is_by(writing, maker)
     makers.forget(copy)
     assert not makers.is_by(reading, maker)
-    assert makers.claim(reading, other)
+    assert makers.claim(reading, other, 0)
     for fd in (reading, writing, copy):
         os.close(fd)
 
@@ -93,7 +93,7 @@ def test_of_two_claims_at_once_one_holds():
 
         def claim(pid, file=reading, together=together):
             together.wait()
-            makers.claim(file, pid)
+            makers.claim(file, pid, 0)
 
         threads = [threading.Thread(target=claim, args=(pid,)) for pid in (number + 1, number + 2)]
         for each in threads:

@@ -485,8 +485,8 @@ class ObjectTable(ObjectTree):
                 for each in list(self.plain(handle, memory=system)):
                     if each in self.plain(handle, memory=system):
                         yield plain | {"handle": each}
-        for pod_name, count in list(self.unnamed.items()):
-            if pod_name in self.unnamed:
+        for pod_name in list(self.unnamed):
+            if (count := self.unnamed.get(pod_name)) is not None:
                 yield {"fact": "unnamed", "pod": pod_name, "count": count}
         for pod_name, kind in list(self._events):
             event = {"fact": "event", "pod": pod_name, "kind": kind, "there": True}

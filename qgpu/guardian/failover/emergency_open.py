@@ -29,6 +29,7 @@ _OF_OTHERS = tuple(
         b"shared",
         b"notes",
         b"event",
+        b"unnamed",
     )
 )
 _MEMORY_CLASS = b'"class":%d,' % abi.NV01_MEMORY_LOCAL_USER

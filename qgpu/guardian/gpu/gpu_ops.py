@@ -114,20 +114,20 @@ class GpuOps:
             except (RmError, OSError) as error:
                 _log.info("gate refused", closed=closed, channels=len(alive), reason=str(error))
                 alive = [key for key in alive if self.exists(key)]
-                opened, others = self._open(device, alive)
+                opened, others, unasked = self._open(device, alive)
                 for key in others & known.keys():
                     self._check_class(known[key])
                 alive = [key for key in alive if key not in others]
                 if not closed or len(opened) < len(alive):
-                    stuck = opened if closed else frozenset(alive) - opened
+                    stuck = opened | unasked if closed else frozenset(alive) - opened
                     return Moved(frozenset(channels) - frozenset(alive), stuck)
         return Moved(frozenset(channels) - frozenset(alive), frozenset(alive))
 
-    def _open(self, device: RmDevice, channels: Sequence[Key]) -> tuple[frozenset[Key], frozenset[Key]]:
-        """Open channels; return those that are certainly open, and those that are no channels in RM.
+    def _open(self, device: RmDevice, channels: Sequence[Key]) -> tuple[frozenset[Key], frozenset[Key], frozenset[Key]]:
+        """Open channels; return those that are certainly open, those that are no channels in RM, and the rest.
 
-        A list that RM refuses is halved until it says which handle is the cause. After _MOST_OTHERS such handles the
-        rest waits: the main loop has other work.
+        A list that RM refuses is halved until it says which handle is the cause. After _MOST_OTHERS such handles it is
+        not asked about the rest: the main loop has other work. Of a card that does not answer there is no rest.
         """
         opened, others = set[Key](), set[Key]()
         parts = [channels] if channels else []
@@ -144,7 +144,8 @@ class GpuOps:
                     others |= set(part)
                 else:
                     parts += [part[middle:], part[:middle]]
-        return frozenset(opened), frozenset(others)
+        unasked = frozenset[Key]().union(*parts) if len(others) >= _MOST_OTHERS else frozenset[Key]()
+        return frozenset(opened), frozenset(others), unasked
 
     def open_gates(self, device: RmDevice) -> None:
         """Open every pod's gate on a card, whichever guardian closed it."""

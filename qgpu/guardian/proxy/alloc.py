@@ -108,10 +108,10 @@ class AllocHandler(Handler):
             return self._refuse(request, abi.NV_ERR_INVALID_CLIENT)
         if asked.rm_class in classes.EVENTS:
             refusal = self._shared.claims.free_handle(request.rm.key)
-        elif request.tracked or self._free_handler.plain.has_room(asked.client, asked.handle, asked.rm_class):
-            refusal = abi.NV_OK
+        elif not request.tracked:
+            refusal = self._free_handler.plain.refusal(asked.client, asked.handle, asked.rm_class)
         else:
-            refusal = abi.NV_ERR_INSUFFICIENT_RESOURCES
+            refusal = abi.NV_OK
         if refusal:
             return self._refuse(request, refusal)
         if refusal := self._checks.admit(pod_call.pid, request.rm):
@@ -267,7 +267,7 @@ class AllocHandler(Handler):
             request.answer(abi.NV_ERR_NO_MEMORY)
         elif rm.rm_class == abi.NV20_SUBDEVICE_0 and (refusal := self._learn_instance(file, rm)):
             request.answer(refusal)
-        elif request.status == abi.NV_OK:
+        elif made:
             self._complete(request)
 
     def _complete(self, request: _AllocRequest) -> None:

@@ -78,10 +78,7 @@ class AllocMemoryHandler(Handler):
         The call comes on a card's file, on which RM tells nothing about clients. So the client must be known: it has a
         device, which was made on its control file.
         """
-        if not self._shared.clients.owns(self._pod, asked.client):
-            return abi.NV_ERR_INVALID_CLIENT
-        has_room = self._free_handler.plain.has_room(asked.client, asked.handle, asked.rm_class)
-        return abi.NV_OK if has_room else abi.NV_ERR_INSUFFICIENT_RESOURCES
+        return self._free_handler.plain.refusal(asked.client, asked.handle, asked.rm_class)
 
     def _make_empty(self, pod_call: PodCall, block: IoctlBuffer) -> int:
         """Make an object without memory by the old call, instead of one that reaches the whole card.

@@ -46,8 +46,9 @@ class CardMappings(Handler):
         if rm_class != abi.NV01_CONTEXT_DMA:
             return self._ctx.refuse(block, _STATUS_AT, abi.NV_ERR_INVALID_CLASS, classes.name(rm_class))
         client, handle = _FIELDS.unpack_from(block.data)[0], block.u32(_HANDLE_AT)
-        if self._shared.clients.owns(self._pod, client) and not self._plain.has_room(client, handle, rm_class):
-            return self._ctx.answer(block, _STATUS_AT, abi.NV_ERR_INSUFFICIENT_RESOURCES)
+        owns = self._shared.clients.owns(self._pod, client)
+        if owns and (refusal := self._plain.refusal(client, handle, rm_class)):
+            return self._ctx.answer(block, _STATUS_AT, refusal)
         error = self._perform(pod_call, abi.NV_ESC_RM_ALLOC_CONTEXT_DMA2, block)
         if not error and block.u32(_STATUS_AT) == abi.NV_OK:
             self._plain.add(client, block.u32(_HANDLE_AT), rm_class)

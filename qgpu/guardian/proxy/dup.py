@@ -160,9 +160,9 @@ class DupHandler(Handler):
                 return self._discard(pod_call, key, MULTICAST)
             return self._record(pod_call, RmObject(*key, about[1] or parent, about[0], 0), None)
         if about[0] not in (abi.NV01_MEMORY_LOCAL_USER, abi.NV_MEMORY_FABRIC):
-            if not self._free_handler.plain.has_room(*key, about[0]):
+            if refusal := self._free_handler.plain.refusal(*key, about[0]):
                 self._free_handler.discard(pod_call, key)
-                return abi.NV_ERR_INSUFFICIENT_RESOURCES
+                return refusal
             self._free_handler.plain.add(*key, about[0])
             return abi.NV_OK
         on_fabric = about[0] == abi.NV_MEMORY_FABRIC

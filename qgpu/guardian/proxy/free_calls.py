@@ -84,7 +84,7 @@ class FreeHandler(Handler):
 
         def carry_out() -> bool:
             self._gpu_ops.free(pod_call.file, *key)
-            return self._gpu_ops.object_info(pod_call.file, *key) is None
+            return not self._gpu_ops.exists(key)
 
         try:
             gone = self._freed_memory.free(pod_call, key, carry_out)

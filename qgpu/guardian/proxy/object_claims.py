@@ -108,7 +108,7 @@ class ObjectClaims(SharedPart):
         if (there := self._table.objects.get(key)) is None:
             return abi.NV_OK
         if not there.confirmed or self._gpu_ops.exists(key):
-            return abi.NV_ERR_INVALID_ARGUMENT
+            return abi.NV_ERR_INSERT_DUPLICATE_NAME
         return abi.NV_OK if self._clients.drop_vanished(key) else abi.NV_ERR_INSUFFICIENT_RESOURCES
 
     def replaced(self, rm: RmObject) -> None:

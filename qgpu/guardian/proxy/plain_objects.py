@@ -30,14 +30,16 @@ class PlainObjects:
     def __init__(self, ctx: HandlerContext) -> None:
         self._shared, self._pod = ctx.shared, ctx.pod
 
-    def has_room(self, client: int, handle: int, rm_class: int) -> bool:
-        """Tell whether a client of the pod's may have another object; forget those that are gone before saying no.
+    def refusal(self, client: int, handle: int, rm_class: int) -> int:
+        """Return why a client may have no other object under a handle, or NV_OK; forget those that are gone before.
 
         Nothing that the object table keeps may have its handle.
         """
         memory = rm_class in _MEMORY
-        if not self._shared.clients.owns(self._pod, client) or self._shared.claims.free_handle((client, handle)):
-            return False
+        if not self._shared.clients.owns(self._pod, client):
+            return abi.NV_ERR_INVALID_CLIENT
+        if refusal := self._shared.claims.free_handle((client, handle)):
+            return refusal
         if not self._fits_client(client, memory=memory):
             self._forget_gone(client, memory=memory)
         if not self._fits_pod(memory=memory):
@@ -45,9 +47,9 @@ class PlainObjects:
             for each in self._shared.table.clients_of(self._pod):
                 self._forget_gone(each, memory=memory)
         if self._fits_client(client, memory=memory) and self._fits_pod(memory=memory):
-            return True
+            return abi.NV_OK
         self._shared.refusals.count(self._pod, TOO_MANY)
-        return False
+        return abi.NV_ERR_INSUFFICIENT_RESOURCES
 
     def add(self, client: int, handle: int, rm_class: int) -> None:
         """Record a new one, unless the object table keeps it, or it is an event."""

@@ -52,9 +52,6 @@ class RegisterFd(Handler):
         if not self._shared.control_files.has_room(self._pod):
             self._count(control_files.TOO_MANY)
             raise OSError(errno.ENOSPC, control_files.TOO_MANY)
-        if by_debugger:
-            self._passthrough.end_on(pod_call.file)
-            self._passthrough.end_on(control_file)
         makes = files.makers.claim(control_file, pid, mark) and files.makers.claim(pod_call.file, pid, mark)
         if not makes:
             of_pod = any(files.makers.is_by(control_file, each) for each in self._shared.table.pids_of(self._pod))
@@ -62,5 +59,8 @@ class RegisterFd(Handler):
                 self._count(client_ownership.OTHER_PROCESS)
                 raise OSError(errno.EINVAL, client_ownership.OTHER_PROCESS)
             files.makers.rule_out(pod_call.file, mark)
+        if by_debugger:
+            self._passthrough.end_on(pod_call.file)
+            self._passthrough.end_on(control_file)
         files.tied.add(control_file)
         files.tied.add(pod_call.file)

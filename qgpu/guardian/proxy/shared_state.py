@@ -1,9 +1,4 @@
-"""State that all pods' dispatchers share: the object table, its journal, and what each pod may hold.
-
-A dispatcher (``dispatcher.py``) serves one pod in a thread of its own, because a pod can make its memory slow on
-purpose. Shared state lives here under one lock, which no thread holds while it waits for a pod's memory. Every object
-is a claim before RM is asked to make it, so a successor finds the claim if this guardian dies in between.
-"""
+"""Puts the parts of the state that all pods share together, and continues from a dead guardian's journal."""
 
 from __future__ import annotations
 
@@ -36,7 +31,7 @@ _RETRIED_AT_ONCE = 64
 
 @dataclass(slots=True)
 class SharedState(SharedTable):
-    """All pods' listeners, and what their calls reveal."""
+    """The shared table with all its parts."""
 
     listeners: Listeners = field(init=False)
     monitors: BoundMonitors = field(init=False)

@@ -55,8 +55,8 @@ class VidHeapHandler(Handler):
         if rm_calls.heap_chooses_place(asked) and self._ctx.limited():
             return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, CHOSEN_PLACE)
         self._free_handler.undo_interrupted(pod_call, (asked.client, asked.handle))
-        if not self._free_handler.plain.has_room(asked.client, asked.handle, abi.NV01_MEMORY_SYSTEM):
-            return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INSUFFICIENT_RESOURCES)
+        if refusal := self._free_handler.plain.refusal(asked.client, asked.handle, abi.NV01_MEMORY_SYSTEM):
+            return self._ctx.answer(block, asked.status_at, refusal)
         if claimed and (refusal := self._checks.admit(pod_call.pid, rm) or self._ctx.claim(rm)):
             return self._ctx.answer(block, asked.status_at, refusal)
         if asked.handle:  # RM would make it under another handle than the one that was claimed
@@ -78,7 +78,8 @@ class VidHeapHandler(Handler):
         elif claimed:
             self._shared.claims.cancel(rm.key)
         made = asked.client, block.u32(rm_calls.HEAP_HANDLE_AT)
-        if not error and block.u32(asked.status_at) == abi.NV_OK and made not in self._shared.table.objects:
+        kept = claimed and made in self._shared.table.objects
+        if not error and block.u32(asked.status_at) == abi.NV_OK and not kept:
             self._free_handler.plain.add(*made, abi.NV01_MEMORY_SYSTEM)
         return self._shown(block, asked, error)
 

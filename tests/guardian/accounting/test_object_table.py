@@ -524,3 +524,15 @@ def test_a_compaction_tells_nothing_that_is_over_meanwhile(fact):
                 table.note(fact | {number: at, "there": False})
 
     assert [each["fact"] for each in told].count(fact["fact"]) == 1
+
+
+def test_a_compaction_tells_the_latest_count_of_unnamed_objects():
+    table = ObjectTable()
+    for each in (POD, PROCESS, CLIENT, {"fact": "unnamed", "pod": "web", "count": 1}):
+        table.note(each)
+    facts = table.facts()
+    told = [next(facts)]
+    table.note({"fact": "unnamed", "pod": "web", "count": 5})
+    told += facts
+
+    assert [each["count"] for each in told if each["fact"] == "unnamed"] == [5]

@@ -82,6 +82,19 @@ def test_a_free_that_rm_refuses_forgets_nothing(on_card, handle, client):
     assert set(on_card.shared.table.objects) == before
 
 
+def test_an_alloc_on_another_file_forgets_nothing(on_card):
+    """RM had made its object. A successor finds another file at the descriptor, which does not reach that."""
+    die_in(on_card, abi.NV_ESC_RM_ALLOC, alloc(0x20, 2, abi.KEPLER_CHANNEL_GROUP_A))
+    on_card.rm._make(7, 0x20, abi.KEPLER_CHANNEL_GROUP_A, 2)
+    on_card.shared.note({"fact": "confirm", "client": 7, "handle": 0x20})
+    on_card.rm.elsewhere.add(7)
+    on_card.rm._free = lambda client, handle: False
+    successor_of(on_card)
+    on_card.answer()
+
+    assert (7, 0x20) in on_card.shared.table.objects
+
+
 @pytest.mark.parametrize("handle", [7, 0x20], ids=["client", "TSG"])
 def test_a_free_that_was_done_and_noted_is_answered_so(on_card, handle):
     """The guardian died after it had noted the free, and before it had written down the answer."""
@@ -111,15 +124,20 @@ def neighbour(pod):
 
 def die_in_free(pod, call):
     """Let the guardian die in a pod's free, after it has begun, and before RM is asked."""
+    die_in(pod, abi.NV_ESC_RM_FREE, call)
+
+
+def die_in(pod, number, call):
+    """Let the guardian die in a call, after it has begun, and before RM is asked."""
     perform = pod.rm.perform
 
     def dies(fd, request, argument):
-        if request & 0xFF == abi.NV_ESC_RM_FREE:
+        if request & 0xFF == number:
             raise _DiesError
         return perform(fd, request, argument)
 
     pod.shared.perform = pod.dispatcher._proxy._perform = dies
-    pod.begin(abi.NV_ESC_RM_FREE, call)
+    pod.begin(number, call)
     select.select([pod.listener], [], [], PATIENCE_S)
     listener = pod.shared.listeners[pod.number][1]
     with pytest.raises(_DiesError):

@@ -252,7 +252,7 @@ def test_memory_that_lost_its_claim_while_rm_made_it_is_freed(on_card, monkeypat
 def test_handle_that_rm_is_about_to_make_is_claimed_once(on_card):
     on_card.shared.claims.claim(RmObject(7, 10, 2, abi.NV01_MEMORY_LOCAL_USER, MOST))
 
-    assert allocate(on_card, 10, PAGE) == abi.NV_ERR_INVALID_ARGUMENT
+    assert allocate(on_card, 10, PAGE) == abi.NV_ERR_INSERT_DUPLICATE_NAME
     assert charged(on_card.shared.table, "web") == {0: MOST}
 
 

@@ -64,7 +64,7 @@ def test_such_a_call_continues_on_files_of_its_process_alone(on_card, others, mo
     pidfd = os.pidfd_open(on_card.process.pid)
     file = take(pidfd, device_of(on_card))
     if others:
-        files.makers.claim(file, 1)
+        files.makers.claim(file, 1, 0)
     pin(on_card)
     before = on_card.shared.refusals.counts["web", client_ownership.OTHER_PROCESS]
     on_card.call(abi.NV_ESC_REGISTER_FD, struct.pack("<i", on_card.open(CONTROL)))

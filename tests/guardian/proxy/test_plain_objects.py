@@ -145,7 +145,7 @@ def test_a_vanished_channels_handle_is_free_for_others(channel, rm_class):
 
 @pytest.mark.parametrize("rm_class", [BINAPI, abi.NV01_EVENT_OS_EVENT])
 def test_a_channels_handle_is_not_given_to_others(channel, rm_class):
-    assert make(channel, 0x21, rm_class) != abi.NV_OK
+    assert make(channel, 0x21, rm_class) == abi.NV_ERR_INSERT_DUPLICATE_NAME
     assert channel.rm.objects[7, 0x21][0] == channel.shared.table.objects[7, 0x21].rm_class == 0xC86F
 
 
@@ -157,6 +157,18 @@ def test_a_handle_that_rm_chooses_replaces_what_had_it(channel):
 
     assert (made, (7, 0x21) in channel.shared.table.objects) == (abi.NV_OK, False)
     assert channel.shared.table.plain(7, memory=False) == {0x21}
+
+
+def test_old_heaps_memory_replaces_what_had_its_handle(channel):
+    channel.rm.heap_class, chosen = SYSTEM, 0xCAF00001  # the first that RM chooses
+    channel.call(abi.NV_ESC_RM_ALLOC, alloc(chosen, 0x20, 0xC86F), bytes(400))
+    del channel.rm.objects[7, chosen]
+    asked = bytearray(heap(0, 1 << 16))
+    struct.pack_into("<I", asked, 56, 1 << 25)  # attr: LOCATION_PCI
+    status = heap_status(channel.call(abi.NV_ESC_RM_VID_HEAP_CONTROL, bytes(asked))[2])
+
+    assert (status, (7, chosen) in channel.shared.table.objects) == (abi.NV_OK, False)
+    assert channel.shared.table.plain(7, memory=True) == {chosen}
 
 
 def test_all_clients_of_a_pod_have_so_many_together(few):

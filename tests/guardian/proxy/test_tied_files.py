@@ -44,18 +44,18 @@ def test_both_files_are_of_the_process_that_ties_them(tied):
 def test_a_file_claimed_before_it_is_tied_is_nobodys(tied):
     pod, files, device_file, control_file, tie = tied
     pod.shared.note({"fact": "process", "pid": ANOTHER_POD, "pod": "web"})
-    files.makers.claim(control_file, ANOTHER_POD)
+    files.makers.claim(control_file, ANOTHER_POD, 0)
     pod.call(abi.NV_ESC_RM_ALLOC, ROOT)
     assert files.makers.is_by(device_file, pod.process.pid)
 
     assert tie() == 0
     assert not files.makers.is_by(device_file, pod.process.pid)
-    assert not files.makers.claim(device_file, pod.process.pid)
+    assert not files.makers.claim(device_file, pod.process.pid, 0)
 
 
 def test_another_pods_control_file_cannot_be_tied_to(tied):
     pod, files, device_file, control_file, tie = tied
-    files.makers.claim(control_file, ANOTHER_POD)
+    files.makers.claim(control_file, ANOTHER_POD, 0)
     pod.rm.seen.clear()
 
     assert (tie(), pod.rm.seen) == (-1, [])
@@ -78,7 +78,7 @@ def test_a_tied_file_keeps_its_maker_without_clients(tied):
     tie()
     files.forget_root(control_file)
 
-    assert not files.makers.claim(control_file, ANOTHER_POD)
+    assert not files.makers.claim(control_file, ANOTHER_POD, 0)
 
 
 def test_a_file_of_another_kind_enters_no_set(pod, monkeypatch):
