@@ -1,4 +1,4 @@
-"""What the object table has of a pod and of an RM client."""
+"""What the object table knows about a pod and about an RM client."""
 
 from __future__ import annotations
 

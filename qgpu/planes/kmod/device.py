@@ -25,7 +25,7 @@ _STATES = {
     NUMBERS["QGPU_STATE_NO_RM_INTERFACE"]: "it cannot reach the driver; before 565, load qgpu_rm.ko too",
     NUMBERS["QGPU_STATE_OFF"]: "it is switched off; qgpuctl module on",
 }
-#: What the module may lack so that it cannot enforce limits, each with its remedy. The first that is missing causes the
+#: The reasons for which the module cannot enforce limits, each with its remedy. If several hold, the first causes the
 #: others.
 _MISSING = {
     NUMBERS["QGPU_MISSING_PROBES"]: (

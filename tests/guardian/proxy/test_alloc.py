@@ -127,13 +127,17 @@ def test_channel_of_another_engine_may_stand_alone(on_card, engine, copies):
 OTHER_ENGINES = [0x21, 0x22, 0x24, 0x27, 0x2A, 0x54, 0xFFFFFFFF]
 
 
+def tsg_and_lone_channel(pod, engine):
+    """Ask for both on an engine; return their statuses."""
+    group = struct.pack("<IIIII", 0, 0, 0, engine, 0)
+    tsg = pod.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), group)
+    alone = pod.call(abi.NV_ESC_RM_ALLOC, alloc(9, 2, 0xC86F), channel_on(engine))
+    return [alloc_status(each[2]) for each in (tsg, alone)]
+
+
 @pytest.mark.parametrize("engine", OTHER_ENGINES, ids=hex)
 def test_engine_that_no_share_covers_is_refused(on_card, engine):
-    group = struct.pack("<IIIII", 0, 0, 0, engine, 0)
-    tsg = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), group)
-    alone = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(9, 2, 0xC86F), channel_on(engine))
-
-    assert [alloc_status(each[2]) for each in (tsg, alone)] == [abi.NV_ERR_INVALID_ARGUMENT] * 2
+    assert tsg_and_lone_channel(on_card, engine) == [abi.NV_ERR_INVALID_ARGUMENT] * 2
     assert on_card.shared.refusals.counts["web", alloc_checks.OTHER_ENGINE] == 2
 
 
@@ -143,11 +147,7 @@ USED = [0x09, 0x12, 0x13, 0x1A, 0x1B, 0x1D, 0x26, 0x2B, 0x32, 0x33, 0x34, 0x3D, 
 
 @pytest.mark.parametrize("engine", USED, ids=hex)
 def test_engine_that_programs_use_is_allowed(on_card, engine):
-    group = struct.pack("<IIIII", 0, 0, 0, engine, 0)
-    tsg = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), group)
-    alone = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(9, 2, 0xC86F), channel_on(engine))
-
-    assert [alloc_status(each[2]) for each in (tsg, alone)] == [abi.NV_OK] * 2
+    assert tsg_and_lone_channel(on_card, engine) == [abi.NV_OK] * 2
 
 
 def test_compute_on_a_channel_that_stands_alone_is_refused(on_card):
