@@ -149,9 +149,9 @@ def _facts(
             return _made(random, call.client, call.parent, call.handle, abi.NV01_MEMORY_LOCAL_USER, pid)
         case _:
             who = {"client": client, "pid": pid, "fd": random.randrange(4), "pod": kept.processes[pid]}
-            plain = {"fact": "plain", "client": client, "handle": handle, "there": random.random() < 0.8}
-            plain |= {"system": True} if random.randrange(2) else {}
-            found: list[rm_object.Fact] = [{"fact": "owner", **who}, {"fact": "reached", **who}, plain]
+            untracked = {"fact": "untracked", "client": client, "handle": handle, "there": random.random() < 0.8}
+            untracked |= {"system": True} if random.randrange(2) else {}
+            found: list[rm_object.Fact] = [{"fact": "owner", **who}, {"fact": "reached", **who}, untracked]
             return [
                 random.choice([{"fact": "gone", "client": client, "handle": random.choice([handle, client])}, *found])
             ]
@@ -213,18 +213,14 @@ def check_register(kept: object_table.ObjectTable) -> None:
     if +charged != +kept.allocations.held:
         raise DefectError(f"held {kept.allocations.held}, charged {charged}")
     _check_sums(kept)
-    plain = Counter(
-        (entry.pod, memory)
-        for client, entry in kept.clients.items()
-        for memory in (False, True)
-        for _ in kept.plain(client, memory=memory)
-    )
-    if +kept.plain_counts != plain:
-        raise DefectError(f"plain objects {kept.plain_counts}, in fact {plain}")
+    for kind in (kept.handles, kept.devices, kept.shared_with_all, *kept.untracked.values()):
+        counts = Counter(entry.pod for client, entry in kept.clients.items() for _ in kind.of(client))
+        if +kind.counts != counts:
+            raise DefectError(f"counts {kind.counts}, in fact {counts}")
     again = object_table.ObjectTable()
     for fact in kept.facts():
         again.note(json.loads(json.dumps(fact)))
-    for part in ("pods", "processes", "clients", "objects", "_plain_of", "allocations"):
+    for part in ("pods", "processes", "clients", "objects", "untracked", "allocations"):
         before, after = getattr(kept, part), getattr(again, part)
         if part == "allocations":
             before, after = ((each.memories, +each.held, each.managed_left) for each in (before, after))

@@ -118,7 +118,7 @@ class MemoryQuota:
         if instance in self._allowance(pod).limits:
             held += allocations.managed_of[pod] + allocations.managed_left.get(pod, 0) + self._mapping_of[pod]
             # UVM allocates page tables without a call, and RM the address space of a device of whichever card.
-            spaces = self._uvm_files(pod) + self._table.unplaced_devices[pod]
+            spaces = self._uvm_files(pod) + self._table.unplaced_devices.counts[pod]
             held += spaces * object_table.SPACE_BYTES
             held += sum(allocations.tables_of[pod, uuid] for uuid, of in self._uuids().items() if of == instance)
         return held

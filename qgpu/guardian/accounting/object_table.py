@@ -21,6 +21,7 @@ from qgpu.guardian.accounting.client_entries import (
     RmClientEntry,
 )
 from qgpu.guardian.accounting.ended_processes import EndedProcesses, LatelyEnded
+from qgpu.guardian.accounting.handles_by_client import HandlesByClient
 from qgpu.guardian.accounting.object_tree import ObjectTree
 from qgpu.guardian.accounting.rm_object import NO_INSTANCE, Fact, Key, RmObject, object_fact
 from qgpu.guardian.accounting.sets_by_key import SetsByKey
@@ -51,15 +52,11 @@ class ObjectTable(ObjectTree):
     #: Contexts of channels that are gone.
     ended_contexts: LatelyEnded = field(default_factory=LatelyEnded, compare=False)
     clients: dict[int, RmClientEntry] = field(default_factory=dict)
-    #: Devices by client, and their number per pod.
-    devices: SetsByKey[int, int] = field(default_factory=SetsByKey, compare=False)
-    device_counts: Counter[str] = field(default_factory=Counter, compare=False)
-    #: How many devices of each pod are on a card that is unknown so far: any of its cards may have their address space.
-    unplaced_devices: Counter[str] = field(default_factory=Counter, compare=False)
+    devices: HandlesByClient = field(default_factory=HandlesByClient, compare=False)
+    #: Devices on a card that is unknown so far: any of their pod's cards may have their address space.
+    unplaced_devices: HandlesByClient = field(default_factory=HandlesByClient, compare=False)
     #: Subdevices by device.
     _subdevices: SetsByKey[Key, int] = field(default_factory=SetsByKey, compare=False)
-    #: Number of objects per pod.
-    counts: Counter[str] = field(default_factory=Counter, compare=False)
     #: By process, the descriptors of UVM files on which it has registered cards.
     uvm_fds: SetsByKey[int, int] = field(default_factory=SetsByKey)
     _pids: SetsByKey[str, int] = field(default_factory=SetsByKey, compare=False)
@@ -72,13 +69,11 @@ class ObjectTable(ObjectTree):
     _transferred: set[int] = field(default_factory=set, compare=False)
     _tsgs: TsgHandles = field(default_factory=TsgHandles, compare=False)
     _channels: SetsByKey[int, Key] = field(default_factory=SetsByKey, compare=False)
-    #: By client, the objects that it shares with all, and how many of each pod are.
-    _shared_with_all: SetsByKey[int, int] = field(default_factory=SetsByKey)
-    shared_counts: Counter[str] = field(default_factory=Counter, compare=False)
-    #: By client and whether they are system memory, the handles of its objects of other classes (``plain_objects.py``),
-    #: and how many of each pod are.
-    _plain_of: SetsByKey[tuple[int, bool], int] = field(default_factory=SetsByKey)
-    plain_counts: Counter[tuple[str, bool]] = field(default_factory=Counter, compare=False)
+    shared_with_all: HandlesByClient = field(default_factory=HandlesByClient)
+    #: Objects of other classes (``untracked_objects.py``), by whether they are system memory.
+    untracked: dict[bool, HandlesByClient] = field(
+        default_factory=lambda: {False: HandlesByClient(), True: HandlesByClient()}
+    )
     #: How many more each pod may have made under handles that nobody knows, as long as it has any client.
     unnamed: dict[str, int] = field(default_factory=dict)
     #: By pod and kind, the events that RM was asked to make (``os_events.py``).
@@ -92,7 +87,7 @@ class ObjectTable(ObjectTree):
     def note(self, fact: Fact) -> None:
         """Apply one fact. A fact about an unknown object changes nothing."""
         getattr(self, f"_{fact['fact']}")(fact)
-        if fact.get("class") != abi.NV01_MEMORY_LOCAL_USER and fact["fact"] not in ("plain", "unnamed"):
+        if fact.get("class") != abi.NV01_MEMORY_LOCAL_USER and fact["fact"] not in ("untracked", "unnamed"):
             self.revision += 1
 
     def _pod(self, fact: Fact) -> None:
@@ -216,21 +211,10 @@ class ObjectTable(ObjectTree):
         if (entry := self.clients.get(client)) is None:
             return
         if "maker" in fact:  # its objects are other ones
-            for handle in list(self._shared_with_all.of(client)):
-                self._unshare((client, handle))
-            self._forget_plain(client)
-        for system in (False, True):
-            self.plain_counts[entry.pod, system] -= len(self.plain(client, memory=system))
-            self.plain_counts[pod, system] += len(self.plain(client, memory=system))
-        handles = self._handles.of(client)
-        for counts, found in (
-            (self.counts, handles),
-            (self.device_counts, self.devices.of(client)),
-            (self.unplaced_devices, self._unplaced_of(client)),
-            (self.shared_counts, self._shared_with_all.of(client)),
-        ):
-            counts[entry.pod] -= len(found)
-            counts[pod] += len(found)
+            for kind in self._kinds_without_objects():
+                kind.drop(entry.pod, client)
+        for kind in (self.handles, self.devices, self.unplaced_devices, *self._kinds_without_objects()):
+            kind.move(client, entry.pod, pod)
         self._of_pod.discard(entry.pod, client)
         self._of_pod.add(pod, client)
         self._count_unrestorable(entry, -1)
@@ -240,6 +224,7 @@ class ObjectTable(ObjectTree):
             self.ended_processes.client_made(client, entry.maker, pod)
         self.ended_processes.client_moved(client, pod)
         self._count_unrestorable(entry, 1)
+        handles = self.handles.of(client)
         for handle in handles:
             if (client, handle) in self._tsgs:
                 self._tsgs.separate((client, handle))
@@ -259,14 +244,13 @@ class ObjectTable(ObjectTree):
         if (before := self.objects.get(rm.key)) is not None:
             self._children.discard((before.client, before.parent), before.handle)
             self._forget_kind(before)
-        else:
-            self.counts[self.pod_of(rm)] += 1
         self.objects[rm.key] = rm
-        self._handles.add(rm.client, rm.handle)
+        pod = self.pod_of(rm)
+        self.handles.add(pod, *rm.key)
         if rm.rm_class == abi.NV01_DEVICE_0:
-            self.devices.add(rm.client, rm.handle)
-            self.device_counts[self.pod_of(rm)] += 1
-            self.unplaced_devices[self.pod_of(rm)] += rm.detail == NO_INSTANCE
+            self.devices.add(pod, *rm.key)
+            if rm.detail == NO_INSTANCE:
+                self.unplaced_devices.add(pod, *rm.key)
         if rm.rm_class == abi.NV20_SUBDEVICE_0:
             self._subdevices.add((rm.client, rm.parent), rm.handle)
         if rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A or self.stands_alone(rm):
@@ -285,35 +269,21 @@ class ObjectTable(ObjectTree):
         """Record that an object is shared with all, or no longer."""
         if (entry := self.clients.get(fact["client"])) is None:
             return
-        self._unshare((fact["client"], fact["handle"]))
-        if fact["there"]:
-            self._shared_with_all.add(fact["client"], fact["handle"])
-            self.shared_counts[entry.pod] += 1
+        note = self.shared_with_all.add if fact["there"] else self.shared_with_all.discard
+        note(entry.pod, fact["client"], fact["handle"])
 
-    def _unshare(self, key: Key) -> None:
-        if key[1] in self._shared_with_all.of(key[0]):
-            self._shared_with_all.discard(*key)
-            self.shared_counts[self.clients[key[0]].pod] -= 1
-
-    def _plain(self, fact: Fact) -> None:
+    def _untracked(self, fact: Fact) -> None:
         """Record an object of which only the handle is known, or that it is gone."""
         if (entry := self.clients.get(fact["client"])) is None:
             return
-        self._forget_plain(fact["client"], fact["handle"])
-        if fact["there"] and (fact["client"], fact["handle"]) not in self.objects:
-            system = fact.get("system", False)
-            self._plain_of.add((fact["client"], system), fact["handle"])
-            self.plain_counts[entry.pod, system] += 1
+        key, system = (fact["client"], fact["handle"]), fact.get("system", False)
+        self._forget_untracked(entry.pod, key)
+        if fact["there"] and key not in self.objects:
+            self.untracked[system].add(entry.pod, *key)
 
-    def _forget_plain(self, client: int, handle: int | None = None) -> None:
-        """Forget one such object of a client, or all of them."""
-        for system in (False, True):
-            known = self.plain(client, memory=system)
-            going = known & {handle} if handle is not None else set(known)
-            for each in going:
-                self._plain_of.discard((client, system), each)
-            if going:
-                self.plain_counts[self.clients[client].pod, system] -= len(going)
+    def _forget_untracked(self, pod: str, key: Key) -> None:
+        for kind in self.untracked.values():
+            kind.discard(pod, *key)
 
     def _unnamed(self, fact: Fact) -> None:
         """Record how many objects a pod may have made under unknown handles."""
@@ -332,7 +302,7 @@ class ObjectTable(ObjectTree):
         if (rm := self.objects.get((fact["client"], fact["handle"]))) is not None:
             rm.confirmed = True
             rm.context = fact.get("context", rm.context)
-            self._forget_plain(rm.client, rm.handle)  # RM freed that one with what it lay below
+            self._forget_untracked(self.pod_of(rm), rm.key)  # RM freed that one with what it lay below
 
     def _timeslice(self, fact: Fact) -> None:
         if (rm := self.objects.get((fact["client"], fact["handle"]))) is not None:
@@ -346,22 +316,22 @@ class ObjectTable(ObjectTree):
             self._drop((client, handle))
 
     def _proven(self, client: int) -> bool:
-        return any(self.objects[client, handle].confirmed for handle in self._handles.of(client))
+        return any(self.objects[client, handle].confirmed for handle in self.handles.of(client))
 
     def _drop_client(self, client: int) -> None:
-        for handle in self._handles.pop(client, ()):
+        self.ended_processes.client_gone(client)
+        if (entry := self.clients.get(client)) is None:
+            return
+        for handle in self.handles.drop(entry.pod, client):
             rm = self.objects.pop((client, handle))
-            self.counts[self.pod_of(rm)] -= 1
             self._children.pop((client, rm.parent), None)
             self._forget_kind(rm)
+        del self.clients[client]
+        for kind in self._kinds_without_objects():
+            kind.drop(entry.pod, client)
         self._transferred.discard(client)
-        self._forget_plain(client)
-        self.ended_processes.client_gone(client)
-        if (entry := self.clients.pop(client, None)) is None:
-            return
         self._count_unrestorable(entry, -1)
         self.allocations.count_client(entry.pod, -1)
-        self.shared_counts[entry.pod] -= len(self._shared_with_all.pop(client, ()))
         self._of_pod.discard(entry.pod, client)
         if entry.pod not in self._of_pod:
             self.unnamed.pop(entry.pod, None)
@@ -372,25 +342,28 @@ class ObjectTable(ObjectTree):
         """Forget an object and all below it, as RM frees a subtree."""
         for handle in self._children.pop(key, ()):
             self._drop((key[0], handle))
-        self._unshare(key)
+        if (entry := self.clients.get(key[0])) is not None:
+            self.shared_with_all.discard(entry.pod, *key)
         if (rm := self.objects.pop(key, None)) is not None:
-            self.counts[self.pod_of(rm)] -= 1
-            self._handles.discard(rm.client, rm.handle)
+            self.handles.discard(self.pod_of(rm), *key)
             self._forget_kind(rm)
             self._children.discard((rm.client, rm.parent), rm.handle)
 
     def _forget_kind(self, rm: RmObject) -> None:
         """Forget what follows from an object's class: that it is scheduled, is a device, keeps memory."""
+        pod = self.pod_of(rm)
         self._tsgs.drop(rm.key)
-        if rm.context and (pod := self.pod_of(rm)) in self.pods:
+        if rm.context and pod in self.pods:
             self.ended_contexts.add(rm.context, pod)
         self._channels.discard(rm.client, rm.key)
         self._subdevices.discard((rm.client, rm.parent), rm.handle)
         self.allocations.drop(rm.key)
-        if rm.rm_class == abi.NV01_DEVICE_0 and rm.handle in self.devices.of(rm.client):
-            self.device_counts[self.pod_of(rm)] -= 1
-            self.unplaced_devices[self.pod_of(rm)] -= rm.detail == NO_INSTANCE
-            self.devices.discard(rm.client, rm.handle)
+        self.devices.discard(pod, *rm.key)
+        self.unplaced_devices.discard(pod, *rm.key)
+
+    def _kinds_without_objects(self) -> tuple[HandlesByClient, ...]:
+        """Return the kinds of handles that may belong to no object of the table."""
+        return (self.shared_with_all, *self.untracked.values())
 
     def _takes(self, rm: RmObject) -> int | None:
         """Return how many bytes of a card's memory an object takes; None for none."""
@@ -476,15 +449,14 @@ class ObjectTable(ObjectTree):
                 known |= {"unrestorable": sorted(client.unrestorable)} if client.unrestorable else {}
                 known |= {"notes": client.notes} if client.notes else {}
                 yield {"fact": "client", "client": handle} | known | {"users": [list(user) for user in client.users]}
-            shared = {"fact": "shared", "client": handle, "there": True}
-            for each in list(self._shared_with_all.of(handle)):
-                if each in self._shared_with_all.of(handle):
-                    yield shared | {"handle": each}
-            for system in (False, True):
-                plain = {"fact": "plain", "client": handle, "there": True} | ({"system": True} if system else {})
-                for each in list(self.plain(handle, memory=system)):
-                    if each in self.plain(handle, memory=system):
-                        yield plain | {"handle": each}
+            for handles, fact in (
+                (self.shared_with_all, {"fact": "shared"}),
+                (self.untracked[False], {"fact": "untracked"}),
+                (self.untracked[True], {"fact": "untracked", "system": True}),
+            ):
+                for each in list(handles.of(handle)):
+                    if each in handles.of(handle):
+                        yield fact | {"client": handle, "handle": each, "there": True}
         for pod_name in list(self.unnamed):
             if (count := self.unnamed.get(pod_name)) is not None:
                 yield {"fact": "unnamed", "pod": pod_name, "count": count}
@@ -513,14 +485,14 @@ class ObjectTable(ObjectTree):
     def records(self, pod: str) -> tuple[int, int]:
         """Return how many clients, objects, allocations and mappings are known, of a pod and of all pods."""
         held = self.allocations
-        own = len(self._of_pod.of(pod)) + self.counts[pod] + self.shared_counts[pod] + held.records[pod]
-        own += self.plain_counts[pod, False] + self.plain_counts[pod, True]
-        every = len(self.clients) + len(self.objects) + self.shared_counts.total() + held.all_records
-        return own, every + self.plain_counts.total()
+        kinds = (self.handles, *self._kinds_without_objects())
+        own = len(self._of_pod.of(pod)) + held.records[pod] + sum(kind.counts[pod] for kind in kinds)
+        every = len(self.clients) + held.all_records + sum(kind.counts.total() for kind in kinds)
+        return own, every
 
     def is_shared(self, key: Key) -> bool:
         """Tell whether an object is shared with all, or its client shares all of them."""
-        return not self._shared_with_all.of(key[0]).isdisjoint((key[1], ALL_OBJECTS))
+        return not self.shared_with_all.of(key[0]).isdisjoint((key[1], ALL_OBJECTS))
 
     def pids_of(self, pod: str) -> list[int]:
         """List a pod's processes that have made calls."""
@@ -545,10 +517,6 @@ class ObjectTable(ObjectTree):
     def events(self, pod: str, kind: str) -> Set[Key]:
         """Return a pod's events of a kind; RM may have freed some with what they belonged to."""
         return self._events.of((pod, kind))
-
-    def plain(self, client: int, *, memory: bool) -> Set[int]:
-        """Return a client's objects of which only the handles are known: system memory, or all others."""
-        return self._plain_of.of((client, memory))
 
     def retired_pods(self) -> set[str]:
         """Name the retired pods that still have RM clients: another pod may have the files."""
@@ -578,10 +546,6 @@ class ObjectTable(ObjectTree):
     def pod_of(self, rm: RmObject) -> str:
         """Name the pod an object belongs to."""
         return self.clients[rm.client].pod
-
-    def _unplaced_of(self, client: int) -> list[int]:
-        """List the devices of a client whose card is unknown."""
-        return [each for each in self.devices.of(client) if self.objects[client, each].detail == NO_INSTANCE]
 
     def instances_of(self, client: int) -> set[int]:
         """Return the device instances of the cards on which a client has devices."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
+from qgpu.guardian.accounting.handles_by_client import HandlesByClient
 from qgpu.guardian.accounting.rm_object import NO_INSTANCE, Key, RmObject
 from qgpu.guardian.accounting.sets_by_key import SetsByKey
 from qgpu.nvidia import abi
@@ -19,13 +20,9 @@ class ObjectTree:
     """All clients' objects."""
 
     objects: dict[Key, RmObject] = field(default_factory=dict)
-    #: Handles by client, and by what they are below.
-    _handles: SetsByKey[int, int] = field(default_factory=SetsByKey, compare=False)
+    #: Their handles by client, and by what they are below.
+    handles: HandlesByClient = field(default_factory=HandlesByClient, compare=False)
     _children: SetsByKey[Key, int] = field(default_factory=SetsByKey)
-
-    def handles_of(self, client: int) -> int:
-        """Return how many objects a client has."""
-        return len(self._handles.of(client))
 
     def below(self, key: Key) -> list[RmObject]:
         """List an object and everything below it, parents first; a client's handle stands for the client itself."""
@@ -40,7 +37,7 @@ class ObjectTree:
         whole_client = key[0] == key[1]
         if (rm := self.objects.get(key)) is not None and not whole_client:
             yield rm
-        handles = self._handles.of(key[0]) if whole_client else self._children.of(key)
+        handles = self.handles.of(key[0]) if whole_client else self._children.of(key)
         for handle in list(handles):
             if not whole_client and (key[0], handle) in self._children:
                 yield from self._below((key[0], handle))

@@ -25,7 +25,7 @@ _OF_OTHERS = tuple(
         b"kept",
         b"carrier",
         b"managed",
-        b"plain",
+        b"untracked",
         b"shared",
         b"notes",
         b"event",

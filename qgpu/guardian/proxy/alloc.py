@@ -19,6 +19,7 @@ from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.proxy.os_events import TOO_MANY
 from qgpu.guardian.proxy.passthrough import Passthrough
+from qgpu.guardian.proxy.untracked_objects import UntrackedObjects
 from qgpu.guardian.rules import classes
 from qgpu.linux import proc
 from qgpu.nvidia import abi, mig
@@ -77,10 +78,16 @@ class AllocHandler(Handler):
     """Handles calls that make objects."""
 
     def __init__(
-        self, ctx: HandlerContext, checks: AllocChecks, free_handler: FreeHandler, passthrough: Passthrough
+        self,
+        ctx: HandlerContext,
+        checks: AllocChecks,
+        free_handler: FreeHandler,
+        passthrough: Passthrough,
+        untracked: UntrackedObjects,
     ) -> None:
         super().__init__(ctx)
-        self._checks, self._free_handler, self._passthrough = checks, free_handler, passthrough
+        self._checks, self._free_handler = checks, free_handler
+        self._passthrough, self._untracked_objects = passthrough, untracked
         #: TSGs that were made preemptible.
         self._preemptible: dict[Key, RmObject] = {}
 
@@ -107,9 +114,9 @@ class AllocHandler(Handler):
         if not self._is_ours(request):
             return self._refuse(request, abi.NV_ERR_INVALID_CLIENT)
         if asked.rm_class in classes.EVENTS:
-            refusal = self._shared.claims.free_handle(request.rm.key)
+            refusal = self._shared.claims.vacate(request.rm.key)
         elif not request.tracked:
-            refusal = self._free_handler.plain.refusal(asked.client, asked.handle, asked.rm_class)
+            refusal = self._untracked_objects.refusal(asked.client, asked.handle, asked.rm_class)
         else:
             refusal = abi.NV_OK
         if refusal:
@@ -273,7 +280,7 @@ class AllocHandler(Handler):
     def _complete(self, request: _AllocRequest) -> None:
         """Do what some classes need once RM has made the object."""
         rm, file = request.rm, request.pod_call.file
-        self._free_handler.plain.add(rm.client, request.block.u32(_HANDLE_AT), rm.rm_class)
+        self._untracked_objects.add(rm.client, request.block.u32(_HANDLE_AT), rm.rm_class)
         if classes.on_compute_engine(rm.rm_class):
             self._make_preemptible(request)
         elif rm.rm_class in classes.EVENTS:

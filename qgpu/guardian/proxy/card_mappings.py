@@ -14,7 +14,7 @@ from qgpu.guardian.proxy import client_ownership
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.proxy.passthrough_memory import UNSEEN, PassthroughMemory
-from qgpu.guardian.proxy.plain_objects import PlainObjects
+from qgpu.guardian.proxy.untracked_objects import UntrackedObjects
 from qgpu.guardian.rules import classes, escapes
 from qgpu.nvidia import abi
 
@@ -26,10 +26,9 @@ _HANDLE_AT, _STATUS_AT = (abi.offsetof("NVOS39_PARAMETERS", each) for each in ("
 class CardMappings(Handler):
     """Handles RM's mappings for the card, and context DMAs."""
 
-    def __init__(self, ctx: HandlerContext, passthrough_memory: PassthroughMemory) -> None:
+    def __init__(self, ctx: HandlerContext, passthrough_memory: PassthroughMemory, untracked: UntrackedObjects) -> None:
         super().__init__(ctx)
-        self._passthrough_memory = passthrough_memory
-        self._plain = PlainObjects(ctx)
+        self._passthrough_memory, self._untracked_objects = passthrough_memory, untracked
 
     def map(self, pod_call: PodCall, block: IoctlBuffer) -> int:
         """Map memory whose class a pod may have."""
@@ -47,11 +46,11 @@ class CardMappings(Handler):
             return self._ctx.refuse(block, _STATUS_AT, abi.NV_ERR_INVALID_CLASS, classes.name(rm_class))
         client, handle = _FIELDS.unpack_from(block.data)[0], block.u32(_HANDLE_AT)
         owns = self._shared.clients.owns(self._pod, client)
-        if owns and (refusal := self._plain.refusal(client, handle, rm_class)):
+        if owns and (refusal := self._untracked_objects.refusal(client, handle, rm_class)):
             return self._ctx.answer(block, _STATUS_AT, refusal)
         error = self._perform(pod_call, abi.NV_ESC_RM_ALLOC_CONTEXT_DMA2, block)
         if not error and block.u32(_STATUS_AT) == abi.NV_OK:
-            self._plain.add(client, block.u32(_HANDLE_AT), rm_class)
+            self._untracked_objects.add(client, block.u32(_HANDLE_AT), rm_class)
         return error
 
     def _perform(self, pod_call: PodCall, number: int, block: IoctlBuffer) -> int:

@@ -133,10 +133,10 @@ class ClientRegistry(SharedPart):
 
     def _can_move(self, client: int) -> bool:
         """Tell whether a client has few enough objects to move to another pod at once; wait for those that are gone."""
-        if self._table.handles_of(client) > _MOST_MOVED:
+        if len(self._table.handles.of(client)) > _MOST_MOVED:
             self._shared.reconciler.recheck_clients([client], include_memory=True)
-            self._shared.wait_until(lambda: self._table.handles_of(client) <= _MOST_MOVED)
-        return self._table.handles_of(client) <= _MOST_MOVED
+            self._shared.wait_until(lambda: len(self._table.handles.of(client)) <= _MOST_MOVED)
+        return len(self._table.handles.of(client)) <= _MOST_MOVED
 
     def _move(self, client: int, pod: str, pid: int, fd: int, *, reused: bool, made_here: bool) -> bool:
         """Move a client to a pod, with its memory; False if that exceeds a limit of the pod.
@@ -148,7 +148,7 @@ class ClientRegistry(SharedPart):
 
             def fits_by_now() -> bool:
                 nonlocal counted
-                if (count := self._table.handles_of(client)) == counted:
+                if (count := len(self._table.handles.of(client))) == counted:
                     return False
                 counted = count
                 return self._has_room(pod, client)
@@ -158,7 +158,7 @@ class ClientRegistry(SharedPart):
                 self._shared.reconciler.recheck_clients([client], include_memory=True)
             self._shared.wait_until(fits_by_now)
         with self._lock:  # more may have come meanwhile
-            if self._table.handles_of(client) > _MOST_MOVED or not self._has_room(pod, client):
+            if len(self._table.handles.of(client)) > _MOST_MOVED or not self._has_room(pod, client):
                 return False
             self._gpu_ops.lost.discard(client)
             maker = {"maker": pid, "made_here": made_here} if reused else {}
@@ -216,7 +216,7 @@ class ClientRegistry(SharedPart):
         """Record that a pod shares an object with all, or no longer; ALL_OBJECTS of a client. False for too many."""
         with self._lock:
             entry = self._table.clients.get(client)
-            if entry is None or (there and self._table.shared_counts[entry.pod] >= _MOST_SHARED):
+            if entry is None or (there and self._table.shared_with_all.counts[entry.pod] >= _MOST_SHARED):
                 return False
             self._note({"fact": "shared", "client": client, "handle": handle, "there": there})
             return True

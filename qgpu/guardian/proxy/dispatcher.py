@@ -34,11 +34,11 @@ from qgpu.guardian.proxy.mmap_calls import MmapHandler
 from qgpu.guardian.proxy.os_events import OsEvents
 from qgpu.guardian.proxy.passthrough import Passthrough
 from qgpu.guardian.proxy.passthrough_memory import PassthroughMemory
-from qgpu.guardian.proxy.plain_objects import PlainObjects
 from qgpu.guardian.proxy.register_fd import RegisterFd
 from qgpu.guardian.proxy.rm_share import RmShare
 from qgpu.guardian.proxy.seccomp_filter import NUMBER_AND_SIZE, is_mapping
 from qgpu.guardian.proxy.shared_state import SharedState
+from qgpu.guardian.proxy.untracked_objects import UntrackedObjects
 from qgpu.guardian.proxy.uvm_calls import UvmHandler
 from qgpu.guardian.proxy.vid_heap import VidHeapHandler
 from qgpu.guardian.rules import escapes
@@ -76,21 +76,23 @@ class Dispatcher:
         self._uvm_mappings = InflightSyscalls()
         self._freed_memory = FreedMemory(self._ctx, lambda: self._uvm_mappings.wait(_MAPPING_PATIENCE_S))
         self._passthrough = Passthrough(self._ctx)
-        plain, checks = PlainObjects(self._ctx), AllocChecks(self._ctx)
+        untracked, checks = UntrackedObjects(self._ctx), AllocChecks(self._ctx)
         self._passthrough_memory = PassthroughMemory(
-            self._ctx, self._passthrough.may_have_device, self._uvm_mappings, plain
+            self._ctx, self._passthrough.may_have_device, self._uvm_mappings, untracked
         )
-        self._free_handler = FreeHandler(self._ctx, self._freed_memory, plain)
-        self._alloc_handler = AllocHandler(self._ctx, checks, self._free_handler, self._passthrough)
-        self._alloc_memory = AllocMemoryHandler(self._ctx, self._free_handler, self._passthrough_memory)
+        self._free_handler = FreeHandler(self._ctx, self._freed_memory, untracked)
+        self._alloc_handler = AllocHandler(self._ctx, checks, self._free_handler, self._passthrough, untracked)
+        self._alloc_memory = AllocMemoryHandler(self._ctx, self._free_handler, self._passthrough_memory, untracked)
         self._register_fd = RegisterFd(self._ctx, self._passthrough)
         self._rm_share = RmShare(self._ctx, self._passthrough_memory)
-        self._dup_handler = DupHandler(self._ctx, checks, self._free_handler, self._passthrough_memory, self._rm_share)
+        self._dup_handler = DupHandler(
+            self._ctx, checks, self._free_handler, self._passthrough_memory, self._rm_share, untracked
+        )
         self._controls = ControlHandler(self._ctx, self._free_handler, self._dup_handler)
-        self._heap = VidHeapHandler(self._ctx, checks, self._free_handler)
+        self._heap = VidHeapHandler(self._ctx, checks, self._free_handler, untracked)
         self._mmap = MmapHandler(self._ctx)
         self._cpu_mappings = CpuMappings(self._ctx, self._passthrough_memory)
-        self._card_mappings = CardMappings(self._ctx, self._passthrough_memory)
+        self._card_mappings = CardMappings(self._ctx, self._passthrough_memory, untracked)
         self._attached_gpus = AttachedGpus(self._ctx)
         self._os_events = OsEvents(self._ctx)
         self._dma_bufs = DmaBufs(self._ctx, self._passthrough_memory)
@@ -220,7 +222,7 @@ class Dispatcher:
     def _dispatch_ioctl(self, pod_call: PodCall, request: int, device: int | None) -> int:
         """Perform an ioctl on the device file that it is on: UVM's, RM's, or another file."""
         major = os.major(device) if device is not None else None
-        if major is not None and major == self._shared.pod_uvm_files.find_uvm(request):
+        if major is not None and major == self._shared.pod_uvm_files.major(request):
             return self._uvm_ioctl(pod_call)
         if device is not None and major == self._shared.major:
             return self._rm_ioctl(pod_call, request, os.minor(device))

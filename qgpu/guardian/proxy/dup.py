@@ -29,6 +29,7 @@ from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.proxy.passthrough_memory import PassthroughMemory
 from qgpu.guardian.proxy.rm_share import RmShare
+from qgpu.guardian.proxy.untracked_objects import UntrackedObjects
 from qgpu.guardian.rules import classes
 from qgpu.nvidia import abi
 
@@ -55,9 +56,10 @@ class DupHandler(Handler):
         free_handler: FreeHandler,
         passthrough_memory: PassthroughMemory,
         rm_share: RmShare,
+        untracked: UntrackedObjects,
     ) -> None:
         super().__init__(ctx)
-        self._checks, self._free_handler = checks, free_handler
+        self._checks, self._free_handler, self._untracked_objects = checks, free_handler, untracked
         self._passthrough_memory, self._rm_share = passthrough_memory, rm_share
 
     def dup(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Dup) -> int:
@@ -160,10 +162,10 @@ class DupHandler(Handler):
                 return self._discard(pod_call, key, MULTICAST)
             return self._record(pod_call, RmObject(*key, about[1] or parent, about[0], 0), None)
         if about[0] not in (abi.NV01_MEMORY_LOCAL_USER, abi.NV_MEMORY_FABRIC):
-            if refusal := self._free_handler.plain.refusal(*key, about[0]):
+            if refusal := self._untracked_objects.refusal(*key, about[0]):
                 self._free_handler.discard(pod_call, key)
                 return refusal
-            self._free_handler.plain.add(*key, about[0])
+            self._untracked_objects.add(*key, about[0])
             return abi.NV_OK
         on_fabric = about[0] == abi.NV_MEMORY_FABRIC
         rm = RmObject(*key, about[1] or parent, about[0], 0)

@@ -9,7 +9,7 @@ from qgpu.guardian.proxy.freed_memory import FreedMemory
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.proxy.os_events import EVENT_OBJECTS, PodEvents
-from qgpu.guardian.proxy.plain_objects import PlainObjects
+from qgpu.guardian.proxy.untracked_objects import UntrackedObjects
 from qgpu.nvidia import abi
 
 #: A free of one of these frees a profiler, too.
@@ -19,9 +19,9 @@ _ABOVE_PROFILERS = frozenset({abi.NV01_DEVICE_0, abi.NV20_SUBDEVICE_0})
 class FreeHandler(Handler):
     """Handles calls that free objects."""
 
-    def __init__(self, ctx: HandlerContext, freed_memory: FreedMemory, plain: PlainObjects) -> None:
+    def __init__(self, ctx: HandlerContext, freed_memory: FreedMemory, untracked: UntrackedObjects) -> None:
         super().__init__(ctx)
-        self._freed_memory, self.plain = freed_memory, plain
+        self._freed_memory, self._untracked_objects = freed_memory, untracked
         #: The pod's event objects.
         self.events = PodEvents(ctx, EVENT_OBJECTS, lambda key: self._gpu_ops.exists(key))
 
@@ -55,7 +55,7 @@ class FreeHandler(Handler):
             self._shared.claims.end_free(key, was, channels, gone=gone)
         if gone:
             self.events.discard(client, handle)
-            self.plain.discard(key)
+            self._untracked_objects.discard(key)
         if gone and unbinds:
             self._shared.monitors.unbound(self._pod, client)
         if gone and client == handle and not patched:  # RM has freed it, so the file has no other root client
@@ -91,4 +91,4 @@ class FreeHandler(Handler):
         finally:
             self._shared.claims.end_free(key, was, channels, gone=gone)
         if gone:
-            self.plain.discard(key)
+            self._untracked_objects.discard(key)

@@ -47,7 +47,7 @@ class FreedMemory(Handler):
         entry = self._shared.table.clients.get(key[0])
         # With many objects, ask RM first whether this file owns the client: a pod must not cause long searches. Nor may
         # it hold the lock of another pod, whose clients it can guess.
-        few = self._shared.clients.owns(self._pod, key[0]) and self._shared.table.counts[self._pod] <= _FEW
+        few = self._shared.clients.owns(self._pod, key[0]) and self._shared.table.handles.counts[self._pod] <= _FEW
         mine = few or self._gpu_ops.reaches(pod_call.file, key[0])
         ending = self._shared.table.ending_with(key) if mine else []
         on_fabric = self._shared.table.fabric_below(key) if mine else []

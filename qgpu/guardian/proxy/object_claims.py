@@ -62,11 +62,11 @@ class ObjectClaims(SharedPart):
 
     def _claim(self, rm: RmObject, number: int | None) -> int:
         with self._lock:
-            if status := self._free_handle(rm.key):
+            if status := self._vacate(rm.key):
                 return status
             entry = self._table.clients.get(rm.client)
             if entry is not None and (
-                self._table.counts[entry.pod] >= _MOST_OBJECTS or not self._shared.quota.may_record(entry.pod)
+                self._table.handles.counts[entry.pod] >= _MOST_OBJECTS or not self._shared.quota.may_record(entry.pod)
             ):
                 self._shared.refusals.count(entry.pod, "too many objects of RM")
                 return abi.NV_ERR_INSUFFICIENT_RESOURCES
@@ -79,7 +79,7 @@ class ObjectClaims(SharedPart):
                 return abi.NV_ERR_INVALID_ARGUMENT
             memory = self._table.allocations.by_handle.get(rm.key)
             pod = self._table.pod_of(rm)
-            more_devices = rm.rm_class == abi.NV01_DEVICE_0 and self._table.device_counts[pod] > _FREE_DEVICES
+            more_devices = rm.rm_class == abi.NV01_DEVICE_0 and self._table.devices.counts[pod] > _FREE_DEVICES
             if more_devices and self._shared.quota.over_limit(pod, rm.detail):
                 status = abi.NV_ERR_NO_MEMORY
             elif not charged:
@@ -95,16 +95,16 @@ class ObjectClaims(SharedPart):
             self._note(gone_fact(rm.key))
             return status
 
-    def free_handle(self, key: Key) -> int:
+    def vacate(self, key: Key) -> int:
         """Forget what had a handle, if RM no longer has it, before RM gives it to another object.
 
         Return NV_OK, or the status with which the other object is refused. RM frees some objects with others that they
         do not lie below, such as channels with their address space.
         """
         with self._lock:
-            return self._free_handle(key)
+            return self._vacate(key)
 
-    def _free_handle(self, key: Key) -> int:
+    def _vacate(self, key: Key) -> int:
         if (there := self._table.objects.get(key)) is None:
             return abi.NV_OK
         if not there.confirmed or self._gpu_ops.exists(key):
@@ -155,7 +155,7 @@ class ObjectClaims(SharedPart):
             self._note(object_fact(found))
             self._note(confirm_fact(device.key))
             pod = self._table.pod_of(found)
-        return self._table.device_counts[pod] <= _FREE_DEVICES or self._shared.quota.fits(pod, [instance])
+        return self._table.devices.counts[pod] <= _FREE_DEVICES or self._shared.quota.fits(pod, [instance])
 
     def cancel(self, key: Key) -> None:
         """Take a claim back."""

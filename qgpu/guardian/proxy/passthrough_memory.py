@@ -24,7 +24,7 @@ import structlog
 
 from qgpu.guardian.accounting.rm_object import Key
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
-from qgpu.guardian.proxy.plain_objects import PlainObjects
+from qgpu.guardian.proxy.untracked_objects import UntrackedObjects
 from qgpu.linux import fd_budget, proc, thread_freezer
 from qgpu.linux.inflight_syscalls import InflightSyscalls
 from qgpu.linux.pod_processes import each_task
@@ -50,11 +50,11 @@ class PassthroughMemory(Handler):
         ctx: HandlerContext,
         may_have_device: Callable[[int], bool],
         uvm_mappings: InflightSyscalls,
-        plain: PlainObjects,
+        untracked: UntrackedObjects,
     ) -> None:
         """Take the UVM mappings in progress, and what tells whether a client may have a device of unknown handle."""
         super().__init__(ctx)
-        self._may_have_device, self._plain = may_have_device, plain
+        self._may_have_device, self._untracked_objects = may_have_device, untracked
         self._uvm_mappings, self._cpu_mappings = uvm_mappings, InflightSyscalls()
         self._calls, self._asked = InflightSyscalls(), list[Key]()
         self._continued = True  # a dead guardian may have let one continue
@@ -89,7 +89,7 @@ class PassthroughMemory(Handler):
         _wait(self._uvm_mappings, pod_call)
         _wait(self._cpu_mappings, pod_call)
         self._calls.add(pod_call.call, pod_call.pid)
-        self._plain.add(*key, rm_class)
+        self._untracked_objects.add(*key, rm_class)
         self._asked.append(key)
         self._continued = True
 
@@ -110,7 +110,7 @@ class PassthroughMemory(Handler):
         if self._continued:
             _wait(self._calls, pod_call)
             self._continued = False
-            self._plain.count_unnamed(self._asked)
+            self._untracked_objects.count_unnamed(self._asked)
             self._asked = []
             self._patience_ends = time.monotonic() + _ENDING_S
             self._look_through(self._shared.table.clients_of(self._pod))

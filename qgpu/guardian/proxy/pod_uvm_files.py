@@ -35,7 +35,7 @@ class PodUvmFiles(SharedPart):
         self._unheld.pop(pod, None)
         self.moved.pop(pod, None)
 
-    def find_uvm(self, request: int) -> int | None:
+    def major(self, request: int) -> int | None:
         """Return UVM's major number; the first UVM call looks it up, because UVM may be loaded after us."""
         if self._shared.uvm_major is None and request in uvm.WATCHED:
             self._shared.uvm_major = uvm.major()
@@ -51,7 +51,7 @@ class PodUvmFiles(SharedPart):
     def _hold_again(self, pid: int, fd: int) -> bool:
         """Hold the UVM file behind a descriptor of a process; False if it is no UVM file."""
         device = proc.device(pid, fd)
-        if device is None or os.major(device) != self.find_uvm(uvm.REGISTER_GPU):
+        if device is None or os.major(device) != self.major(uvm.REGISTER_GPU):
             return False
         pod = self._table.processes.get(pid)
         if pod is None:
@@ -96,7 +96,7 @@ class PodUvmFiles(SharedPart):
         while moved := self.moved.get(pod):
             pid = moved.pop()
             for fd, device in proc.devices(pid):
-                if os.major(device) == self.find_uvm(uvm.REGISTER_GPU):
+                if os.major(device) == self.major(uvm.REGISTER_GPU):
                     self._hold_again(pid, fd)
             if pid in moved:
                 time.sleep(_MOVED_AGAIN_S)

@@ -504,12 +504,12 @@ def test_every_channel_of_a_shared_tsg_is_listed_exactly_once(steps):
 @pytest.mark.parametrize(
     "fact",
     [
-        {"fact": "plain", "client": 7},
-        {"fact": "plain", "client": 7, "system": True},
+        {"fact": "untracked", "client": 7},
+        {"fact": "untracked", "client": 7, "system": True},
         {"fact": "shared", "client": 7},
         {"fact": "event", "pod": "web", "kind": "os", "client": 7},
     ],
-    ids=["plain", "system memory", "shared", "event"],
+    ids=["untracked", "system memory", "shared", "event"],
 )
 def test_a_compaction_tells_nothing_that_is_over_meanwhile(fact):
     table = ObjectTable()

@@ -93,7 +93,7 @@ def test_what_is_freed_is_not_shared_any_more(on_card):
     allocate(on_card, 10, PAGE)
 
     assert not on_card.shared.table.is_shared((7, 10))
-    assert on_card.shared.table.shared_counts.total() == 0
+    assert on_card.shared.table.shared_with_all.counts.total() == 0
 
 
 def test_a_reused_client_shares_nothing_of_its_predecessor(on_card):
@@ -102,7 +102,7 @@ def test_a_reused_client_shares_nothing_of_its_predecessor(on_card):
     on_card.shared.note({"fact": "owner", "client": 7, "pod": "other", "pid": 1, "fd": 3, "maker": 1})
 
     assert not on_card.shared.table.is_shared((7, 2))
-    assert on_card.shared.table.shared_counts.total() == 0
+    assert on_card.shared.table.shared_with_all.counts.total() == 0
 
 
 def test_a_pod_shares_so_many_objects_with_all(on_card, monkeypatch):

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from qgpu.guardian.proxy import plain_objects
+from qgpu.guardian.proxy import untracked_objects
 from qgpu.nvidia import abi
 from tests.guardian.asked import TSG_PARAMS, alloc, alloc_status, dup, dup_status, free, heap, heap_status
 from tests.guardian.failover.test_successors import successor_of
@@ -18,9 +18,9 @@ FULL = abi.NV_ERR_INSUFFICIENT_RESOURCES
 @pytest.fixture
 def few(on_card, monkeypatch):
     """A pod whose clients may have three others and two pieces of system memory each, and twice that in all."""
-    monkeypatch.setattr(plain_objects, "_MOST", {False: 3, True: 2})
-    monkeypatch.setattr(plain_objects, "_MOST_OF_POD", {False: 6, True: 4})
-    monkeypatch.setattr(plain_objects, "_MOST_UNNAMED", 2)
+    monkeypatch.setattr(untracked_objects, "_MOST", {False: 3, True: 2})
+    monkeypatch.setattr(untracked_objects, "_MOST_OF_POD", {False: 6, True: 4})
+    monkeypatch.setattr(untracked_objects, "_MOST_UNNAMED", 2)
     return on_card
 
 
@@ -50,7 +50,7 @@ def test_objects_that_fail_are_not_counted(few):
     failed = [make(few, 100 + i) for i in range(5)]
 
     assert abi.NV_OK not in failed
-    assert not few.shared.table.plain(7, memory=False)
+    assert not few.shared.table.untracked[False].of(7)
 
 
 def test_programs_that_make_and_free_go_on_for_ever(few):
@@ -64,7 +64,7 @@ def test_further_handles_and_the_old_heap_count_as_well(few):
     again = dup_status(few.call(abi.NV_ESC_RM_DUP_OBJECT, dup(202, 200))[2])
 
     assert (old, again) == (abi.NV_OK, FULL)
-    assert few.shared.table.plain(7, memory=True) == {200, 201}
+    assert few.shared.table.untracked[True].of(7) == {200, 201}
     assert (7, 202) not in few.rm.objects
 
 
@@ -101,7 +101,7 @@ def test_the_kernel_makes_nothing_under_a_handle_in_use(few):
     result, _, answer = few.call(abi.NV_ESC_RM_ALLOC_MEMORY, asked)
 
     assert (result, struct.unpack_from("<I", answer, 40)[0]) == (0, abi.NV_ERR_INSERT_DUPLICATE_NAME)
-    assert few.shared.table.plain(7, memory=False) == {200}
+    assert few.shared.table.untracked[False].of(7) == {200}
 
 
 def test_a_refused_claim_of_its_handle_leaves_it_counted(few):
@@ -140,7 +140,7 @@ def test_a_vanished_channels_handle_is_free_for_others(channel, rm_class):
     made = make(channel, 0x21, rm_class)
 
     assert (made, (7, 0x21) in channel.shared.table.objects) == (abi.NV_OK, False)
-    assert (0x21 in channel.shared.table.plain(7, memory=rm_class == SYSTEM)) == (rm_class != abi.NV01_EVENT_OS_EVENT)
+    assert (0x21 in channel.shared.table.untracked[rm_class == SYSTEM].of(7)) == (rm_class != abi.NV01_EVENT_OS_EVENT)
 
 
 @pytest.mark.parametrize("rm_class", [BINAPI, abi.NV01_EVENT_OS_EVENT])
@@ -156,7 +156,7 @@ def test_a_handle_that_rm_chooses_replaces_what_had_it(channel):
     made = make(channel, 0)
 
     assert (made, (7, 0x21) in channel.shared.table.objects) == (abi.NV_OK, False)
-    assert channel.shared.table.plain(7, memory=False) == {0x21}
+    assert channel.shared.table.untracked[False].of(7) == {0x21}
 
 
 def test_old_heaps_memory_replaces_what_had_its_handle(channel):
@@ -168,7 +168,7 @@ def test_old_heaps_memory_replaces_what_had_its_handle(channel):
     status = heap_status(channel.call(abi.NV_ESC_RM_VID_HEAP_CONTROL, bytes(asked))[2])
 
     assert (status, (7, chosen) in channel.shared.table.objects) == (abi.NV_OK, False)
-    assert channel.shared.table.plain(7, memory=True) == {chosen}
+    assert channel.shared.table.untracked[True].of(7) == {chosen}
 
 
 def test_all_clients_of_a_pod_have_so_many_together(few):
@@ -192,16 +192,16 @@ def test_a_successor_knows_them(few, compacted):
     after = few.shared.table
 
     assert (made, make(few, 110)) == ([0] * 4, FULL)
-    assert [after.plain(7, memory=memory) for memory in (False, True)] == [{100, 101, 102}, {200}]
-    assert after.plain_counts == before.plain_counts
+    assert [after.untracked[system].of(7) for system in (False, True)] == [{100, 101, 102}, {200}]
+    assert all(after.untracked[system].counts == before.untracked[system].counts for system in (False, True))
 
 
 def test_they_count_to_the_pod_that_has_the_client(few):
     make(few, 100)
     few.shared.note({"fact": "owner", "client": 7, "pod": "other", "pid": few.process.pid, "fd": 3})
-    counts = few.shared.table.plain_counts
-    moved = counts["web", False], counts["other", False]
+    counts = few.shared.table.untracked[False].counts
+    moved = counts["web"], counts["other"]
     few.shared.note({"fact": "gone", "client": 7, "handle": 7})
 
-    assert (moved, counts["other", False]) == ((0, 1), 0)
-    assert not few.shared.table.plain(7, memory=False)
+    assert (moved, counts["other"]) == ((0, 1), 0)
+    assert not few.shared.table.untracked[False].of(7)

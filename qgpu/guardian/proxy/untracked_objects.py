@@ -18,13 +18,13 @@ from qgpu.nvidia import abi
 _MOST = {True: 1 << 15, False: 1 << 11}
 #: And how many all clients of a pod may have.
 _MOST_OF_POD = {True: 1 << 16, False: 1 << 14}
-_MEMORY = frozenset({abi.NV01_MEMORY_SYSTEM, abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR})
+_SYSTEM_MEMORY = frozenset({abi.NV01_MEMORY_SYSTEM, abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR})
 #: How many pieces of memory the kernel may have made for a pod under unknown handles; calls that RM refused are in it.
 _MOST_UNNAMED = 1 << 15
 TOO_MANY = "too many objects of RM"
 
 
-class PlainObjects:
+class UntrackedObjects:
     """A pod's objects of which only the handles are known."""
 
     def __init__(self, ctx: HandlerContext) -> None:
@@ -35,18 +35,18 @@ class PlainObjects:
 
         Nothing that the object table keeps may have its handle.
         """
-        memory = rm_class in _MEMORY
+        system = rm_class in _SYSTEM_MEMORY
         if not self._shared.clients.owns(self._pod, client):
             return abi.NV_ERR_INVALID_CLIENT
-        if refusal := self._shared.claims.free_handle((client, handle)):
+        if refusal := self._shared.claims.vacate((client, handle)):
             return refusal
-        if not self._fits_client(client, memory=memory):
-            self._forget_gone(client, memory=memory)
-        if not self._fits_pod(memory=memory):
+        if not self._fits_client(client, system=system):
+            self._forget_gone(client, system=system)
+        if not self._fits_pod(system=system):
             self._shared.clients.recheck(self._pod)
             for each in self._shared.table.clients_of(self._pod):
-                self._forget_gone(each, memory=memory)
-        if self._fits_client(client, memory=memory) and self._fits_pod(memory=memory):
+                self._forget_gone(each, system=system)
+        if self._fits_client(client, system=system) and self._fits_pod(system=system):
             return abi.NV_OK
         self._shared.refusals.count(self._pod, TOO_MANY)
         return abi.NV_ERR_INSUFFICIENT_RESOURCES
@@ -58,7 +58,7 @@ class PlainObjects:
         if (before := self._shared.table.objects.get((client, handle))) is not None:  # RM has chosen its handle
             self._shared.claims.replaced(before)
         if rm_class not in classes.EVENTS:
-            self._note((client, handle), memory=rm_class in _MEMORY, there=True)
+            self._note((client, handle), there=True, system=rm_class in _SYSTEM_MEMORY)
 
     def may_make_unnamed(self) -> bool:
         """Tell whether the kernel may make memory for the pod under a handle that another thread may change."""
@@ -70,32 +70,31 @@ class PlainObjects:
     def count_unnamed(self, asked: Iterable[Key]) -> None:
         """Count what the kernel did not make under the handle that it was asked for: under another, or not at all."""
         for key in asked:
-            if key[1] in self._shared.table.plain(key[0], memory=True) and not self._shared.gpu_ops.exists(key):
+            if key[1] in self._shared.table.untracked[True].of(key[0]) and not self._shared.gpu_ops.exists(key):
                 with self._shared.lock:
-                    self._note(key, memory=True, there=False)
+                    self._note(key, there=False)
                     count = self._shared.table.unnamed.get(self._pod, 0) + 1
                     self._shared.note({"fact": "unnamed", "pod": self._pod, "count": count})
 
     def discard(self, key: Key) -> None:
         """Record that one is gone, if it is one."""
-        for memory in (False, True):
-            if key[1] in self._shared.table.plain(key[0], memory=memory):
-                self._note(key, memory=memory, there=False)
+        if any(key[1] in each.of(key[0]) for each in self._shared.table.untracked.values()):
+            self._note(key, there=False)
 
-    def _fits_client(self, client: int, *, memory: bool) -> bool:
-        return len(self._shared.table.plain(client, memory=memory)) < _MOST[memory]
+    def _fits_client(self, client: int, *, system: bool) -> bool:
+        return len(self._shared.table.untracked[system].of(client)) < _MOST[system]
 
-    def _fits_pod(self, *, memory: bool) -> bool:
-        counted = self._shared.table.plain_counts[self._pod, memory]
-        return counted < _MOST_OF_POD[memory] and self._shared.quota.may_record(self._pod)
+    def _fits_pod(self, *, system: bool) -> bool:
+        counted = self._shared.table.untracked[system].counts[self._pod]
+        return counted < _MOST_OF_POD[system] and self._shared.quota.may_record(self._pod)
 
-    def _forget_gone(self, client: int, *, memory: bool) -> None:
+    def _forget_gone(self, client: int, *, system: bool) -> None:
         """Ask RM, without the lock, which of a client's objects exist."""
-        for handle in list(self._shared.table.plain(client, memory=memory)):
+        for handle in list(self._shared.table.untracked[system].of(client)):
             if not self._shared.gpu_ops.exists((client, handle)):
                 self.discard((client, handle))
 
-    def _note(self, key: Key, *, memory: bool, there: bool) -> None:
-        fact = {"fact": "plain", "client": key[0], "handle": key[1], "there": there}
+    def _note(self, key: Key, *, there: bool, system: bool = False) -> None:
+        fact = {"fact": "untracked", "client": key[0], "handle": key[1], "there": there}
         with self._shared.lock:
-            self._shared.note(fact | ({"system": True} if memory else {}))
+            self._shared.note(fact | ({"system": True} if system else {}))
