@@ -77,7 +77,7 @@ class Reconciler:
         """Do as recheck, for clients."""
         self.recheck([(client, client) for client in clients], include_memory=include_memory)
 
-    def forget_vanished(self, key: Key) -> None:
+    def forget_in_steps(self, key: Key) -> None:
         """Forget an object that RM no longer has, with all below it; in steps if that is much."""
         self._recheck_for(key, self._clock()).gone = True
         self._schedule(self._rechecks[key], self._clock())
@@ -86,7 +86,7 @@ class Reconciler:
     def forget_freed(self, key: Key) -> None:
         """Forget an object that a call freed, with all below it; RM need not be asked."""
         self._recheck_for(key, self._clock()).freed = True
-        self.forget_vanished(key)
+        self.forget_in_steps(key)
 
     def _recheck_for(self, key: Key, due_ns: int) -> _Recheck:
         if key not in self._rechecks:

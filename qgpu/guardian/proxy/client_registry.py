@@ -86,7 +86,7 @@ class ClientRegistry(SharedPart):
             return False
         if remade:
             with self._lock:
-                if self._table.clients.get(client) is entry and not self.drop_vanished((client, client)):
+                if self._table.clients.get(client) is entry and not self.forget_vanished((client, client)):
                     return False
             entry = self._table.clients.get(client)
         if entry is not None and entry.pod != pod and not self._gpu_ops.pod_has_file(client, entry.pod, file):
@@ -245,7 +245,7 @@ class ClientRegistry(SharedPart):
             began_ns, clients = self._shared.clock(), self._table.clients_of(pod)
             if began_ns < self._look_again_ns.get(pod, 0):
                 return False
-        dropped = self._drop_vanished_clients(clients)
+        dropped = self._forget_vanished_clients(clients)
         with self._lock:
             self._look_again_ns[pod] = self._shared.clock() + 9 * (self._shared.clock() - began_ns)
         return dropped
@@ -255,9 +255,9 @@ class ClientRegistry(SharedPart):
         self._pod_uvm_files.release_closed(pod)
         with self._lock:
             own = [client for client in self._table.clients_of(pod) if self._table.clients[client].maker == pid]
-        self._drop_vanished_clients(own)
+        self._forget_vanished_clients(own)
 
-    def _drop_vanished_clients(self, clients: Iterable[int]) -> bool:
+    def _forget_vanished_clients(self, clients: Iterable[int]) -> bool:
         """Drop the clients among these that RM no longer has; True if there were any. Call it without the lock."""
         most = BATCH
         for client in clients:
@@ -265,22 +265,22 @@ class ClientRegistry(SharedPart):
                 continue
             with self._lock:  # RM may have given the handle to another client by now
                 if client in self._table.clients and not self._gpu_ops.has_client(client):
-                    most -= self.drop_vanished((client, client), most)
+                    most -= self.forget_vanished((client, client), most)
         return most < BATCH
 
-    def drop_vanished(self, key: Key, most: int = BATCH) -> int:
+    def forget_vanished(self, key: Key, most: int = BATCH) -> int:
         """Drop what RM no longer has, and return how much; 0 if it is more than ``most`` and goes step by step.
 
         No other call is served meanwhile, and the daemon takes a guardian that answers nobody for hung.
         """
         count = self._table.count_below(key, most) or 1
         if count > most:
-            self._shared.reconciler.forget_vanished(key)
+            self._shared.reconciler.forget_in_steps(key)
             return 0
-        self.forget_vanished(key)
+        self.forget_at_once(key)
         return count
 
-    def forget_vanished(self, key: Key) -> None:
+    def forget_at_once(self, key: Key) -> None:
         """Drop an object that RM no longer has although no call freed it, for example because its file was closed.
 
         If its maker has a UVM file, that file may keep the memory: the maker may have a mapping that was never

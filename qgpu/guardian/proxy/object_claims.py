@@ -109,13 +109,13 @@ class ObjectClaims(SharedPart):
             return abi.NV_OK
         if not there.confirmed or self._gpu_ops.exists(key):
             return abi.NV_ERR_INSERT_DUPLICATE_NAME
-        return abi.NV_OK if self._clients.drop_vanished(key) else abi.NV_ERR_INSUFFICIENT_RESOURCES
+        return abi.NV_OK if self._clients.forget_vanished(key) else abi.NV_ERR_INSUFFICIENT_RESOURCES
 
     def replaced(self, rm: RmObject) -> None:
         """Forget an object whose handle names another one in RM by now."""
         with self._lock:
             if rm.confirmed and self._table.objects.get(rm.key) is rm:
-                self._clients.drop_vanished(rm.key)
+                self._clients.forget_vanished(rm.key)
 
     def confirm(self, key: Key, size: int | None = None) -> bool:
         """Confirm an object that RM has made, memory at its true size; False if it does not fit and must be freed.

@@ -58,7 +58,7 @@ class SharedState(SharedTable):
         self.quota = MemoryQuota(
             self.table, self.lock, self.note, allowance, look, uuids, uvm_files, self.files.carriers
         )
-        forget, wake = self.clients.forget_vanished, (lambda: self.wake())
+        forget, wake = self.clients.forget_at_once, (lambda: self.wake())
         self.reconciler = Reconciler(self.table, self.gpu_ops, self.note, forget, self.clock, wake)
 
     def listener_closed(self, number: int) -> None:

@@ -131,7 +131,7 @@ def test_client_gone_during_check_takes_its_objects_with_it(due, asked):
 def test_large_gone_client_is_forgotten_in_bounded_steps(due, asked, told):
     asked.gone = {(_CLIENT, handle) for handle in (_CLIENT, *range(10, 10 + _MANY))}
     if told:
-        due.forget_vanished((_CLIENT, _CLIENT))
+        due.forget_in_steps((_CLIENT, _CLIENT))
     left = [len(due._table.objects)]
     while (now_ns := due.due_ns()) is not None:
         due.run_due(now_ns)
@@ -157,7 +157,7 @@ def test_what_hangs_on_others_is_forgotten_first(due, asked):
 
 def test_reused_client_handle_loses_only_objects_that_are_gone(due, asked):
     asked.gone = {(_CLIENT, 10)}
-    due.forget_vanished((_CLIENT, _CLIENT))
+    due.forget_in_steps((_CLIENT, _CLIENT))
     _settle(due, asked)
 
     assert _CLIENT in due._table.clients
