@@ -16,20 +16,19 @@ from collections import Counter
 from collections.abc import Container, Iterator
 from contextlib import suppress
 from functools import cache
-from itertools import chain
 from pathlib import Path
 
-#: Process numbers are below 2**22 (PID_MAX_LIMIT): eleven digits to base 4.
-_DIGITS, _BASE = 11, 4
-#: The descriptor numbers under which epoll registers files: for tied files, for each digit of the process that makes
-#: clients on a file, for root clients, for devices, for exported memory.
+#: Process numbers are below 2**22 (PID_MAX_LIMIT): six digits to base 16.
+_DIGITS, _BASE = 6, 16
+#: The descriptor numbers under which epoll registers files: for tied files, for those of which it is known who makes
+#: clients on them, for each digit of that process's number, for root clients, for devices, for exported memory.
 _MAKERS = range(1000 - _DIGITS * _BASE, 1000)
-_TIED = _MAKERS.start - 1
+_TIED, _CLAIMED = _MAKERS.start - 2, _MAKERS.start - 1
 _ROOTS, _DEVICES = 1000, 1001
 #: How many exports of one file can be told apart.
 _CARRIERS = range(1002, 1010)
-#: How many places hold a control file at most: the digits, and as tied, with a root client and with a device.
-WATCHES = _DIGITS + 3
+#: How many places hold a control file at most: the digits, and as claimed, tied, with a root client, with a device.
+WATCHES = _DIGITS + 4
 _ADD, _DELETE = 1, 2
 #: struct epoll_event is packed on x86-64 only (linux/eventpoll.h).
 _EVENT = struct.Struct("<IQ" if os.uname().machine == "x86_64" else "<I4xQ")
@@ -65,10 +64,12 @@ class FileSet:
                 return True
         return False
 
-    def discard(self, file: int) -> None:
-        """Remove a file from a set that holds each file once."""
+    def discard(self, file: int) -> bool:
+        """Remove a file from a set that holds each file once; False if it was not there."""
         with _lock, suppress(FileNotFoundError, PermissionError):
             self._control(_DELETE, self._places[0], file)
+            return True
+        return False
 
     def has(self, file: int) -> bool:
         """Tell whether a file is in the set. Raises OSError as ``add`` does."""
@@ -115,6 +116,7 @@ class FileMakers:
         self._epoll = epoll
         #: By mark, the files that were open when they were listed, and those that were added since.
         self._listed, self._added = Counter[int](), Counter[int]()
+        self._claimed = FileSet(epoll, _CLAIMED)
         self._digits = [[FileSet(epoll, place) for place in _MAKERS[at::_DIGITS]] for at in range(_DIGITS)]
 
     def claim(self, file: int, pid: int, mark: int) -> bool:
@@ -123,15 +125,16 @@ class FileMakers:
         Files are counted by ``mark``.
         """
         with _lock:
-            if any(files.has(file) for files in self._digits[0]):
+            if not self._claimed.add(file, mark):
                 return self.is_by(file, pid)
             try:
-                noted = all(files.add(file, mark) for files in self._of(pid))
+                for files in self._of(pid):
+                    files.add(file)
             except OSError:
                 self.forget(file)
                 raise
             self._added[mark] += 1
-            return noted
+            return True
 
     def rule_out(self, file: int, mark: int) -> None:
         """Let no process be the one that makes clients on a file. Raises OSError."""
@@ -152,7 +155,7 @@ class FileMakers:
         """Find out which files are still open somewhere. Takes long with many files."""
         with _lock:
             self._listed, self._added = self._listed + self._added, Counter()
-        found = Counter(_marks_at(self._epoll, _MAKERS[::_DIGITS]))
+        found = Counter(_marks_at(self._epoll, (_CLAIMED,)))
         with _lock:
             self._listed = found
 
@@ -162,8 +165,10 @@ class FileMakers:
 
     def forget(self, file: int) -> None:
         """Forget who makes clients on a file."""
-        for files in chain.from_iterable(self._digits):
-            files.discard(file)
+        with _lock:
+            for sets in self._digits if self._claimed.has(file) else ():
+                any(files.discard(file) for files in sets)
+            self._claimed.discard(file)
 
     def _of(self, pid: int) -> list[FileSet]:
         return [sets[pid // _BASE**at % _BASE] for at, sets in enumerate(self._digits)]
@@ -200,5 +205,5 @@ class FileSets:
 
 def reserve_fds() -> None:
     """Reserve the sets' descriptor numbers; call it before other descriptors arrive."""
-    for place in (_TIED, *_MAKERS, _ROOTS, _DEVICES, *_CARRIERS):
+    for place in (_TIED, _CLAIMED, *_MAKERS, _ROOTS, _DEVICES, *_CARRIERS):
         os.dup2(_nothing(), place, inheritable=False)

@@ -1,4 +1,4 @@
-"""Bounds the open files on which pods make clients: each takes a dozen of the epoll watches that a user may have.
+"""Bounds the open files on which pods make clients: each takes ten of the epoll watches that a user may have.
 
 Files close unseen. So those that were added are counted, and now and then those that are open are listed.
 """
