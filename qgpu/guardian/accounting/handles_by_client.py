@@ -15,6 +15,7 @@ class HandlesByClient:
 
     _of: SetsByKey[int, int] = field(default_factory=SetsByKey)
     counts: Counter[str] = field(default_factory=Counter, compare=False)
+    total: int = 0
 
     def __contains__(self, client: int) -> bool:
         return client in self._of
@@ -28,17 +29,20 @@ class HandlesByClient:
         if handle not in self._of.of(client):
             self._of.add(client, handle)
             self.counts[pod] += 1
+            self.total += 1
 
     def discard(self, pod: str, client: int, handle: int) -> None:
         """Remove a handle, if it is there."""
         if handle in self._of.of(client):
             self._of.discard(client, handle)
             self.counts[pod] -= 1
+            self.total -= 1
 
     def drop(self, pod: str, client: int) -> Set[int]:
         """Remove all handles of a client, and return them."""
         handles = self._of.pop(client, set())
         self.counts[pod] -= len(handles)
+        self.total -= len(handles)
         return handles
 
     def move(self, client: int, before: str, after: str) -> None:

@@ -487,7 +487,7 @@ class ObjectTable(ObjectTree):
         held = self.allocations
         kinds = (self.handles, *self._kinds_without_objects())
         own = len(self._of_pod.of(pod)) + held.records[pod] + sum(kind.counts[pod] for kind in kinds)
-        every = len(self.clients) + held.all_records + sum(kind.counts.total() for kind in kinds)
+        every = len(self.clients) + held.all_records + sum(kind.total for kind in kinds)
         return own, every
 
     def is_shared(self, key: Key) -> bool:

@@ -40,13 +40,15 @@ class UntrackedObjects:
             return abi.NV_ERR_INVALID_CLIENT
         if refusal := self._shared.claims.vacate((client, handle)):
             return refusal
+        if self._fits(client, system=system):
+            return abi.NV_OK
         if not self._fits_client(client, system=system):
             self._forget_gone(client, system=system)
         if not self._fits_pod(system=system):
             self._shared.clients.recheck(self._pod)
             for each in self._shared.table.clients_of(self._pod):
                 self._forget_gone(each, system=system)
-        if self._fits_client(client, system=system) and self._fits_pod(system=system):
+        if self._fits(client, system=system):
             return abi.NV_OK
         self._shared.refusals.count(self._pod, TOO_MANY)
         return abi.NV_ERR_INSUFFICIENT_RESOURCES
@@ -80,6 +82,9 @@ class UntrackedObjects:
         """Record that one is gone, if it is one."""
         if any(key[1] in each.of(key[0]) for each in self._shared.table.untracked.values()):
             self._note(key, there=False)
+
+    def _fits(self, client: int, *, system: bool) -> bool:
+        return self._fits_client(client, system=system) and self._fits_pod(system=system)
 
     def _fits_client(self, client: int, *, system: bool) -> bool:
         return len(self._shared.table.untracked[system].of(client)) < _MOST[system]
