@@ -177,9 +177,9 @@ def _in_kernel(perform: Callable[[int, int, Any], int]) -> Callable[[int, int, A
     return both
 
 
-def there() -> dict[Any, Any]:
+def there(trace: Path) -> dict[Any, Any]:
     """Return the objects that RM has from the start: the recorded clients, and devices, which the kernel makes."""
-    made = allocated(_TRACE)
+    made = allocated(trace)
     return {key: made[key] for key in made if key[0] == key[1] or made[key][0] == abi.NV01_DEVICE_0}
 
 
@@ -220,8 +220,10 @@ def calls(script: Script) -> list[Figure]:
     by_part: list[Parts] = []
     for round_ in range(2 * round(_ROUNDS * script.scale)):
         parts = Parts() if round_ % 2 else None
-        rm = FakeRm(there()) if replayed else None
-        command = ["--replay"] if replayed else [*LOAD, *script.bench.load_options("1ms", "--duration", "50ms")]
+        rm = FakeRm(there(_TRACE)) if replayed else None
+        command = (
+            ["--replay", str(_TRACE)] if replayed else [*LOAD, *script.bench.load_options("1ms", "--duration", "50ms")]
+        )
         said, loop_s = start(command, parts, rm)
         if parts is not None:
             by_part.append(parts)
@@ -258,7 +260,7 @@ def _quartile(values: Sequence[float]) -> float:
 
 def pod(sock: socket.socket, command: Sequence[str]) -> None:
     """Be the pod: put the filter on this process, hand over its listener, and start the program."""
-    replay = _prepared() if command[0] == "--replay" else None
+    replay = _prepared(Path(command[1])) if command[0] == "--replay" else None
     socket.send_fds(sock, [b"listener"], [install()])
     sock.recv(2)
     if replay is None:
@@ -266,15 +268,15 @@ def pod(sock: socket.socket, command: Sequence[str]) -> None:
     json.dump(replay(), sys.stdout)
 
 
-def _prepared() -> Callable[[], dict[str, list[Any]]]:
-    """Prepare the recorded calls; the function that is returned makes them, and returns what came of them.
+def _prepared(trace: Path) -> Callable[[], dict[str, list[Any]]]:
+    """Prepare recorded calls; the function that is returned makes them, and returns what came of them.
 
     ``took_ns`` has how long each call took that stops at the guardian; ``failed`` the number, place in the record and
     status of RM calls that were not answered NV_OK.
     """
     files: dict[int, int] = {}
     made: list[tuple[int, Any, Any, bool, int | None]] = []
-    with lzma.open(_TRACE, "rt") as lines:
+    with lzma.open(trace, "rt") as lines:
         rows = [row for row in map(json.loads, lines) if row["op"] == "ioctl"]
     for row in rows:
         to_uvm = row["dev"] == "/dev/nvidia-uvm"

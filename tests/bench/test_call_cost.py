@@ -1,4 +1,4 @@
-"""A recorded CUDA program, replayed through a guardian over emulated RM."""
+"""Recorded CUDA programs, replayed through a guardian over emulated RM."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import os
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from qgpu.guardian.proxy.refusals import Refusals
 from qgpu.nvidia import abi
 from tests.guardian.fake_rm import FakeRm
+from tests.traces import TRACES
 
 # tests/vm has a call_cost.py too, and other tests put folders on the path
 _FILE = Path(__file__).parents[2] / "bench" / "call_cost.py"
@@ -27,7 +30,12 @@ class StrictRm(FakeRm):
         return None if on_card else super().object_info(file, client, handle)
 
 
-def test_a_recorded_program_is_refused_nothing(monkeypatch):
+#: The replay takes a descriptor for the same file for ever, but nvidia-smi opens others under its number.
+_PROGRAMS = [trace for trace in TRACES if "-smi." not in trace.name]
+
+
+@pytest.mark.parametrize("trace", _PROGRAMS, ids=[trace.name.split(".")[2].split("-")[1] for trace in _PROGRAMS])
+def test_a_recorded_program_is_refused_nothing(trace, monkeypatch):
     """Its files are open files of their own, so what goes by a file shows here."""
     refused: Counter[str] = Counter()
     count = Refusals.count
@@ -37,7 +45,7 @@ def test_a_recorded_program_is_refused_nothing(monkeypatch):
         count(self, pod, what)
 
     monkeypatch.setattr(Refusals, "count", noted)
-    said, _ = call_cost.start(["--replay"], None, StrictRm(call_cost.there()))
+    said, _ = call_cost.start(["--replay", str(trace)], None, StrictRm(call_cost.there(trace)))
 
     assert refused == {"card without a grant": 1}  # the card's UUID is another one
     failed = {number for number, *_ in json.loads(said)["failed"]}
