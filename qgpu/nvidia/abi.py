@@ -59,6 +59,7 @@ ffi.cdef(
     typedef struct { uint32_t subDeviceId; } NV2080_ALLOC_PARAMETERS;
     typedef struct { uint32_t hObjectError, hObjectEccError, hVASpace, engineType; uint8_t bIsCallingContextVgpuPlugin;
                      } NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS;
+    typedef struct { uint32_t hVASpace, flags, subctxId; } NV_CTXSHARE_ALLOCATION_PARAMETERS;
     typedef struct { uint32_t hObjectError, hObjectBuffer; uint64_t gpFifoOffset; uint32_t gpFifoEntries, flags,
                      hContextShare, hVASpace, hUserdMemory[8]; uint64_t userdOffset[8]; uint32_t engineType, cid,
                      subDeviceId, hObjectEccError; uint64_t memory[12]; uint32_t hPhysChannelGroup, internalFlags;

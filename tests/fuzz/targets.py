@@ -159,7 +159,8 @@ def _facts(
 
 def _made(random: Random, client: int, parent: int, handle: int, made: int, pid: int) -> list[rm_object.Fact]:
     size = random.choice([0, 1, 1 << 20, 1 << 63])
-    asked = rm_object.object_fact(rm_object.RmObject(client, handle, parent, made, size))
+    uses = tuple(random.sample([handle, parent, client, 1, 2, 3], random.randrange(3)))
+    asked = rm_object.object_fact(rm_object.RmObject(client, handle, parent, made, size, uses=uses))
     if random.randrange(4) == 0:
         asked["memory"] = random.randrange(1, 20)
     facts = [{"fact": "client", "client": client, "pid": pid, "fd": random.randrange(4)}, asked]
@@ -217,6 +218,9 @@ def check_register(kept: object_table.ObjectTable) -> None:
         counts = Counter(entry.pod for client, entry in kept.clients.items() for _ in kind.of(client))
         if +kind.counts != counts:
             raise DefectError(f"counts {kind.counts}, in fact {counts}")
+    users = {((rm.client, used), rm.handle) for rm in kept.objects.values() for used in rm.uses}
+    if {(used, user) for used, each in kept._users.items() for user in each} != users:
+        raise DefectError(f"users {kept._users}, in fact {users}")
     again = object_table.ObjectTable()
     for fact in kept.facts():
         again.note(json.loads(json.dumps(fact)))

@@ -39,6 +39,8 @@ class FakeRm:
         self.answers: dict = {}
         self.aliases: dict = {}
         self.mapped: set = set()
+        #: What objects use: RM frees them with each of these.
+        self.used: dict = {}
         #: Objects of the fabric, with the memory that each keeps.
         self.fabric: dict = {}
         #: What RM says of objects of the fabric if that is not the memory's size: (bytes, flags), or nothing.
@@ -252,6 +254,7 @@ class FakeRm:
             block = _at(params, 128)
             (size,) = struct.unpack_from("<Q", block, 64)
         self._make(client, handle, rm_class, parent, size)
+        self.used[client, handle] = set(self._used(client, rm_class, params) if params else ())
         if rm_class == abi.NV_MEMORY_FABRIC:
             key = client, struct.unpack_from("<I", _at(params, 64), 40)[0]
             self.fabric[client, handle] = self.aliases.get(key, key)
@@ -260,9 +263,21 @@ class FakeRm:
         self._status(data, status_at, abi.NV_OK)
         return 0
 
+    def _used(self, client, rm_class, params):
+        """Yield what an object uses: of USERD memory only a process's own pages (kchannelCreateUserdMemDesc)."""
+        if rm_class == abi.KEPLER_CHANNEL_GROUP_A:
+            yield client, struct.unpack_from("<I", _at(params, 16), 8)[0]
+        if rm_class == abi.FERMI_CONTEXT_SHARE_A:
+            yield client, struct.unpack_from("<I", _at(params, 12))[0]
+        if rm_class in abi.GPFIFO_CLASSES:
+            share, space, userd = struct.unpack_from("<III", _at(params, 36), 24)
+            yield from ((client, share), (client, space))
+            if self.objects.get((client, userd), (0, 0))[0] == abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR:
+                yield client, userd
+
     def _free(self, client, handle):
         gone = {(client, handle)}
-        while more := {key for key, (_, parent) in self.objects.items() if (key[0], parent) in gone} - gone:
+        while more := {key for key in self.objects if self._goes_with(key, gone)} - gone:
             gone |= more
         if client == handle:
             gone |= {key for key in self.objects if key[0] == client}
@@ -270,6 +285,9 @@ class FakeRm:
         for key in gone:
             self.objects.pop(key, None)
         return found
+
+    def _goes_with(self, key, gone):
+        return (key[0], self.objects[key][1]) in gone or not gone.isdisjoint(self.used.get(key, ()))
 
     def _dup(self, data):
         client, parent, handle, source_client, source, _, _ = struct.unpack("<7I", data)

@@ -239,6 +239,7 @@ class ObjectTable(ObjectTree):
         parent = fact["parent"] or fact["client"]
         same_as = (fact["same_as"][0], fact["same_as"][1]) if fact.get("same_as") else None
         rm = RmObject(fact["client"], fact["handle"], parent, fact["class"], fact["detail"], same_as=same_as)
+        rm.uses = tuple(fact.get("uses", ()))
         if rm.client not in self.clients or not self._hangs_together(rm):
             return
         if (before := self.objects.get(rm.key)) is not None:
@@ -247,6 +248,8 @@ class ObjectTable(ObjectTree):
         self.objects[rm.key] = rm
         pod = self.pod_of(rm)
         self.handles.add(pod, *rm.key)
+        for used in rm.uses:
+            self._users.add((rm.client, used), rm.handle)
         if rm.rm_class == abi.NV01_DEVICE_0:
             self.devices.add(pod, *rm.key)
             if rm.detail == NO_INSTANCE:
@@ -352,6 +355,8 @@ class ObjectTable(ObjectTree):
     def _forget_kind(self, rm: RmObject) -> None:
         """Forget what follows from an object's class: that it is scheduled, is a device, keeps memory."""
         pod = self.pod_of(rm)
+        for used in rm.uses:
+            self._users.discard((rm.client, used), rm.handle)
         self._tsgs.drop(rm.key)
         if rm.context and pod in self.pods:
             self.ended_contexts.add(rm.context, pod)
@@ -587,9 +592,14 @@ class ObjectTable(ObjectTree):
         """Tell whether a client has channels."""
         return client in self._channels
 
-    def channels_below(self, key: Key) -> list[Key]:
-        """List the channels below an object or a client, without a walk over the client's other objects."""
-        return [each for each in self._channels.of(key[0]) if self._is_below(each, key)]
+    def channels_freed_with(self, key: Key) -> list[Key]:
+        """List the channels that RM frees with an object or a client; no walk over the client's other objects."""
+        channels = self._channels.of(key[0])
+        if key[0] == key[1]:
+            return list(channels)
+        if key not in self._children and key not in self._users and key not in channels:
+            return []
+        return [each for each in channels if self._goes_with(each, key)]
 
     def ending_with(self, key: Key) -> list[Allocation]:
         """List the allocations that lose all handles but those on the fabric when an object is freed.

@@ -13,6 +13,8 @@ from qgpu.nvidia import abi
 
 #: Levels of objects below an RM client: device, TSG or subdevice, channel, objects on the channel; and some to spare.
 _DEEPEST = 8
+#: Objects above a channel, and what it and they use: about a dozen; and some to spare.
+_MOST_ABOVE = 64
 
 
 @dataclass(slots=True)
@@ -23,6 +25,8 @@ class ObjectTree:
     #: Their handles by client, and by what they are below.
     handles: HandlesByClient = field(default_factory=HandlesByClient, compare=False)
     _children: SetsByKey[Key, int] = field(default_factory=SetsByKey)
+    #: What uses an object, by what is used.
+    _users: SetsByKey[Key, int] = field(default_factory=SetsByKey, compare=False)
 
     def below(self, key: Key) -> list[RmObject]:
         """List an object and everything below it, parents first; a client's handle stands for the client itself."""
@@ -44,14 +48,19 @@ class ObjectTree:
             elif (rm := self.objects.get((key[0], handle))) is not None:
                 yield rm
 
-    def _is_below(self, each: Key, key: Key) -> bool:
-        at = each
-        for _ in range(_DEEPEST + 1):
-            if at == key or key[0] == key[1]:
+    def _goes_with(self, each: Key, key: Key) -> bool:
+        """Tell whether RM frees an object with another, because it lies below it or uses it, or goes with what does."""
+        reached, at = {each}, [each]
+        while at:
+            here = at.pop()
+            if here == key:
                 return True
-            if (rm := self.objects.get(at)) is None:
-                return False
-            at = rm.client, rm.parent
+            rm = self.objects.get(here)
+            for handle in (rm.parent, *rm.uses) if rm is not None else ():
+                above = here[0], handle
+                if above not in reached and len(reached) < _MOST_ABOVE:
+                    reached.add(above)
+                    at.append(above)
         return False
 
     def _hangs_together(self, rm: RmObject) -> bool:

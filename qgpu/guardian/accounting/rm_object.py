@@ -30,6 +30,8 @@ class RmObject:
     requested_us: int = abi.RM_DEFAULT_TIMESLICE_US
     #: TSGs: another handle of the same TSG, from which this one was made.
     same_as: Key | None = None
+    #: TSGs, context shares and channels: the handles of what they use, with each of which RM frees them.
+    uses: tuple[int, ...] = ()
 
     @property
     def key(self) -> Key:
@@ -49,11 +51,16 @@ def confirm_fact(key: Key, context: int = 0) -> Fact:
 
 def object_fact(rm: RmObject) -> Fact:
     """Return the fact that describes an object."""
-    return {
+    fact = {
         "fact": "object",
         "client": rm.client,
         "handle": rm.handle,
         "parent": rm.parent,
         "class": rm.rm_class,
         "detail": rm.detail,
-    } | ({"same_as": list(rm.same_as)} if rm.same_as is not None else {})
+    }
+    if rm.same_as is not None:
+        fact["same_as"] = list(rm.same_as)
+    if rm.uses:
+        fact["uses"] = list(rm.uses)
+    return fact

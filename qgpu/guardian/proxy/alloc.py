@@ -147,6 +147,7 @@ class AllocHandler(Handler):
             block.patch_u64(_RIGHTS_AT, rights.at)
         detail = rm_calls.detail(asked.rm_class, params.data) if params else 0
         rm = RmObject(asked.client, asked.handle, asked.parent, asked.rm_class, detail)
+        rm.uses = rm_calls.uses(asked.rm_class, params.data) if params else ()
         return _AllocRequest(pod_call, escape, block, asked, params, rights, rm)
 
     def _refuse(self, request: _AllocRequest, status: int, what: str | None = None) -> int:

@@ -169,7 +169,7 @@ class ObjectClaims(SharedPart):
         Gates open only if RM can free the object through this file. Otherwise a pod could use frees to open its gate.
         """
         with self._lock:
-            channels = self._table.channels_below(key)
+            channels = self._table.channels_freed_with(key)
         if not channels or self._gpu_ops.object_info(file, key[0], key[1]) is None:
             return []
         self._shared.open_for_free(channels)
@@ -186,20 +186,38 @@ class ObjectClaims(SharedPart):
                 self._shared.cancel_free(channels)
                 self._shared.wake()
                 return
-            rm = self._table.objects.get(key)
-            if rm is not was or (rm is None and key[0] != key[1]):
-                return
-            many = self._table.count_below(key, BATCH) > BATCH
-            if many:
-                self._shared.reconciler.forget_freed(key)
-            else:
-                self._note(gone_fact(key))
-            if rm is not None and rm.rm_class in {abi.FERMI_VASPACE_A, abi.FERMI_CONTEXT_SHARE_A}:
-                self._shared.reconciler.recheck_clients([key[0]])  # RM frees channels together with their address space
-            if channels or rm is None or rm.rm_class in GATED:
-                self._shared.reconciler.tsgs_changed()
+            if not (many := self._forget_freed(key, was, channels)):
+                self._forget_users(channels)
         if many:
             self._wait_until_forgotten(key)
+
+    def _forget_freed(self, key: Key, was: RmObject | None, channels: list[Key]) -> bool:
+        """Forget an object with all below it; True if that is so much that it goes step by step."""
+        rm = self._table.objects.get(key)
+        if rm is not was or (rm is None and key[0] != key[1]):
+            return False
+        many = self._table.count_below(key, BATCH) > BATCH
+        if many:
+            self._shared.reconciler.forget_freed(key)
+        else:
+            self._note(gone_fact(key))
+        if rm is not None and rm.rm_class in {abi.FERMI_VASPACE_A, abi.FERMI_CONTEXT_SHARE_A}:
+            self._shared.reconciler.recheck_clients([key[0]])  # RM has freed other objects that used it, too
+        if channels or rm is None or rm.rm_class in GATED:
+            self._shared.reconciler.tsgs_changed()
+        return many
+
+    def _forget_users(self, channels: list[Key]) -> None:
+        """Forget those of the channels that RM freed with what they used; gate again those that it did not free."""
+        users = [each for each in channels if each in self._table.objects]
+        if kept := [each for each in users if self._gpu_ops.exists(each)]:
+            self._shared.cancel_free(kept)
+            self._shared.wake()
+        for each in users:
+            if each not in kept:
+                self._note(gone_fact(each))
+        if users:
+            self._shared.reconciler.tsgs_changed()
 
     def freed(self, key: Key) -> None:
         """Forget what the guardian has freed by itself."""

@@ -7,7 +7,7 @@ size is not decoded here: RM refuses it (escape.c:RmIoctl compares sizes exactly
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from qgpu.nvidia import abi
@@ -179,6 +179,32 @@ def detail(rm_class: int, params: bytes | bytearray) -> int:
     """Read one parameter of an allocation: device or MIG instance, engine type, bytes or flags, by class."""
     at, size = _DETAILS.get(rm_class, (0, 0))
     return int.from_bytes(params[at : at + size], "little")
+
+
+def _userd_at() -> Iterator[int]:
+    """Yield the offsets of the handles of a channel's USERD memory."""
+    first = abi.offsetof("NV_CHANNEL_ALLOC_PARAMS", "hUserdMemory")
+    yield from range(first, abi.offsetof("NV_CHANNEL_ALLOC_PARAMS", "userdOffset"), 4)
+
+
+#: Offsets of the handles of what an object uses: RM frees it with each of these (refAddDependant).
+_USES: Mapping[int, tuple[int, ...]] = {
+    abi.KEPLER_CHANNEL_GROUP_A: (abi.offsetof("NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS", "hVASpace"),),
+    abi.FERMI_CONTEXT_SHARE_A: (abi.offsetof("NV_CTXSHARE_ALLOCATION_PARAMETERS", "hVASpace"),),
+    **dict.fromkeys(
+        abi.GPFIFO_CLASSES,
+        (
+            abi.offsetof("NV_CHANNEL_ALLOC_PARAMS", "hContextShare"),
+            abi.offsetof("NV_CHANNEL_ALLOC_PARAMS", "hVASpace"),
+            *_userd_at(),
+        ),
+    ),
+}
+
+
+def uses(rm_class: int, params: bytes | bytearray) -> tuple[int, ...]:
+    """Return the handles of what an object of the same client uses: address space, context share, USERD memory."""
+    return tuple(filter(None, (int.from_bytes(params[at : at + 4], "little") for at in _USES.get(rm_class, ()))))
 
 
 _MEMORY_FLAGS_AT = abi.ffi.offsetof("NV_MEMORY_ALLOCATION_PARAMS", "flags")

@@ -449,6 +449,62 @@ def test_free_opens_gates_only_where_rm_would_accept_it(on_card, how, opened):
     assert on_card.left == opened
 
 
+SPACE, SHARE, USERD = 40, 41, 42
+
+
+def channel_using(share=0, space=0, userd=0):
+    """Return a channel's parameters with handles of what it uses."""
+    return bytes(24) + struct.pack("<III", share, space, userd) + bytes(332)
+
+
+@pytest.fixture
+def spaces(on_card):
+    """A pod with address spaces, a context share in one of them, and memory for USERD."""
+    for handle in (SPACE, SPACE + 10):
+        on_card.call(abi.NV_ESC_RM_ALLOC, alloc(handle, 2, abi.FERMI_VASPACE_A), bytes(64))
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(19, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(SHARE, 19, abi.FERMI_CONTEXT_SHARE_A), struct.pack("<III", SPACE, 0, 0))
+    on_card.rm.objects[7, USERD] = (abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR, 2)
+    on_card.shared.note({"fact": "untracked", "client": 7, "handle": USERD, "there": True, "system": True})
+    return on_card
+
+
+@pytest.mark.parametrize(
+    ("tsg", "channel", "freed"),
+    [
+        (SPACE, {}, SPACE),
+        (0, {"space": SPACE}, SPACE),
+        (0, {"share": SHARE}, SHARE),
+        (0, {"share": SHARE}, SPACE),
+        (0, {"userd": USERD}, USERD),
+    ],
+    ids=["its TSG's address space", "its own", "its context share", "its share's address space", "its USERD memory"],
+)
+def test_a_free_opens_the_gate_of_a_channel_that_uses_it(spaces, tsg, channel, freed):
+    """RM frees the channel first, under its lock, and waits there for the channel's work."""
+    group = struct.pack("<IIIII", 0, 0, tsg, 1, 0)
+    spaces.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), group)
+    spaces.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), channel_using(**channel))
+    assert spaces.shared.table.objects[7, 21].confirmed
+    spaces.call(abi.NV_ESC_RM_FREE, free(SPACE + 10))
+    assert not spaces.left
+    spaces.call(abi.NV_ESC_RM_FREE, free(freed))
+
+    assert (spaces.left, spaces.cancel_free) == ([(7, 21)], [])
+    assert (7, 21) not in spaces.shared.table.objects
+
+
+def test_a_channel_that_outlives_what_it_names_is_gated_again(spaces):
+    """RM keeps a channel whose USERD memory is of another class."""
+    spaces.rm.objects[7, USERD] = (abi.NV01_MEMORY_SYSTEM, 2)
+    spaces.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
+    spaces.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), channel_using(userd=USERD))
+    spaces.call(abi.NV_ESC_RM_FREE, free(USERD))
+
+    assert (spaces.left, spaces.cancel_free) == ([(7, 21)], [(7, 21)])
+    assert (7, 21) in spaces.shared.table.objects
+
+
 def test_free_opens_gates_when_all_else_has_been_looked_at(on_card):
     """A pod makes that long, by a mapping in progress or by thousands of clients, and its channels would run."""
     on_card.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
