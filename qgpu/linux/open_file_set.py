@@ -161,7 +161,8 @@ class FileMakers:
 
     def is_by(self, file: int, pid: int) -> bool:
         """Tell whether this process is noted of a file. Raises OSError."""
-        return all(files.has(file) for files in self._of(pid))
+        with _lock:
+            return all(files.has(file) for files in self._of(pid))
 
     def forget(self, file: int) -> None:
         """Forget who makes clients on a file."""

@@ -281,12 +281,20 @@ class ObjectTable(ObjectTree):
             return
         key, system = (fact["client"], fact["handle"]), fact.get("system", False)
         self._forget_untracked(entry.pod, key)
-        if fact["there"] and key not in self.objects:
+        if not fact["there"]:
+            self._forget_uses(key)
+        elif key not in self.objects:
             self.untracked[system].add(entry.pod, *key)
 
     def _forget_untracked(self, pod: str, key: Key) -> None:
         for kind in self.untracked.values():
             kind.discard(pod, *key)
+
+    def _forget_uses(self, key: Key) -> None:
+        """Record that nothing uses what RM has freed: those of its users that are left do not go with it."""
+        for user in self._users.pop(key, ()):
+            rm = self.objects[key[0], user]
+            rm.uses = tuple(handle for handle in rm.uses if handle != key[1])
 
     def _unnamed(self, fact: Fact) -> None:
         """Record how many objects a pod may have made under unknown handles."""
@@ -345,6 +353,7 @@ class ObjectTable(ObjectTree):
         """Forget an object and all below it, as RM frees a subtree."""
         for handle in self._children.pop(key, ()):
             self._drop((key[0], handle))
+        self._forget_uses(key)
         if (entry := self.clients.get(key[0])) is not None:
             self.shared_with_all.discard(entry.pod, *key)
         if (rm := self.objects.pop(key, None)) is not None:

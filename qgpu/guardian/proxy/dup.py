@@ -74,6 +74,8 @@ class DupHandler(Handler):
         if not known or (source is not None and source.rm_class in classes.GATED and not self._may_share(source)):
             return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, "second handle")
         self._free_handler.undo_interrupted(pod_call, (asked.client, asked.handle))
+        if refusal := self._shared.claims.vacate((asked.client, asked.handle)):
+            return self._ctx.answer(block, asked.status_at, refusal)
         if self._is_other_process(asked):
             self._shared.clients.record_unrestorable(asked.client, IMPORTED)
         if source is not None and source.rm_class in classes.GATED:

@@ -37,8 +37,8 @@ class FreeHandler(Handler):
 
         def carry_out() -> bool:
             nonlocal error, patched
-            # Not before: a pod decides how long it takes to look at the rest. And not for the heap's free: it takes
-            # memory only, and RM refuses it for channels, so a pod could use it to open gates.
+            # Not before: a pod decides how long it takes to look at the rest. The heap's free gets here for memory that
+            # no channel goes with.
             if number == abi.NV_ESC_RM_FREE:
                 channels.extend(self._shared.claims.begin_free(key, pod_call.file))
             error = self._proxy.escape(pod_call.file, number, block)

@@ -175,6 +175,11 @@ class ObjectClaims(SharedPart):
         self._shared.open_for_free(channels)
         return channels
 
+    def takes_channels(self, key: Key) -> bool:
+        """Tell whether channels may go with memory that the table does not keep: only RM_FREE opens their gates."""
+        with self._lock:
+            return key not in self._table.objects and bool(self._table.channels_freed_with(key))
+
     def end_free(self, key: Key, was: RmObject | None, channels: list[Key], *, gone: bool) -> None:
         """Forget what RM has freed, or gate the channels again if RM freed nothing.
 
@@ -186,10 +191,10 @@ class ObjectClaims(SharedPart):
                 self._shared.cancel_free(channels)
                 self._shared.wake()
                 return
-            if not (many := self._forget_freed(key, was, channels)):
-                self._forget_users(channels)
+            many = self._forget_freed(key, was, channels)
         if many:
             self._wait_until_forgotten(key)
+        self._forget_users(channels)
 
     def _forget_freed(self, key: Key, was: RmObject | None, channels: list[Key]) -> bool:
         """Forget an object with all below it; True if that is so much that it goes step by step."""
@@ -208,16 +213,22 @@ class ObjectClaims(SharedPart):
         return many
 
     def _forget_users(self, channels: list[Key]) -> None:
-        """Forget those of the channels that RM freed with what they used; gate again those that it did not free."""
-        users = [each for each in channels if each in self._table.objects]
-        if kept := [each for each in users if self._gpu_ops.exists(each)]:
-            self._shared.cancel_free(kept)
-            self._shared.wake()
-        for each in users:
-            if each not in kept:
-                self._note(gone_fact(each))
-        if users:
+        """Forget those of the channels that RM freed with what they used; gate again those that it did not free.
+
+        Call it without the lock: they can be thousands.
+        """
+        with self._lock:
+            users = {each: rm for each in channels if (rm := self._table.objects.get(each)) is not None}
+        freed = {each for each in users if not self._gpu_ops.exists(each)}
+        if not users:
+            return
+        with self._lock:
+            for each in freed:
+                if self._table.objects.get(each) is users[each]:
+                    self._note(gone_fact(each))
+            self._shared.cancel_free([each for each in users if each not in freed])
             self._shared.reconciler.tsgs_changed()
+            self._shared.wake()
 
     def freed(self, key: Key) -> None:
         """Forget what the guardian has freed by itself."""

@@ -7,7 +7,7 @@ size is not decoded here: RM refuses it (escape.c:RmIoctl compares sizes exactly
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from qgpu.nvidia import abi
@@ -181,23 +181,14 @@ def detail(rm_class: int, params: bytes | bytearray) -> int:
     return int.from_bytes(params[at : at + size], "little")
 
 
-def _userd_at() -> Iterator[int]:
-    """Yield the offsets of the handles of a channel's USERD memory."""
-    first = abi.offsetof("NV_CHANNEL_ALLOC_PARAMS", "hUserdMemory")
-    yield from range(first, abi.offsetof("NV_CHANNEL_ALLOC_PARAMS", "userdOffset"), 4)
-
-
-#: Offsets of the handles of what an object uses: RM frees it with each of these (refAddDependant).
+#: Offsets of the handles of what an object uses: RM frees it with each of these (refAddDependant). Of a channel's USERD
+#: memory RM looks at the first handle alone, without SLI, and frees the channel only with a process's own pages.
 _USES: Mapping[int, tuple[int, ...]] = {
     abi.KEPLER_CHANNEL_GROUP_A: (abi.offsetof("NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS", "hVASpace"),),
     abi.FERMI_CONTEXT_SHARE_A: (abi.offsetof("NV_CTXSHARE_ALLOCATION_PARAMETERS", "hVASpace"),),
     **dict.fromkeys(
         abi.GPFIFO_CLASSES,
-        (
-            abi.offsetof("NV_CHANNEL_ALLOC_PARAMS", "hContextShare"),
-            abi.offsetof("NV_CHANNEL_ALLOC_PARAMS", "hVASpace"),
-            *_userd_at(),
-        ),
+        tuple(abi.offsetof("NV_CHANNEL_ALLOC_PARAMS", each) for each in ("hContextShare", "hVASpace", "hUserdMemory")),
     ),
 }
 

@@ -495,14 +495,64 @@ def test_a_free_opens_the_gate_of_a_channel_that_uses_it(spaces, tsg, channel, f
 
 
 def test_a_channel_that_outlives_what_it_names_is_gated_again(spaces):
-    """RM keeps a channel whose USERD memory is of another class."""
+    """RM keeps a channel whose USERD memory is of another class. What has that handle later is something else."""
     spaces.rm.objects[7, USERD] = (abi.NV01_MEMORY_SYSTEM, 2)
     spaces.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
     spaces.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), channel_using(userd=USERD))
-    spaces.call(abi.NV_ESC_RM_FREE, free(USERD))
+    for _ in range(3):
+        spaces.call(abi.NV_ESC_RM_FREE, free(USERD))
+        assert alloc_status(spaces.call(abi.NV_ESC_RM_ALLOC, alloc(USERD, 3, 0x90E6), bytes(4))[2]) == abi.NV_OK
 
     assert (spaces.left, spaces.cancel_free) == ([(7, 21)], [(7, 21)])
     assert (7, 21) in spaces.shared.table.objects
+
+
+def test_of_a_channels_userd_handles_the_first_counts(spaces):
+    """RM reads no other, so a pod could name there what it makes and frees over and over."""
+    spaces.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
+    spaces.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), bytes(36) + struct.pack("<I", USERD) + bytes(328))
+    spaces.call(abi.NV_ESC_RM_FREE, free(USERD))
+
+    assert spaces.left == []
+
+
+def test_a_large_free_gates_again_the_channels_that_rm_kept(spaces, monkeypatch):
+    monkeypatch.setattr(object_claims, "BATCH", 2)
+    spaces.call(abi.NV_ESC_RM_ALLOC, device(4), DEVICE_PARAMS)
+    spaces.call(abi.NV_ESC_RM_ALLOC, alloc(5, 4, abi.NV20_SUBDEVICE_0), bytes(4))
+    for handle in (60, 61, 62):
+        allocate(spaces, handle, PAGE, parent=4)
+    spaces.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
+    spaces.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), channel_using(userd=60))
+    monkeypatch.setattr(object_claims.ObjectClaims, "_wait_until_forgotten", lambda self, key: spaces.settle())
+    spaces.call(abi.NV_ESC_RM_FREE, free(4))
+
+    assert (spaces.left, spaces.cancel_free) == ([(7, 21)], [(7, 21)])
+
+
+@pytest.mark.parametrize("rm_class", [0x40, abi.NV01_MEMORY_SYSTEM], ids=["of the card", "system memory"])
+def test_a_duplicate_gets_the_handle_of_what_rm_freed_along(spaces, rm_class):
+    """The TSG has gone with its address space, which nobody has found out yet."""
+    group = struct.pack("<IIIII", 0, 0, SPACE, 1, 0)
+    spaces.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), group)
+    if rm_class == abi.NV01_MEMORY_SYSTEM:
+        spaces.rm.objects[7, 30] = (rm_class, 2)
+    else:
+        allocate(spaces, 30, PAGE)
+    spaces.call(abi.NV_ESC_RM_FREE, free(SPACE))
+
+    assert dup_status(spaces.call(abi.NV_ESC_RM_DUP_OBJECT, dup(20, 30))[2]) == abi.NV_OK
+    assert spaces.rm.objects[7, 20][0] == rm_class
+
+
+def test_the_heap_frees_no_memory_that_channels_go_with(spaces):
+    spaces.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
+    spaces.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), channel_using(userd=USERD))
+    asked = bytearray(heap(USERD))
+    struct.pack_into("<I", asked, 8, 3)
+    answer = spaces.call(abi.NV_ESC_RM_VID_HEAP_CONTROL, bytes(asked))[2]
+
+    assert (heap_status(answer), spaces.left) == (abi.NV_ERR_STATE_IN_USE, [])
 
 
 def test_free_opens_gates_when_all_else_has_been_looked_at(on_card):
