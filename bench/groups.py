@@ -3,10 +3,10 @@
     python bench/groups.py                              # on a GPU with torch and MPS: six minutes, as root
     python bench/groups.py --only groups_isolation      # one section
 
-Totals: torch programs as members of one group with half of the SMs each where MPS is limited, too. Isolation: a group
-beside a pod that floods, and an online pod beside a group of four. Kills: MPS, the guardian or the daemon is killed at
-random moments beside a pod outside, or a member reads an illegal address; members that end are started again, as a
-service manager would.
+Totals: torch programs as members of one group; where clients of plain MPS have half of the SMs each, so have members.
+Isolation: a group beside a pod that floods, and an online pod beside a group of four. Kills: MPS, the guardian or the
+daemon is killed at random moments beside a pod outside, or a member reads an illegal address; members that end are
+started again, as a service manager would.
 """
 
 from __future__ import annotations

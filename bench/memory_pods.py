@@ -32,11 +32,11 @@ SMALL = ("--memory", "512MiB", "--period", "10ms")
 ROOM_GIB = 1
 PATIENCE_S = 90.0
 
-#: When a kill comes after the requests: from before the first call to after the last.
+#: A kill comes at most this long after the requests, which is after the last call.
 _LATEST_S = 1.0
 #: A program that takes and gives back memory up to its pod's limit.
 GREEDY = (sys.executable, str(ROOT / "bench" / "memory_greedy.py"))
-#: Pods that are killed around: so many compute, and so many take all the memory that they get.
+#: How many of the moved pods compute, and how many take all the memory that they get.
 _PODS, _GREEDY = 4, 2
 _SAMPLE_S = 0.2
 
@@ -140,7 +140,7 @@ def kills(
     begin: Callable[[str], None],
     enough: Asked,
 ) -> list[Figure]:
-    """Kill ``of_each`` what it says, in a random order, while pods are on the way that ``begin`` sends them."""
+    """Kill daemon, guardian or helpers as often as ``of_each`` says, in a random order, while ``begin`` moves pods."""
     bench, dice = script.bench, random.Random(1)  # noqa: S311
     names = [*(f"pod-{number}" for number in range(_PODS)), *(f"greedy-{number}" for number in range(_GREEDY))]
     limit = (1 + ROOM_GIB) * GIB

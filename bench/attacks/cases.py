@@ -1,4 +1,4 @@
-"""What is tried, one row a case: the program, its mode, and under which policy the neighbour runs meanwhile."""
+"""The attacks, one row each: the program, its mode, and under which policy the neighbour runs meanwhile."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One attack. ``ends`` says that the attacker ends by itself after its report, or is killed for the case."""
+    """One attack. ``ends``: the attacker ends by itself after its report; otherwise the judge kills it."""
 
     family: str
     path: str

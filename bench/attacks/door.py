@@ -1,6 +1,6 @@
-"""In a pod: knock at every door of the daemon's, and say as JSON which opened. Arguments: REPORT RUNTIME_DIR.
+"""Runs in a pod: tries every request and device that only outsiders may use, and reports as JSON which succeeded.
 
-Run as the host's root in a pod's cgroup, which is more than any container gets.
+Arguments: REPORT RUNTIME_DIR. It runs as the host's root in a pod's cgroup, which is more than any container gets.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from qgpu.ipc.control_socket import Client
 
 
 def main() -> None:
-    """Try everything; what raises is a door that stayed shut."""
+    """Try everything; an attempt that raises was refused."""
     report, runtime_dir = Path(sys.argv[1]), Path(sys.argv[2])
     own = os.environ["QGPU_POD"]
     grants = {"0": {"class": "online", "cores": 5, "memory": None}}

@@ -1,25 +1,27 @@
-"""Judges one attack by what the two eyes saw before, during and after it.
+"""Judges one attack by the neighbour's steps and the card's memory in use before, during and after it.
+
+docs/decisions/0011-judging-isolation.md has the reasons.
 
 Bytes over quota: what the card had in use while the attacker held all it could get, less what was in use before it
-came, less its quota; and the same at the worst moment (peak), which a program must not have either.
+started, less its quota. The peak is the same at the worst moment.
 
-Steps lost: the neighbour is guaranteed its quota of the rate it makes alone on the card, measured in the same run.
-Steps that are missing from that while the attacker is there are lost, and so are steps missing from the full rate
-once it has gone; a fiftieth of a rate is left to the inexactness of measuring for a second or two. What the neighbour
-gets beyond its guarantee is shown as its share. Under Fixed Share the neighbour has its steps in one part of every
-period: there whole periods are measured, or half a turn at either end of two seconds would be 3 % of its guarantee.
+Steps lost: the neighbour is guaranteed its quota of the rate that it makes alone on the card, measured in the same run.
+Steps that are missing from that rate during the attack are lost, and so are steps missing from the full rate
+afterwards. A fiftieth of a rate is allowed for measuring over only a second or two. What the neighbour gets beyond its
+guarantee is shown as its share. Under Fixed Share the neighbour has its steps in one part of every period. So whole
+periods are measured; otherwise half a turn at either end of two seconds would be 3 % of its guarantee.
 
-Where nothing happens a card does not always reach the full rate either: it is slower for some tenths of a second,
-although no step is held up. So the same windows are measured while nothing is tried (row "nothing is tried", with the
-card's clock), and an attack after which steps are missing is made again, up to three times in all: what it costs its
-neighbour after its end, it costs each time. The least of those counts, and all are told; of everything else (bytes,
-steps missing from the guarantee, share) the worst counts. The last line of a run tells whether rows are tried again
-more often than windows without an attack lose steps. An attack whose kernel faults is always made three times.
+A card does not always reach the full rate without an attack either: it is slower for some tenths of a second, although
+no step is held up. So the same windows are measured while nothing is tried (row "nothing is tried", with the card's
+clock). An attack after which steps are missing is made up to three times, because what it costs its neighbour after its
+end, it costs each time. The least of these counts, and all are reported; of everything else (bytes, steps missing from
+the guarantee, share) the worst counts. The last line of a run compares how often steps are missing after attacks and
+without one. An attack whose kernel faults is always made three times.
 
-An attacker that is refused everything proves nothing: an attack on memory counts only where the program says that it
-was granted some within its limit and refused more beyond it. An attack with what profilers may call counts only where
-the program was granted such calls, if its pod may profile; in any other pod none may be granted. Nothing else that a
-program says is believed, unless it speaks against qgpu: that a call reached what no pod may reach.
+An attacker that is refused everything proves nothing: an attack on memory counts only if the program reports that it
+was granted some within its limit and refused more beyond it. An attack by profilers' calls from a pod that may profile
+counts only if the program was granted such calls; from any other pod none may be granted. The judge believes nothing
+else that a program reports, unless it speaks against qgpu: that a call reached what no pod may reach.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ _REACHED = re.compile(r"reached (\d+)")
 #: Families that attack with channels of their own, beside a flood.
 _FLOODS = frozenset({"control", "profile"})
 _READY_S = 25.0
-#: To within this share of a rate a second or two of measuring can tell (turns and rounds begin and end inside it).
+#: A rate measured over a second or two is exact to this part of it, because turns and rounds are cut at its ends.
 _EXACT = 0.98
 _PERIOD_MS = 100
 _SETTLE_S, _AFTER_S = 0.3, 0.5
@@ -76,10 +78,10 @@ class CardLook(NamedTuple):
 
 @dataclass(slots=True)
 class Watch:
-    """Both eyes, open in a thread each; looks from oldest to newest.
+    """Reads the neighbour's steps and the card's memory, in a thread each; looks from oldest to newest.
 
-    The driver answers no question about the card while it recovers from a fault. So the eye for the card may be shut
-    for long; the eye for steps asks nobody and stays open.
+    The driver answers no question about the card while it recovers from a fault. So a look at the card may take long; a
+    look at the steps asks nobody.
     """
 
     world: World
@@ -119,9 +121,9 @@ class Watch:
         return max((look.used for look in list(self.card) if start <= look.at <= end), default=0)
 
     def rate(self, start: float, end: float, turn_s: float = 0.0) -> float:
-        """Return steps per second between two moments: the most it can have been, for a look takes time.
+        """Return steps per second between two moments: the most that it can have been, because a look takes time.
 
-        With ``turn_s``, between those two looks, one near either end, that are most nearly whole turns apart.
+        With ``turn_s``, measure between two looks, one near either end, that are most nearly whole turns apart.
         """
         looks = self.between(start, end)
         if not looks:
@@ -153,7 +155,7 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one attack came to."""
+    """The result of one attack."""
 
     family: str
     path: str
@@ -175,7 +177,7 @@ class Row:
 
 
 def alone(watch: Watch, seconds: float) -> float:
-    """Return the neighbour's rate with nobody beside it: the least it can have been."""
+    """Return the neighbour's rate alone on the card: the least that it can have been."""
     start = now()
     time.sleep(seconds)
     looks = watch.between(start, now())
@@ -225,7 +227,7 @@ def reached(said: str) -> int | None:
 
 
 def against_the_grant(said: str, *, may_profile: bool) -> str:
-    """Say what is wrong with what profilers' calls came to in a pod that may profile, or may not; nothing if all is."""
+    """Return why the answers to profilers' calls are wrong for a pod that may profile, or may not; empty if right."""
     granted = _GRANTED.search(said)
     if granted is None or reached(said) is None:
         return "not judged"
@@ -239,7 +241,7 @@ def against_the_grant(said: str, *, may_profile: bool) -> str:
 def plain_pause_ms(world: World, watch: Watch, case: Case) -> float:
     """Run one attacker outside of any pod, beside a neighbour that is in none; return the neighbour's longest pause.
 
-    As often as in a pod: pauses differ by much.
+    It runs as often as in a pod, because pauses differ by much.
     """
     longest_s = 0.0
     for _ in range(_TRIES):
@@ -257,14 +259,14 @@ def plain_pause_ms(world: World, watch: Watch, case: Case) -> float:
 def judge(
     world: World, watch: Watch, case: Case, alone_rate: float, quota: float, plain_ms: float | None = None
 ) -> Row:
-    """Let one attacker loose beside a neighbour that has ``quota`` of the card, and say what came of it.
+    """Run one attacker beside a neighbour that has ``quota`` of the card, and return the result.
 
     ``plain_ms`` is the neighbour's longest pause without qgpu, where it was measured.
     """
     rows, durings, afters = [], [], []
     while len(rows) < _TRIES and (not rows or round(afters[-1]) or case.kernel_faults):
         row, during, after = _once(world, watch, case, alone_rate, quota)
-        if row.bytes_over_quota is None:  # it fails; what it had in an earlier try is told all the same
+        if row.bytes_over_quota is None:  # it fails; what it had in an earlier try is reported all the same
             over = max((each.bytes_over_quota or 0 for each in rows), default=None)
             return replace(row, bytes_over_quota=over, passed=False)
         rows.append(row)
@@ -314,7 +316,7 @@ def _attacked(world: World, case: Case, process: subprocess.Popen[bytes], starte
 
 
 def _once(world: World, watch: Watch, case: Case, alone_rate: float, quota: float) -> tuple[Row, float, float]:
-    """Do it once; return what came of it, and the steps that were missing during it and after it."""
+    """Make an attack once; return the result, and the steps that were missing during it and after it."""
     bench = world.bench
     report = _report(world)
     log = bench.directory / "attacker.log"

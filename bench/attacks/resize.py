@@ -1,4 +1,4 @@
-"""A limit halved while the pod holds all of it, and restored: what is given back is not granted again meanwhile."""
+"""A pod's limit is halved while the pod is full, and restored. What it frees meanwhile it must not get again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _READY_S = 10.0
 
 
 def resized(world: World) -> Row:
-    """Let a program give a quarter of its memory back and take it again, over and over, while its limit changes."""
+    """Run a program that frees a quarter of its memory and takes it again, over and over, while its limit changes."""
     bench, quota = world.bench, world.quota
     report, log = bench.directory / "report", bench.directory / "attacker.log"
     report.unlink(missing_ok=True)

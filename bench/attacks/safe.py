@@ -1,14 +1,14 @@
-"""How soon a pod whose gate was closed runs at default slices when what closed it is killed, stopped, or started anew.
+"""How soon a pod whose gate is closed runs again when daemon, guardian or launcher is killed, stopped or hangs.
 
-The neighbour alone under Fixed Share with a small quota and the longest period: nearly always its gate is closed, and
-its own turn is known, for a pod alone has it at the start of each period. Things are done while the gate is closed and
-its turn is further away than is measured, so only the failure can cause a step. What is told is the time from the
-signal to that step, or, where no plan comes after it, to the start of half a second at full rate.
+The neighbour runs alone under Fixed Share with a small quota and the longest period. So its gate is nearly always
+closed, and its own turn is known: a pod alone has it at the start of each period. Each failure happens while the gate
+is closed and that turn is further away than is measured, so only the failure can cause a step. The result is the time
+from the signal to that step, or, where no plan follows, to the start of half a second at full rate.
 
 Where daemon and guardian go on, the script waits until the plan has closed the gate again: a second failure before
-that would need a service manager's store (docs/decisions/0015). Where neither of them fails, the plan holds on, and the
-script waits for the neighbour's own next turn. To hang without a stop signal, a process is frozen in a cgroup of its
-own.
+that would need a service manager's store (docs/decisions/0015-service.md). Where neither of them fails, the plan stays
+in force, and the script waits for the neighbour's own next turn. To hang without a stop signal, a process is frozen in
+a cgroup of its own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SEEN_S = 2.5
 _PERIOD_MS, _SHORT_MS = 10_000, 1000
 _CORES = 5
 
-#: Does something and returns when it did.
+#: Causes a failure and returns the moment of it.
 Act = Callable[[Bench], float]
 Find = Callable[[Bench], list[psutil.Process]]
 
@@ -55,13 +55,13 @@ def daemons(bench: Bench) -> list[psutil.Process]:
     return [p for p in _processes(bench, "--plane") if p not in _processes(bench, "qgpu.guardian")]
 
 
-def reserves(bench: Bench) -> list[psutil.Process]:
-    """Find what would be the next guardian."""
+def standbys(bench: Bench) -> list[psutil.Process]:
+    """Find the standby guardian."""
     return [process for process in _processes(bench, "qgpu.guardian") if process.name() == "qgpu-reserve"]
 
 
 def guardians(bench: Bench) -> list[psutil.Process]:
-    """Find what the daemon started to stand by the pods, but for the one in reserve: none on the module's plane."""
+    """Find the guardian, but not the standby guardian; plane kmod has none."""
     return [process for process in _processes(bench, "qgpu.guardian") if process.name() == "qgpu-guardian"]
 
 
@@ -105,11 +105,11 @@ def _thaw() -> None:
 
 @contextmanager
 def _service(bench: Bench) -> Iterator[Callable[[Sequence[Find]], Act]]:
-    """Let the daemon be a service: its manager keeps its descriptors, and starts it again as soon as it is killed.
+    """Run the daemon as a service, whose manager keeps its descriptors and restarts it as soon as it is killed.
 
-    Yields what makes an act of killing several at once, the daemon among them. Afterwards there is a plain daemon
-    again, but not before the manager has let go of the control socket: who connects to the one it kept would wait for
-    nobody.
+    Yields a function that returns the act of killing several processes at once, the daemon among them. Afterwards a
+    plain daemon runs again, but not before the manager has closed the control socket: clients that connect to the one
+    it kept would wait forever.
     """
     bench.kill_daemon()
     mark = [f"{name}={value}" for name, value in bench.environment().items() if name.startswith("QGPU_")]
@@ -137,30 +137,30 @@ class Then(enum.Enum):
     """What becomes of the daemon's plan."""
 
     ENDS = enum.auto()
-    #: It ends, and holds again.
+    #: It ends, and is applied again.
     AGAIN = enum.auto()
-    #: It holds on.
+    #: It stays in force.
     HOLDS = enum.auto()
 
 
-#: What is done, on which planes, and what becomes of the plan.
+#: The failures, on which planes, and what becomes of the plan. The names are those of the rows in isolation.json.
 _CASES: tuple[tuple[str, Act, tuple[str, ...], Then], ...] = (
     ("daemon killed (-9)", _signal(signal.SIGKILL, daemons), ("seccomp", "kmod"), Then.ENDS),
     ("daemon stopped (SIGSTOP)", _signal(signal.SIGSTOP, daemons), ("seccomp", "kmod"), Then.ENDS),
     ("daemon ended (SIGTERM)", _signal(signal.SIGTERM, daemons), ("seccomp", "kmod"), Then.ENDS),
     ("guardian killed (-9)", _signal(signal.SIGKILL, guardians), ("seccomp",), Then.AGAIN),
     ("guardian stopped (SIGSTOP)", _signal(signal.SIGSTOP, guardians), ("seccomp",), Then.AGAIN),
-    ("guardian and the one in reserve killed", _signal(signal.SIGKILL, reserves, guardians), ("seccomp",), Then.AGAIN),
+    ("guardian and the one in reserve killed", _signal(signal.SIGKILL, standbys, guardians), ("seccomp",), Then.AGAIN),
     ("launcher stopped (SIGSTOP)", _signal(signal.SIGSTOP, launchers), ("seccomp", "kmod"), Then.HOLDS),
     ("daemon hangs (frozen)", _freeze(daemons), ("seccomp", "kmod"), Then.ENDS),
     ("guardian hangs (frozen)", _freeze(guardians), ("seccomp",), Then.AGAIN),
 )
 
-#: What is killed at once under a service manager (docs/decisions/0015), in this order: a guardian that sees its daemon
-#: die opens gates itself. And how much of the moments that gets.
+#: What is killed at once under a service manager (docs/decisions/0015-service.md), in this order, because a guardian
+#: that sees its daemon die opens gates itself; and how often, relative to the others, at random moments.
 _AT_ONCE: tuple[tuple[str, tuple[Find, ...], int], ...] = (
     ("daemon and guardian killed, daemon restarted", (guardians, daemons), 2),
-    ("daemon, guardian and the one in reserve killed, daemon restarted", (guardians, reserves, daemons), 1),
+    ("daemon, guardian and the one in reserve killed, daemon restarted", (guardians, standbys, daemons), 1),
 )
 
 
@@ -188,9 +188,9 @@ def safe(world: World, watch: Watch, alone_rate: float, rows: list[Row], say: Ca
 def moments(
     world: World, watch: Watch, alone_rate: float, count: int, at_once: int, say: Callable[[str], None]
 ) -> list[Row]:
-    """Do each of these things at moments drawn by lot, under load, and add up what is left over in the end.
+    """Cause each failure at random moments, under load, and count what is left over in the end.
 
-    Every other time the gate is closed, as in ``safe``; else it is open and nothing may hold the neighbour up.
+    Every other time the gate is closed, as in ``safe``. Otherwise it is open, and the neighbour must not pause.
     """
     bench = world.bench
     random = Random(count)  # noqa: S311 - no secret
@@ -238,9 +238,9 @@ def _tried(
     closed: bool = True,
     random: Random | None = None,
 ) -> tuple[float | None, float | None]:
-    """Do one thing and return when the first step came and when all was safe; daemon and guardian are there again.
+    """Cause one failure; return when the first step came and when the pod was safe. Daemon and guardian run again then.
 
-    With ``random`` at a moment drawn by lot.
+    With ``random`` the failure comes at a random moment.
     """
     bench = world.bench
     period_ms = _SHORT_MS if then is Then.HOLDS else _PERIOD_MS
@@ -264,9 +264,9 @@ def _tried(
 
 
 def _answers(bench: Bench) -> bool:
-    """Tell whether pods can be looked after, and where there is a guardian, another stands ready."""
+    """Tell whether the daemon lists pods and, on plane seccomp, guardian and standby guardian run."""
     try:
-        return bool(bench.pods()) and (bench.plane != "seccomp" or bool(guardians(bench) and reserves(bench)))
+        return bool(bench.pods()) and (bench.plane != "seccomp" or bool(guardians(bench) and standbys(bench)))
     except QgpuError:
         return False
 
@@ -287,7 +287,7 @@ def _left_over(world: World) -> dict[str, int]:
 
 
 def _end_daemon(bench: Bench) -> None:
-    """Let what was stopped or frozen go on, and the daemon end."""
+    """Continue what was stopped or frozen, and end the daemon."""
     _signal(signal.SIGCONT, guardians, launchers)(bench)
     _thaw()
     bench.kill_daemon()

@@ -1,7 +1,7 @@
 """Where attacks take place: a GPU host on plane seccomp or kmod, or the VM's simulated driver on plane kmod.
 
-Each gives a neighbour that makes steps on the card, and two eyes that neither qgpu nor the attacker has a hand in:
-how many steps the neighbour has made, and how many bytes of the card are in use.
+Each has a neighbour that makes steps on the card, and two measurements that neither qgpu nor the attacker can
+influence: how many steps the neighbour has made, and how many bytes of the card are in use.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Attacker(enum.Enum):
     """Kinds of attackers, and what follows the plane in the name of their rows."""
 
     POD = ""
-    #: It has what a pod would have.
+    #: A member of a share group that has the grant of a pod.
     MEMBER = ", members of a group"
     PROFILER = ", pods that may profile"
 
@@ -45,7 +45,7 @@ class World(Protocol):
     quota: int
     #: Further arguments of every attacker.
     arguments: dict[str, str]
-    #: How often the eye for steps looks, and the eye for the card, s.
+    #: How often the neighbour's steps are read, and the card's memory, s.
     look_s: float
     card_look_s: float
     #: The version of the driver.
@@ -151,7 +151,7 @@ def end_pod(bench: Bench, name: str, process: subprocess.Popen[bytes] | None) ->
 
 
 class GpuWorld:
-    """A real card, with NVML as the eye for its memory."""
+    """A real card; NVML reports its memory in use."""
 
     quota = 2 << 30
     look_s, card_look_s = 0.002, 0.02
@@ -227,7 +227,7 @@ class GpuWorld:
 
 
 class VmWorld:
-    """The VM of the module's lanes, with the simulated driver's own totals as both eyes."""
+    """The VM of the module's tests; the simulated driver's own totals give steps and memory."""
 
     plane, attacker = "kmod", Attacker.POD  # a group needs MPS; the module lets no pod profile
     quota = 64 << 20

@@ -20,7 +20,7 @@ import psutil
 from qgpu import entry_point
 from qgpu.entry_point import IntRange
 from qgpu.errors import NoGpuError
-from qgpu.load import several
+from qgpu.load.processes import run as run_processes
 from qgpu.load.record import Record, Stop
 from qgpu.load.spec import Workload
 from qgpu.model import NS_PER_S
@@ -98,7 +98,7 @@ def command(file: IO[str] | None, processes: int, **options: Any) -> None:
         signal.signal(number, lambda *_: setattr(stop, "asked", True))
     request = _request(**options)
     if processes > 1:
-        result = several.run(processes, sys.argv[1:], stop)
+        result = run_processes(processes, sys.argv[1:], stop)
     else:
         load = _simulated(request) if os.environ.get("QGPU_PLANE") == "sim" else _cuda(request)
         record = request.record(stop)

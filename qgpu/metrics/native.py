@@ -38,9 +38,9 @@ _HOST: list[_Row[View]] = [
 ]  # fmt: skip
 
 _DEVICE_FILES: list[_Row[View]] = [
-    ("qgpu_device_files_enforced", _G, "1 while only pods can use the device files they opened.",
+    ("qgpu_device_files_enforced", _G, "1 while only a pod's own processes can use device files that it opened.",
      lambda host: None if host.isolated is None else int(host.isolated)),
-    ("qgpu_device_files_refused_total", _C, "Uses of a pod's device file from outside it, refused.",
+    ("qgpu_device_files_refused_total", _C, "Refused uses of a pod's device file from outside the pod.",
      lambda host: [_Labelled(count, {"call": call}) for call, count in host.isolation_refused.items()]),
 ]  # fmt: skip
 
@@ -71,7 +71,7 @@ _CARD: list[_Row[GpuView]] = [
     ("qgpu_gpu_utilization_ratio", _G, "NVML's utilization: any kernel ran; absent if not known.",
      lambda gpu: gpu.utilization),
     ("qgpu_gpu_engine_active_ratio", _G, "GPU time of all pods over the last seconds.", lambda gpu: gpu.engine_active),
-    ("qgpu_gpu_unmanaged_processes", _G, "Processes on the card in no pod; absent if not known.",
+    ("qgpu_gpu_unmanaged_processes", _G, "Processes on the card that are in no pod; absent if not known.",
      lambda gpu: gpu.unmanaged),
 ]  # fmt: skip
 
@@ -83,7 +83,7 @@ _POD_ON_CARD: list[_Row[PodOnGpuView]] = [
     ("qgpu_pod_throttled_seconds_total", _C, "Time that its gate was closed.",
      lambda pod: pod.counted.gated_ns / NS_PER_S),
     ("qgpu_pod_switches_total", _C, "How often it was switched in.", lambda pod: pod.counted.starts),
-    ("qgpu_pod_switch_seconds_total", _C, "What these switches took, estimated by the card's model.",
+    ("qgpu_pod_switch_seconds_total", _C, "Time that switches to it and away took, estimated for the card's model.",
      lambda pod: pod.switch_ns / NS_PER_S),
     ("qgpu_pod_preemptions_total", _C, "Direct switches from an offline to an online pod, by or of this pod.",
      lambda pod: [_Labelled(pod.counted.preempting, {"role": "by"}), _Labelled(pod.counted.preempted, {"role": "of"})]),
@@ -109,7 +109,7 @@ _POD: list[_Row[PodView]] = [
     ("qgpu_pod_calls_denied_total", _C, "Driver calls refused that would have changed its share.",
      lambda pod: pod.refused_calls),
     ("qgpu_pod_suspended", _G, "1 while the pod is off its cards.", lambda pod: int(pod.suspended)),
-    ("qgpu_pod_suspended_bytes", _G, "Its card memory that lies in host memory meanwhile.",
+    ("qgpu_pod_suspended_bytes", _G, "Its card memory that lies in host memory while it is suspended.",
      lambda pod: pod.suspended_memory),
     ("qgpu_pod_waits_for_memory", _G, "1 while it waits for room on its card, to begin or to come back.",
      lambda pod: int(pod.waits_for_memory)),

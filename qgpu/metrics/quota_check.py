@@ -14,7 +14,7 @@ from qgpu.model import PodClass
 from qgpu.model.hardware_traits import traits
 from qgpu.sched.ledger import Ledger
 
-#: A pod is below its quota from this part of it on.
+#: A pod is below its quota if it gets less than this part of it.
 BELOW = 0.95
 #: A quarter more than one turn of every other pod, because samples come late.
 _LATE = 1.25

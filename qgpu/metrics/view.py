@@ -92,9 +92,10 @@ class PodMoves:
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """How many requests of one pod the plane refused so far; None if it does not count them."""
+    """One pod on all of its pGPUs."""
 
     pod: str
+    #: How many of its requests the plane refused so far; None if it does not count them.
     refused_memory: int | None = None
     refused_calls: int | None = None
     #: Whether it is off its cards, the bytes that lie in host memory meanwhile, and its moves so far.
@@ -118,7 +119,7 @@ class View:
     gpus: Sequence[GpuView] = ()
     pods: Mapping[str, PodView] = field(default_factory=dict)
     traces: int = 0
-    #: Whether device files of pods are isolated; None where there are none.
+    #: Whether device files of pods are isolated; None on planes without such files.
     isolated: bool | None = None
     #: Refused uses of such files, by call.
     isolation_refused: Mapping[str, int] = field(default_factory=dict)

@@ -54,7 +54,7 @@ class PodClass(StrEnum):
 class OnIdle(StrEnum):
     """What happens to the rest of a window when the pod it belongs to is idle.
 
-    A pod is idle, on every plane, when it ran nothing for as long as its gate was open in its last turn.
+    On every plane a pod is idle if it ran nothing while its gate was last open.
     """
 
     YIELD = "yield"

@@ -1,4 +1,4 @@
-"""What takes the processes of a pod off their cards and puts them back, as a plane offers it.
+"""The interface by which a plane takes the processes of a pod off their cards and puts them back.
 
 A process goes through the driver's own states: running, locked (its CUDA calls wait), checkpointed (nothing of it is on
 a card; its memory lies in its own host memory), locked again, running. The order over a pod's processes, and what
@@ -45,7 +45,7 @@ class Checkpointer(Protocol):
         """Check that its processes hold nothing that cannot be put back. Raises RefusedError."""
 
     def alive(self, process: GpuProcess) -> bool:
-        """Tell at once whether a process has not ended. Raises CheckpointError if that cannot be seen."""
+        """Tell without waiting whether a process still runs. Raises CheckpointError if that cannot be seen."""
 
     def check_host_memory(self, pod: PodInfo, beside: int) -> None:
         """Check that what the pod holds on cards fits into host memory. Raises RefusedError.
@@ -57,7 +57,7 @@ class Checkpointer(Protocol):
         """Check that processes can be put back on other cards. Raises NotSupportedError."""
 
     def host_room(self) -> int | None:
-        """Return how many bytes of suspended pods host memory can still take; None: as many as there are."""
+        """Return how many more bytes of suspended pods host memory can take; None: no bound."""
 
     def free_memory(self, pgpu: int) -> int:
         """Return how many bytes of a card are free."""

@@ -1,4 +1,4 @@
-"""What a member of a share group gets that does not ask for another part."""
+"""The default part of each member of a share group."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class MemberPart:
-    """Per cent of the SMs, and bytes; None: no limit."""
+    """A member's limits by default: ``sm`` in per cent of the SMs, ``memory`` in bytes; None: no limit."""
 
     sm: int | None = None
     memory: int | None = None

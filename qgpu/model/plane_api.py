@@ -46,7 +46,7 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MigInstance:
-    """A compute instance of a card in MIG mode: numbers of the card, its GPU instance, and the instance in that."""
+    """A compute instance of a card in MIG mode: the numbers of card, GPU instance and compute instance."""
 
     card: int
     gpu_instance: int
@@ -54,7 +54,7 @@ class MigInstance:
 
     @property
     def index(self) -> int:
-        """Return its number as a pGPU: no card's, and the same whatever other instances come and go."""
+        """Return its number as a pGPU, which no card has, and which stays whatever other instances come and go."""
         return 100 * (self.card + 1) + self.gpu_instance
 
 
@@ -75,7 +75,7 @@ class Pgpu:
 class ExcludedCard:
     """A card of this machine that is no pGPU, and the reason as text for a person."""
 
-    #: Its number at nvidia-smi, which no pGPU has then.
+    #: Its number at nvidia-smi. No pGPU has this number.
     index: int
     #: Its address, such as "00000000:3b:00.0".
     pci: str

@@ -25,7 +25,7 @@ class Residency(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Suspension:
-    """What the daemon knows of a pod's place."""
+    """What the daemon knows of where a pod's processes are."""
 
     residency: Residency = Residency.RUNNING
     #: When that began, in seconds since the epoch; 0 if it never changed.
@@ -40,5 +40,5 @@ class Suspension:
     moves: Mapping[str, str] = field(default_factory=dict)
     #: It makes room for others, and comes back by itself when there is room.
     yielded: bool = False
-    #: How long a call that is cut off may still take effect.
+    #: For how long a call that was cut off may still take effect, in seconds.
     late_s: float = 0.0

@@ -66,7 +66,7 @@ class Timeline:
             pod.pod
             for pod in self.plan.pods
             if pod.pod in ending
-            or (pod.windows is not None and _at(pod, phase_ns) is None and not (lent and _takes_part(pod)))
+            or (pod.windows is not None and _at(pod, phase_ns) is None and not (lent and _may_borrow(pod)))
         )
 
     def until_lock_fits(self, pod: str, phase_ns: int, held_ns: int) -> int:
@@ -102,5 +102,5 @@ def _at(pod: PodPlan, phase_ns: int) -> Window | None:
     return next((w for w in pod.windows or () if w.start_ns <= phase_ns < w.end_ns), None)
 
 
-def _takes_part(pod: PodPlan) -> bool:
+def _may_borrow(pod: PodPlan) -> bool:
     return any(window.on_idle is OnIdle.YIELD for window in pod.windows or ())

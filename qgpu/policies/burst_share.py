@@ -2,7 +2,7 @@
 
 Properties:
 - Busy pods share in the ratio of their quotas. Quotas add up to at most 100, so each pod gets at least its own.
-- Pods without a quota divide the unsold rest equally. Where everything is sold, each gets a token turn.
+- Pods without a quota divide equally what the quotas leave. Where quotas add up to 100, each gets a token turn.
 - A gate closes only when timeslices alone leave a busy pod below its quota, and never while one pod is busy alone.
 - A pod that wakes up is back at its share within one round of the runlist, or within one period where gates are needed.
 """
@@ -19,7 +19,7 @@ _SCALE = 1000
 def plan(snapshot: Snapshot) -> Plan:
     """Weigh every pod by its quota."""
     quotas = [pod.grant.cores for pod in snapshot.pods]
-    unsold = 100 - sum([quota or 0 for quota in quotas])
-    guest = max(1, unsold * _SCALE // max(1, quotas.count(None)))
-    weights = [guest if quota is None else quota * _SCALE for quota in quotas]
+    left = 100 - sum([quota or 0 for quota in quotas])
+    without_quota = max(1, left * _SCALE // max(1, quotas.count(None)))
+    weights = [without_quota if quota is None else quota * _SCALE for quota in quotas]
     return by_weights(snapshot, weights)

@@ -4,7 +4,7 @@ Properties:
 - In every period a pod's gate is open for quota x period. GPU time that the pod used beyond its quota is subtracted,
   and time that it lost to moving its gate is added. Windows of two pods never overlap. In the long run a pod never gets
   more than its quota.
-- Capacity that nobody bought stays idle. A pod without a quota never runs under this policy.
+- Time that no quota covers stays idle. A pod without a quota never runs under this policy.
 - A pod with a quota of 100 needs no gate.
 - A starting program needs the GPU often, but only for a short time, and would wait for a window each time. So the gate
   of its pod stays open during the windows of others, with short slices for all pods, until the pod has run a few ms in

@@ -64,10 +64,10 @@ MAX_DUE_GAIN = 0.8
 #: Factor for the slice of a pod whose steps fit into its slice, so that a slightly longer step is not cut.
 STEP_MARGIN = 1.5
 
-#: Mean turn where pods take turns by gate, for two pods: this part of the period; at least SOUND_TURN_NS, but at most
-#: MOST_PART of the period. Moving a gate costs up to a millisecond.
+#: Mean turn where two pods take turns by gate: TURN_PART of the period, or CHEAP_TURN_NS if that is longer, but at most
+#: MOST_PART of the period. Moving a gate costs up to a millisecond. No turn is shorter than MIN_TURN_NS.
 TURN_PART, MOST_PART = 0.5, 0.75
-SOUND_TURN_NS = 15 * NS_PER_MS
+CHEAP_TURN_NS = 15 * NS_PER_MS
 MIN_TURN_NS = 2 * NS_PER_MS
 
 #: A period of turns by gate is one of these multiples of the operator's period, so that a second holds a whole number
@@ -246,7 +246,7 @@ def period_of_turns(period_ns: int, weights: Sequence[int], mean_ns: int | None 
     period is so short that gates would cost a tenth of it.
     """
     if mean_ns is None:
-        mean_ns = max(round(TURN_PART * period_ns), min(SOUND_TURN_NS, round(MOST_PART * period_ns)))
+        mean_ns = max(round(TURN_PART * period_ns), min(CHEAP_TURN_NS, round(MOST_PART * period_ns)))
     wanted_ns = max(len(weights) * mean_ns, MIN_TURN_NS * sum(weights) // min(weights))
     fitting = (round(times * period_ns) for times in _TIMES if times * period_ns >= wanted_ns)
     return min(MAX_PERIOD_NS, next(fitting, max(round(_TIMES[-1] * period_ns), wanted_ns)))

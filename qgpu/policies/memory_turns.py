@@ -148,15 +148,15 @@ def decide(capacity: int, pods: Sequence[PodMemory], pace: Pace) -> Moves:
 
 
 def _weights(pods: Collection[PodMemory]) -> dict[str, int]:
-    """Return each pod's part of the card by quota, in 1/1000 %; those without one divide what is unsold, or a token."""
-    unsold = 100 - sum(pod.cores or 0 for pod in pods)
+    """Return each pod's part of the card by quota, in 1/1000 %. Pods without one divide the rest; each gets a token."""
+    left = 100 - sum(pod.cores or 0 for pod in pods)
     without = sum(pod.cores is None for pod in pods)
-    guest = max(1, unsold * _SCALE // max(1, without))
-    return {pod.name: guest if pod.cores is None else pod.cores * _SCALE for pod in pods}
+    without_quota = max(1, left * _SCALE // max(1, without))
+    return {pod.name: without_quota if pod.cores is None else pod.cores * _SCALE for pod in pods}
 
 
 def _kept(pod: PodMemory) -> int:
-    """Return what is not for turns: online pods that are on the card or ask for it, held pods, and strays."""
+    """Return the bytes that are not for turns: an online or held pod's, and what an absent pod's processes took."""
     if pod.takes_turns:
         return pod.used if pod.place is Place.OFF else 0
     return pod.size if _asks_back(pod) else pod.present
@@ -178,7 +178,7 @@ def _bound(pod: PodMemory, pace: Pace) -> bool:
 
 
 def _forced(there: Iterable[PodMemory], missing: int) -> list[PodMemory]:
-    """Return the pods that must leave for ``missing`` bytes: coldest first, then charged most; none in vain."""
+    """Return the pods that must leave for ``missing`` bytes: coldest first, then charged most; none beyond need."""
     victims: list[PodMemory] = []
     for pod in sorted(there, key=lambda pod: (-_cold_ns(pod), -pod.charged_ns, pod.name)):
         if missing <= 0:
@@ -200,7 +200,7 @@ def _chosen(room: int, pods: Sequence[PodMemory], pace: Pace) -> list[PodMemory]
     """Choose the pods that are to be on the card: those bound to stay, then by charge, as they fit."""
     chosen = [pod for pod in pods if pod.place is Place.COMING or (pod.place is Place.ON and _bound(pod, pace))]
     left = room - sum(pod.size for pod in chosen)
-    first: PodMemory | None = None  # the first that waits in vain
+    first: PodMemory | None = None  # the first that waits and does not fit
     for pod in sorted(pods, key=_order):
         if pod in chosen or pod.place is Place.LEAVING or (pod.place is Place.OFF and _bound(pod, pace)):
             continue

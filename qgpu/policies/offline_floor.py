@@ -10,7 +10,7 @@ from __future__ import annotations
 from qgpu.model import FLOOR_SPAN_NS, FLOOR_TIMES, Snapshot
 
 #: With a floor, online TSGs run no longer than this at a stretch. Otherwise the daemon could not see that offline pods
-#: wait. The number is odd, so that the windows of offline pods are not missed in every period.
+#: wait. The number is odd, so that the stretch does not cover the same windows of offline pods in every period.
 MAX_ONLINE_ROUND_US = 37_000
 
 #: Length of the offline round that pays the floor: long enough that switching takes a fiftieth of the round.

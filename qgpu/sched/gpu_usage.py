@@ -16,6 +16,7 @@ class GpuUse(NamedTuple):
     run_ns: int = 0
     starts: int = 0
     open_ns: int = 0
+    #: The time itself.
     passed_ns: int = 0
     #: The longest of its turns.
     longest_ns: int = 0

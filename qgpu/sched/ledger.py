@@ -59,10 +59,10 @@ BUDGETED_TURN_NS = 2 * NS_PER_MS
 FRAGMENTED, UNFRAGMENTED = 600.0, 100.0
 FRAGMENTED_OVER_NS = 1_000 * NS_PER_MS
 
-#: A card is idle when NVML saw no kernel for this long and for two periods. A context that is on it runs nothing then.
+#: A card is idle when NVML saw no kernel for this long and for two periods. A context on its engine runs nothing then.
 CARD_IDLE_NS = 400 * NS_PER_MS
 
-#: How many mixes of busy pods have their tuning remembered.
+#: Of how many mixes of busy pods the ledger keeps the tuning.
 _MIXES = 16
 
 #: A round is ragged if it differs from a whole number of periods by more than this part of a period.
@@ -70,7 +70,7 @@ _RAGGED = 0.02
 
 
 class Account(NamedTuple):
-    """One pod: its GPU time since it was admitted, what it did in this round, and its debt after the last."""
+    """One pod: its GPU time since it was admitted, what it did in this round, and its debt after the last round."""
 
     last: PodSample
     used_ns: int = 0
@@ -200,13 +200,13 @@ class Ledger:
     mixes: Mapping[Mix, Tuning] = field(default_factory=dict)
     #: What offline pods together came short of their floor, in ns; bounded, and 0 while none of them is busy.
     offline_short_ns: int = 0
-    #: When NVML last reported a running kernel, or reported nothing.
+    #: When NVML last reported a running kernel, or no figure.
     used_at_ns: int = 0
-    #: The card's name as NVML tells it.
+    #: The card's name as NVML reports it.
     card: str = ""
     #: NVML's utilization as of the last sample, 0 to 1; None: unknown.
     utilization: float | None = None
-    #: GPU time that all pods together spent on such starts and have not earned back yet, in ns.
+    #: GPU time that all pods together spent on starts outside their own windows and have not earned back yet, in ns.
     starts_spent_ns: int = 0
 
     def advance(self, sample: Sample) -> Ledger:
@@ -416,7 +416,7 @@ class Ledger:
         if plan is None or not round_ns:
             return mixes
         for mix in self._mixes():
-            done = self._shared(mix[0])
+            applied = self._shared(mix[0])
             rivals = {name: entries[name] for name, _ in mix[1] if name in entries}
             if not 2 <= len(rivals) == len(mix[1]):
                 continue
@@ -425,7 +425,7 @@ class Ledger:
                 found = self._begin(mix)
             else:
                 found = slice_tuner.advance(
-                    known, rivals, done, round_ns, foreign_ns, plan.period_ns, sample.utilization, sample.now_ns
+                    known, rivals, applied, round_ns, foreign_ns, plan.period_ns, sample.utilization, sample.now_ns
                 )
             mixes = {**{other: mixes[other] for other in mixes if other != mix}, mix: found}
         return dict(list(mixes.items())[-_MIXES:])

@@ -13,8 +13,8 @@ from qgpu.sched.ledger import Ledger
 #: period is.
 RENEW_NS = 250 * NS_PER_MS
 
-#: Ticks come this often while a pod starts: the others' slices are short meanwhile, and this ends sooner.
-STARTING_NS = 25 * NS_PER_MS
+#: While a pod starts, ticks come this often, because the others' slices are short until a tick shows that it started.
+STARTING_TICK_NS = 25 * NS_PER_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ def tick(backend: Backend, settings: Settings, ledger: Ledger) -> Ledger:
     ledger = ledger.advance(sample := backend.sample())
     plan = settings.policy(ledger.snapshot(settings.period_ns, settings.offline_floor))
     backend.apply(plan)
-    backend.wait(until_due(sample.now_ns, plan.period_ns, STARTING_NS if ledger.starting else RENEW_NS))
+    backend.wait(until_due(sample.now_ns, plan.period_ns, STARTING_TICK_NS if ledger.starting else RENEW_NS))
     return ledger.planned(plan)
 
 

@@ -1,15 +1,15 @@
 """Chooses how the busy pods of one class take turns: the control law. It judges by work done, not by residence.
 
-There are two ways to take turns. With timeslices, the hardware switches to the next pod when a slice ends or a pod has
-nothing to run. With gates, each pod has the card to itself for its part of a period. For timeslices one number, the
-length of a round, sets every slice: a pod's slice is its weight's part of the round. Only pods without a quota may get
-less, where another pod has less than its quota.
+Pods take turns by timeslices or by gates. With timeslices, the hardware switches to the next pod when a slice ends or a
+pod has nothing to run. With gates, each pod has the card to itself for its part of a period. For timeslices one number,
+the length of a round, sets every slice: a pod's slice is its weight's part of the round, or all slices are equal. Only
+pods without a quota may get less, where another pod has less than its quota.
 
 A long round costs few context switches. But a pod that waits for its own work ends its turn early, and then waits for
 the long turns of the others. So the tuner tries several rounds, tries gates where slices leave a pod below its quota,
-and keeps the way with the best ``score``: how far the least satisfied pod is satisfied, times the work of all pods. A
-pod is satisfied when it has its due (``dues``), or as much as it had in any round tried. docs/feedback.md gives the
-reasons and the limits.
+and keeps the way with the best ``score``: how far the least satisfied pod is satisfied, squared, times the work of all
+pods. A pod is satisfied when it has its due (``dues``), or as much as it had in any round tried. docs/feedback.md gives
+the reasons and the limits.
 
 Pure arithmetic: ``advance`` folds one measured round into a ``Tuning``.
 """
@@ -57,24 +57,24 @@ _UNDERSERVED, _UNDERSERVED_NS = 0.88, NS_PER_S
 def advance(
     now: Tuning,
     pods: Mapping[str, RoundEntry],
-    done: Sharing | None,
+    applied: Sharing | None,
     elapsed_ns: int,
     foreign_ns: int,
     period_ns: int,
     utilization: float | None,
     now_ns: int,
 ) -> Tuning:
-    """Fold in what busy pods did in ``elapsed_ns``, in which they took turns as ``done`` says.
+    """Fold in what busy pods did in ``elapsed_ns``, in which they took turns as ``applied`` says.
 
     Pods outside ``pods`` had the card for ``foreign_ns`` of that time. ``utilization`` is NVML's figure: the part of
     the time, 0 to 1, in which any kernel ran. If it is None the tuner does not try gates, because it could not tell
-    whether they pay. ``done`` is None where something else decided about turns.
+    whether they pay. ``applied`` is None where something else decided about turns.
     """
-    if done is None:
+    if applied is None:
         return now.restart()
-    if done != now.sharing:
+    if applied != now.sharing:
         rejected = now.rejected if now.sharing in now.rejected else (*now.rejected, now.sharing)[-_MAX_REJECTED:]
-        return now.at(done)._replace(rejected=rejected)
+        return now.at(applied)._replace(rejected=rejected)
     if not is_contended(now, pods, elapsed_ns, foreign_ns, utilization):
         return now.restart()
     now = accumulate(now, pods, elapsed_ns, foreign_ns, utilization)

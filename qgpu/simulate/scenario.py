@@ -1,7 +1,6 @@
 """Runs a scenario: the real loop with the real policies on a simulated pGPU, in virtual time.
 
-The scenario file defines the events, admission checks the grants, policies share the time, and the simulated pGPU
-yields the result. This module connects them and counts.
+This module plays the events of the scenario, has admission check the grants, and counts what each pod got.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from qgpu.simulate import scenario_file
 from qgpu.simulate.report import Latencies, Moment, PodReport, Report
 from qgpu.simulate.scenario_file import GpuChange, PodChange, Scenario, ScenarioPod
 
-#: The most steps for which shares over time are kept.
+#: The most moments for which shares are kept.
 _MOMENTS = 120
 
 #: How long a pod runs alone to measure its throughput alone, and for how many of its periods at least.
@@ -48,14 +47,14 @@ def simulate(path: Path) -> Report:
 
 def run(scenario: Scenario) -> Report:
     """Run a scenario. Raises RefusedError if a grant or a change does not fit."""
-    stage = _Stage(scenario)
-    stage.play()
-    return stage.report()
+    running = _Run(scenario)
+    running.play()
+    return running.report()
 
 
 @dataclass(slots=True)
-class _Part:
-    """A pod of the run: its loads, its quota so far, and its results when it left."""
+class _PodRun:
+    """One pod in a run: its loads, its quota so far, and its results when it has left."""
 
     pod: ScenarioPod
     grant: Grant
@@ -73,7 +72,7 @@ class _Part:
         self.since_ns = now_ns
 
 
-class _Stage:
+class _Run:
     """One run of a scenario: the current state and the measurements so far."""
 
     def __init__(self, scenario: Scenario) -> None:
@@ -81,16 +80,16 @@ class _Stage:
         self._host = SimHost()
         self._backend = self._host.backend(0)
         self._settings = scenario.settings
-        self._parts = {pod.name: _Part(pod, pod.grant) for pod in scenario.pods}
+        self._pod_runs = {pod.name: _PodRun(pod, pod.grant) for pod in scenario.pods}
         self._moments: list[Moment] = []
         self._used_ns: dict[str, int] = {}
         self._seen_ns = 0
         self._times = EngineTimes()
         for change in scenario.changes:
             self._host.call_at(0, change.at_ns, partial(self._change, change))
-        for name, part in self._parts.items():
-            self._host.call_at(0, part.pod.arrive_ns, partial(self._arrive, name))
-            self._host.call_at(0, part.pod.leave_ns, partial(self._leave, name))
+        for name, pod_run in self._pod_runs.items():
+            self._host.call_at(0, pod_run.pod.arrive_ns, partial(self._arrive, name))
+            self._host.call_at(0, pod_run.pod.leave_ns, partial(self._leave, name))
         self._host.call_at(0, scenario.duration_ns, self._end)
 
     def play(self) -> None:
@@ -116,7 +115,7 @@ class _Stage:
             times.useful_ns / duration_ns,
             times.switching_ns / duration_ns,
             times.idle_ns / duration_ns,
-            tuple(_pod_report(part) for part in self._parts.values()),
+            tuple(_pod_report(pod_run) for pod_run in self._pod_runs.values()),
             tuple(self._moments),
         )
 
@@ -125,18 +124,18 @@ class _Stage:
         return loop.Settings(registry.compose(gpu.policy, gpu.online_policy), gpu.period_ns, gpu.offline_floor)
 
     def _arrive(self, name: str) -> None:
-        part, host = self._parts[name], self._host
-        grants = {0: part.grant}
+        pod_run, host = self._pod_runs[name], self._host
+        grants = {0: pod_run.grant}
         admission.check_new(name, grants, self._occupancy())
         host.admit(name, grants)
-        part.since_ns = self._backend.now_ns
-        part.loads = [host.start_load(name, 0, workload) for workload in part.pod.workloads]
+        pod_run.since_ns = self._backend.now_ns
+        pod_run.loads = [host.start_load(name, 0, workload) for workload in pod_run.pod.workloads]
 
     def _leave(self, name: str) -> None:
-        part, host = self._parts[name], self._host
-        part.settle_quota(self._backend.now_ns)
-        part.results = [host.progress(load) for load in part.loads]
-        for load in part.loads:
+        pod_run, host = self._pod_runs[name], self._host
+        pod_run.settle_quota(self._backend.now_ns)
+        pod_run.results = [host.progress(load) for load in pod_run.loads]
+        for load in pod_run.loads:
             host.stop_load(load)
         host.retire(name)
 
@@ -146,13 +145,13 @@ class _Stage:
             admission.check_settings(0, host.pods(), change.settings)
             self._settings = change.settings
             return
-        part = self._parts[change.pod]
+        pod_run = self._pod_runs[change.pod]
         if any(pod.name == change.pod for pod in host.pods()):
             grants = {0: change.grant}
             admission.check_amended(change.pod, grants, self._occupancy())
-            part.settle_quota(self._backend.now_ns)
+            pod_run.settle_quota(self._backend.now_ns)
             host.amend(change.pod, grants)
-        part.grant = change.grant
+        pod_run.grant = change.grant
 
     def _occupancy(self) -> Occupancy:
         return Occupancy(self._host.pods(), self._host.pgpus(), {0: self._settings})
@@ -174,22 +173,22 @@ class _Stage:
         self._used_ns, self._seen_ns = used_ns, now_ns
 
 
-def _pod_report(part: _Part) -> PodReport:
-    pod, stay_ns = part.pod, part.pod.leave_ns - part.pod.arrive_ns
-    gpu_ns = sum(result.gpu_ns for result in part.results)
+def _pod_report(pod_run: _PodRun) -> PodReport:
+    pod, stay_ns = pod_run.pod, pod_run.pod.leave_ns - pod_run.pod.arrive_ns
+    gpu_ns = sum(result.gpu_ns for result in pod_run.results)
     alone = _alone(pod.workloads, stay_ns)
-    rate, alone_rate = _rate(part.results), _rate(alone)
+    rate, alone_rate = _rate(pod_run.results), _rate(alone)
     return PodReport(
         name=pod.name,
-        pod_class=part.grant.pod_class,
-        cores=part.quota / part.quota_ns if part.quota_ns else None,
+        pod_class=pod_run.grant.pod_class,
+        cores=pod_run.quota / pod_run.quota_ns if pod_run.quota_ns else None,
         present_s=stay_ns / NS_PER_S,
         gpu_time_s=gpu_ns / NS_PER_S,
         share=gpu_ns / stay_ns,
-        kernels=sum(result.kernels for result in part.results),
+        kernels=sum(result.kernels for result in pod_run.results),
         kernels_per_s=rate,
         vs_alone=rate / alone_rate if alone_rate else 0.0,
-        latency_us=_latencies(part.results),
+        latency_us=_latencies(pod_run.results),
         alone_latency_us=_latencies(alone),
     )
 

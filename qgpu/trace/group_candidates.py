@@ -19,9 +19,9 @@ LEAST_HELD = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A pod: in which part of the time it held the pGPU, and of all time, in which it held it while no kernel ran.
+    """A pod, the part of the time in which it held the pGPU, and the part in which it did so while no kernel ran.
 
-    The latter is known as a range. All are 0 to 1.
+    The latter is known as a range. All are 0 to 1 of the recorded time.
     """
 
     pod: str
@@ -32,7 +32,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Pods that would gain from a group: in which part of the time pods held the pGPU, and a kernel ran; 0 to 1."""
+    """Pods that would gain from a group; the parts of the time, 0 to 1, in which pods held the pGPU and kernels ran."""
 
     held: float
     used: float

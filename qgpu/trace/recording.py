@@ -90,7 +90,7 @@ class GpuTrack:
     pods: dict[str, PodTrack] = field(default_factory=dict)
     #: (when, the plan as it was sent to the plane), one for each change.
     plans: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
-    #: The pairs of ticks between which runs are recorded.
+    #: The ticks between which runs are recorded.
     first_ns: int = 0
     last_ns: int = 0
     #: Context switches that did not fit into the hardware's log, and ticks without their runs.

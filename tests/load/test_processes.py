@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qgpu.load.several import added
+from qgpu.load.processes import added
 
 MS = 1_000_000
 
