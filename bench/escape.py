@@ -28,8 +28,8 @@ from figures import About, Figure, at_most, median, write
 from provenance import sources
 
 from qgpu.guardian.accounting.rm_object import RmObject, object_fact
-from qgpu.guardian.failover.handover import StateFds
 from qgpu.guardian.failover.journal import Journal
+from qgpu.guardian.failover.state_fds import StateFds
 from qgpu.guardian.rules import classes, controls
 from qgpu.nvidia import abi
 from tests.hostile.attacker import ATTACKS

@@ -57,7 +57,7 @@ def daemons(bench: Bench) -> list[psutil.Process]:
 
 def standbys(bench: Bench) -> list[psutil.Process]:
     """Find the standby guardian."""
-    return [process for process in _processes(bench, "qgpu.guardian") if process.name() == "qgpu-reserve"]
+    return [process for process in _processes(bench, "qgpu.guardian") if process.name() == "qgpu-standby"]
 
 
 def guardians(bench: Bench) -> list[psutil.Process]:

@@ -57,7 +57,7 @@ def main() -> int:
     for fd in (journal_fd, files_fd, daemon_fd):
         os.set_inheritable(fd, False)
     libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_NAME, b"qgpu-reserve", 0, 0, 0)
+    libc.prctl(_PR_SET_NAME, b"qgpu-standby", 0, 0, 0)
     # It needs a pidfd per process and a listener per process tree.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -31,8 +31,8 @@ from qgpu.guardian.gpu.gpu import Gpu
 from qgpu.guardian.gpu.gpu_ops import GpuOps
 from qgpu.guardian.proxy.control_file_search import ControlFileSearch
 from qgpu.guardian.proxy.dispatcher import Dispatcher
+from qgpu.guardian.proxy.held_uvm_files import UvmFile
 from qgpu.guardian.proxy.shared_state import SharedState
-from qgpu.guardian.proxy.uvm_files import UvmFile
 from qgpu.linux import capabilities
 from qgpu.linux.open_file_set import FileSets
 from qgpu.linux.pod_threads import PodThreads

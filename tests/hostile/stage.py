@@ -171,7 +171,7 @@ class Stage:
         def look() -> bool:
             for process in psutil.Process(self.daemon.pid).children():
                 with suppress(psutil.Error):
-                    if process.name() == "qgpu-reserve":
+                    if process.name() == "qgpu-standby":
                         found.append(process.pid)
             return bool(found)
 

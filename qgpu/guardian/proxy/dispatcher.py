@@ -1,8 +1,8 @@
 """Handles every call of one pod and answers each of them, whatever happens.
 
 The guardian performs a call in the pod's place (``ioctl_proxy.py``), so RM acts on exactly the arguments that were
-checked. Each kind of call has a handler: ``alloc.py``, ``dup.py`` and ``free_calls.py`` for RM objects,
-``passthrough.py`` for root clients and first devices, ``control.py`` for RM controls, ``alloc_memory.py`` and
+checked. Each kind of call has a handler: ``alloc_calls.py``, ``dup_calls.py`` and ``free_calls.py`` for RM objects,
+``passthrough.py`` for root clients and first devices, ``control_calls.py`` for RM controls, ``alloc_memory.py`` and
 ``vid_heap.py`` for RM's older calls for memory, ``uvm_calls.py`` for UVM, ``mmap_calls.py`` and ``cpu_mappings.py``
 for mappings.
 """
@@ -17,15 +17,15 @@ import structlog
 
 from qgpu.guardian.failover.journal import Writes
 from qgpu.guardian.proxy import fast_path, rm_calls
-from qgpu.guardian.proxy.alloc import AllocHandler
+from qgpu.guardian.proxy.alloc_calls import AllocHandler
 from qgpu.guardian.proxy.alloc_checks import AllocChecks
 from qgpu.guardian.proxy.alloc_memory import AllocMemoryHandler
 from qgpu.guardian.proxy.attached_gpus import AttachedGpus
 from qgpu.guardian.proxy.card_mappings import CardMappings
-from qgpu.guardian.proxy.control import ControlHandler
+from qgpu.guardian.proxy.control_calls import ControlHandler
 from qgpu.guardian.proxy.cpu_mappings import CpuMappings
 from qgpu.guardian.proxy.dma_bufs import DmaBufs
-from qgpu.guardian.proxy.dup import DupHandler
+from qgpu.guardian.proxy.dup_calls import DupHandler
 from qgpu.guardian.proxy.free_calls import FreeHandler
 from qgpu.guardian.proxy.freed_memory import FreedMemory
 from qgpu.guardian.proxy.handler_context import ANSWERED, PROCEED, HandlerContext, PodCall

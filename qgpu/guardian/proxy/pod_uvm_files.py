@@ -7,8 +7,8 @@ import os
 import time
 from collections.abc import Iterable
 
+from qgpu.guardian.proxy.held_uvm_files import UvmFile
 from qgpu.guardian.proxy.shared_table import SharedPart, SharedTable
-from qgpu.guardian.proxy.uvm_files import UvmFile
 from qgpu.linux import fd_budget, proc
 from qgpu.nvidia import uvm
 

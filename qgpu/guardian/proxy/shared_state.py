@@ -14,12 +14,12 @@ from qgpu.guardian.gpu.reconciler import Reconciler
 from qgpu.guardian.proxy.bound_monitors import BoundMonitors
 from qgpu.guardian.proxy.client_registry import ClientRegistry
 from qgpu.guardian.proxy.control_files import ControlFiles
+from qgpu.guardian.proxy.held_uvm_files import UvmFiles
 from qgpu.guardian.proxy.listeners import Listeners
 from qgpu.guardian.proxy.object_claims import ObjectClaims
 from qgpu.guardian.proxy.pod_uvm_files import PodUvmFiles
 from qgpu.guardian.proxy.refusals import Refusals
 from qgpu.guardian.proxy.shared_table import SharedTable
-from qgpu.guardian.proxy.uvm_files import UvmFiles
 from qgpu.linux import proc
 from qgpu.nvidia import abi
 

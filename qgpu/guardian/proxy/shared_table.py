@@ -16,9 +16,9 @@ from qgpu.guardian.accounting.rm_object import Fact, Key
 from qgpu.guardian.failover.journal import Journal, Writes
 from qgpu.guardian.gpu.gpu_ops import GpuOps
 from qgpu.guardian.gpu.reconciler import Reconciler
+from qgpu.guardian.proxy.held_uvm_files import UvmFiles
 from qgpu.guardian.proxy.ioctl_proxy import Perform
 from qgpu.guardian.proxy.refusals import Refusals
-from qgpu.guardian.proxy.uvm_files import UvmFiles
 from qgpu.linux.open_file_set import FileSets
 from qgpu.nvidia import abi, uvm
 

@@ -6,7 +6,7 @@ import struct
 
 from qgpu.guardian.accounting.rm_object import RmObject
 from qgpu.guardian.proxy import rm_calls
-from qgpu.guardian.proxy.alloc import CHOSEN_PLACE, PAGE_TABLES
+from qgpu.guardian.proxy.alloc_calls import CHOSEN_PLACE, PAGE_TABLES
 from qgpu.guardian.proxy.alloc_checks import AllocChecks
 from qgpu.guardian.proxy.free_calls import FreeHandler
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall

@@ -265,4 +265,6 @@ def _problem(pod: Any) -> str:
         said.append(f"memory refused {pod.refused_allocs} times")
     if pod.refused_controls:
         said.append(f"scheduling controls refused {pod.refused_controls} times")
+    if pod.refused_objects:
+        said.append(f"too many objects of RM refused {pod.refused_objects} times")
     return "; ".join(said)

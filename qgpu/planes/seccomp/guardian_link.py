@@ -11,7 +11,7 @@ from typing import Any
 
 from qgpu import errors
 from qgpu.errors import BackendGoneError, NotSupportedError, RefusedError
-from qgpu.guardian.failover.handover import StateFds
+from qgpu.guardian.failover.state_fds import StateFds
 from qgpu.ipc import wire
 from qgpu.ipc.codec import PROTOCOL
 from qgpu.linux import fd_budget

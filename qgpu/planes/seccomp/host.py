@@ -22,8 +22,8 @@ from qgpu import errors
 from qgpu.checkpoint.process_checkpointer import ProcessCheckpointer
 from qgpu.errors import AlreadyRunningError, BackendGoneError, NoGpuError, QgpuError, UnknownNameError
 from qgpu.guardian.failover import emergency_open
-from qgpu.guardian.failover.handover import StateFds
 from qgpu.guardian.failover.journal import Journal
+from qgpu.guardian.failover.state_fds import StateFds
 from qgpu.guardian.rules import tools
 from qgpu.ipc.codec import grants_from_json, grants_to_json
 from qgpu.linux import cgroup, proc

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from qgpu.errors import BackendGoneError
-from qgpu.guardian.failover.handover import StateFds
+from qgpu.guardian.failover.state_fds import StateFds
 from qgpu.ipc import wire
 from qgpu.ipc.systemd import FdStore
 from qgpu.linux.open_file_set import reserve_fds

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from qgpu.errors import BackendGoneError
-from qgpu.guardian.failover.handover import StateFds
+from qgpu.guardian.failover.state_fds import StateFds
 from qgpu.ipc import wire
 from qgpu.ipc.systemd import to_journal
 from qgpu.linux import proc

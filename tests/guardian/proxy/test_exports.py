@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.failover.journal import Journal
-from qgpu.guardian.proxy import control as control_calls
+from qgpu.guardian.proxy import control_calls
 from qgpu.nvidia import abi
 from tests.guardian.asked import control, free, status
 from tests.guardian.charges import charged

@@ -9,7 +9,7 @@ import pytest
 
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.failover.journal import Journal
-from qgpu.guardian.proxy.dup import PART_ON_FABRIC, UNKNOWN_ON_FABRIC
+from qgpu.guardian.proxy.dup_calls import PART_ON_FABRIC, UNKNOWN_ON_FABRIC
 from qgpu.nvidia import abi
 from tests.guardian.asked import control, dup, dup_status, free, status
 from tests.guardian.charges import charged

@@ -16,7 +16,7 @@ from qgpu.guardian.accounting import memory_quota
 from qgpu.guardian.accounting.allocations import Allocations
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.failover.journal import Journal
-from qgpu.guardian.proxy import uvm_files
+from qgpu.guardian.proxy import held_uvm_files
 from qgpu.linux.seccomp_notify import Listener
 from qgpu.nvidia import abi, uvm
 from tests.guardian.asked import alloc, free, uvm_mapping, uvm_mapping_status, uvm_range
@@ -349,7 +349,7 @@ def test_exec_releases_old_memory_when_program_registers_card(on_card, monkeypat
     allocate(on_card, 10, MOST)
     on_card.uvm(uvm.REGISTER_GPU, bytes(40))
     on_card.uvm(uvm.MAP_EXTERNAL_ALLOCATION, uvm_mapping(1 << 40, PAGE, 10))
-    monkeypatch.setattr(uvm_files, "_has", lambda pid, held: False)
+    monkeypatch.setattr(held_uvm_files, "_has", lambda pid, held: False)
     on_card.rm._free(7, 7)
     on_card.uvm(uvm.REGISTER_GPU, bytes(40))
 

@@ -8,7 +8,7 @@ import pytest
 
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.proxy import shared_table
-from qgpu.guardian.proxy.dup import MULTICAST
+from qgpu.guardian.proxy.dup_calls import MULTICAST
 from qgpu.nvidia import abi
 from tests.guardian.asked import alloc, alloc_status, control, dup, dup_status, free, status
 from tests.guardian.charges import charged

@@ -13,7 +13,7 @@ from qgpu.guardian.accounting.allocations import Allocations
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.accounting.rm_object import NO_INSTANCE, RmObject
 from qgpu.guardian.failover.journal import Journal
-from qgpu.guardian.proxy import alloc_checks, object_claims, uvm_files
+from qgpu.guardian.proxy import alloc_checks, held_uvm_files, object_claims
 from qgpu.guardian.proxy.handler_context import HandlerContext
 from qgpu.linux import fd_budget
 from qgpu.nvidia import abi, uvm
@@ -250,7 +250,7 @@ def test_unmapping_counts_once_the_other_file_is_emptied(two_files, monkeypatch)
     shared, pid = two_files.shared, two_files.process.pid
     two_files.on_b(uvm.REGISTER_GPU, bytes(40))
     a = shared.uvm_files._files[pid][0]
-    monkeypatch.setattr(uvm_files, "_has", lambda pid, held: held is a)
+    monkeypatch.setattr(held_uvm_files, "_has", lambda pid, held: held is a)
     (files,) = shared.uvm_files.take_closed([pid]).values()
     two_files.uvm(uvm.UNMAP_EXTERNAL, uvm_range(0, 1 << 46))
     not_yet = held(two_files)

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from qgpu.errors import BackendGoneError
-from qgpu.guardian.failover.handover import StateFds
+from qgpu.guardian.failover.state_fds import StateFds
 from qgpu.planes.seccomp import host, standby_link
 from qgpu.planes.seccomp.host import SeccompHost
 from qgpu.planes.seccomp.standby_link import StandbyLink

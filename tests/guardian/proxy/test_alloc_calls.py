@@ -10,8 +10,7 @@ import pytest
 
 from qgpu.guardian.accounting import memory_quota
 from qgpu.guardian.accounting.object_table import OTHER_TSG_BYTES, ObjectTable
-from qgpu.guardian.proxy import alloc_checks, client_ownership, client_registry, object_claims, os_events
-from qgpu.guardian.proxy import dup as dup_calls
+from qgpu.guardian.proxy import alloc_checks, client_ownership, client_registry, dup_calls, object_claims, os_events
 from qgpu.guardian.rules import classes
 from qgpu.linux import fd_budget
 from qgpu.nvidia import abi

@@ -11,8 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from qgpu.guardian.proxy import control as control_calls
-from qgpu.guardian.proxy import fast_path, refusals
+from qgpu.guardian.proxy import control_calls, fast_path, refusals
 from qgpu.guardian.rules import controls
 from qgpu.linux.seccomp_notify import ProcessMemory
 from qgpu.nvidia import abi

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from qgpu.guardian.accounting.client_entries import ALL_OBJECTS, IMPORTED
 from qgpu.guardian.accounting.rm_object import Key
 from qgpu.guardian.proxy import bound_monitors, client_ownership, rm_calls, virtualize
-from qgpu.guardian.proxy.dup import DupHandler
+from qgpu.guardian.proxy.dup_calls import DupHandler
 from qgpu.guardian.proxy.free_calls import FreeHandler
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer

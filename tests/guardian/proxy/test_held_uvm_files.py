@@ -9,8 +9,8 @@ import pytest
 
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.failover.journal import Journal
-from qgpu.guardian.proxy import uvm_files
-from qgpu.guardian.proxy.uvm_files import MOST, UvmFiles
+from qgpu.guardian.proxy import held_uvm_files
+from qgpu.guardian.proxy.held_uvm_files import MOST, UvmFiles
 from qgpu.nvidia import abi, uvm
 
 CARD, OTHER = b"\x01" * 16, b"\x02" * 16
@@ -99,7 +99,7 @@ def test_numbers_of_files_that_are_closed_are_forgotten(pod, monkeypatch):
     shared, pid = pod.shared, os.getpid()
     shared.clients.register_process("web", pid)
     stay, *others = (os.open("/dev/random", os.O_RDONLY) for _ in range(30))
-    monkeypatch.setattr(uvm_files, "_has", lambda pid, held: held.theirs == stay)
+    monkeypatch.setattr(held_uvm_files, "_has", lambda pid, held: held.theirs == stay)
     shared.pod_uvm_files.hold(pid, stay, stay)
     for fd in others:
         shared.pod_uvm_files.release_closed("web")
@@ -133,7 +133,7 @@ def test_file_registered_again_before_release_is_noted_stays(pod, monkeypatch):
     fd = os.open("/dev/random", os.O_RDONLY)
     shared.pod_uvm_files.hold(pid, fd, fd)
     with monkeypatch.context() as patch:
-        patch.setattr(uvm_files, "_has", lambda pid, held: False)
+        patch.setattr(held_uvm_files, "_has", lambda pid, held: False)
         (files,) = shared.uvm_files.take_closed([pid]).values()
     shared.uvm_files.release(files)
     shared.pod_uvm_files.hold(pid, fd, fd)
