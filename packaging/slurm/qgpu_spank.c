@@ -84,7 +84,7 @@ static bool variable(spank_t spank, const char *name, char *into, size_t size)
 }
 
 /* Write what qgpud is told; a fact that is not there is null. */
-static void describe(char *into, size_t size, uint32_t job, const char *gpus, const char *shards)
+static void describe(char *into, size_t size, uint32_t job, uid_t user, const char *gpus, const char *shards)
 {
 	const struct {
 		const char *name, *value;
@@ -92,7 +92,7 @@ static void describe(char *into, size_t size, uint32_t job, const char *gpus, co
 		{ "gpus", gpus },   { "shards", shards },         { "per_card", per_card },
 		{ "class", pod_class }, { "max_memory", max_memory }, { "memory", memory },
 	};
-	size_t at = snprintf(into, size, "{\"op\":\"slurm.bind\",\"job\":%u", job);
+	size_t at = snprintf(into, size, "{\"op\":\"slurm.bind\",\"job\":%u,\"uid\":%u", job, user);
 
 	for (size_t i = 0; i < sizeof(facts) / sizeof(*facts) && at < size; i++)
 		if (*facts[i].value)
@@ -136,6 +136,7 @@ int slurm_spank_task_init_privileged(spank_t spank, int count, char **arguments)
 	char shards[MOST_TEXT] = "", gpus[MOST_GPUS] = "", request[2048];
 	char *answer, *filter, *plane, *variables, *rest, *line;
 	uint32_t job;
+	uid_t user;
 	int fd, listener = -1;
 
 	(void)count;
@@ -147,6 +148,8 @@ int slurm_spank_task_init_privileged(spank_t spank, int count, char **arguments)
 		return 0;
 	if (!configured)
 		refuse("plugstack.conf: the line of this plugin has an error; see slurmd's log");
+	if (spank_get_item(spank, S_JOB_UID, &user) != ESPANK_SUCCESS)
+		refuse("Slurm does not say whose job %u is", job);
 
 	answer = first_answer(&fd);
 	filter = member(answer, "filter");
@@ -154,7 +157,7 @@ int slurm_spank_task_init_privileged(spank_t spank, int count, char **arguments)
 		listener = install(filter);
 	free(filter);
 	free(answer);
-	describe(request, sizeof(request), job, gpus, shards);
+	describe(request, sizeof(request), job, user, gpus, shards);
 	answer = ask(fd, request, listener);
 	if (!answer || !agreed(answer))
 		pass_on(answer);

@@ -77,7 +77,9 @@ def run(
                 ends.callback(endpoint.close)
             server = Server(directory, config.socket_mode, config.socket_gid, service.handle, store, service.pod_of)
             ends.callback(server.close)
-            containers = ContainerRuntimes(chosen.plane, host.pgpus(), directory, config, store, service.take_listener)
+            containers = ContainerRuntimes(
+                chosen.plane, host.pgpus(), directory, config, store, service.take_listener, service.pod_around
+            )
             ends.callback(containers.close)
             _log.info("ready", plane=chosen.plane.value, why=chosen.why, runtime_dir=str(directory))
             restored = partial(place.refresh, restore=(server.restore, containers.restore))

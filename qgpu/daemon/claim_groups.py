@@ -65,8 +65,10 @@ class ClaimGroups:
             grant = self._pods.prepared.by_group.get(name)
             if grant is None or name in self._ending:
                 raise RefusedError(f"group {name}: its claim is being given up; make another")
-            limits = self._limits(grant)
+            limits, whose = self._limits(grant), f"namespace {grant.namespace}"
+            self._pods.users.check_left(whose, self._pods.host.names_in_use)
             self._pods.launch_group(name, limits, keeper)
+            self._pods.users.note_owner(name, self._pods.named(name).cgroup, whose)
         return list(limits)
 
     def await_ready(self, grant: PreparedGrant) -> None:

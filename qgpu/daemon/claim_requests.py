@@ -114,6 +114,15 @@ class ClaimRequests:
             with self._consumers:
                 self._consumers.wait_for(lambda: not self._strangers(uid, devices), JOINING_S)
 
+    def owner(self, container: Container, devices: Sequence[str]) -> str:
+        """Return whose a container of claims is: its Kubernetes namespace; empty for a container without claims.
+
+        A device plugin's claims do not know the namespace, but only a pod of Kubernetes has one of them.
+        """
+        claims = [self._prepared.by_name[name][0].namespace for name in devices if name in self._prepared.by_name]
+        names = container.kubernetes_names()
+        return f"namespace {names[0] if names else claims[0]}" if claims else ""
+
     def group_of(self, container: Container, devices: Sequence[str]) -> str:
         """Return the group of a container's claim, if it may be a member now; empty for none. Raises a QgpuError."""
         known = [self._prepared.by_name[name][0] for name in devices if name in self._prepared.by_name]
@@ -133,6 +142,7 @@ class ClaimRequests:
     def bind(self, container: Container, bound: BoundContainer, at: str) -> str:
         """Make a container a pod with the grants of its prepared devices, and return its name. Raises a QgpuError."""
         found = self._reserved(container, bound.devices)
+        self._pods.left.used(bound.devices, self.owner(container, bound.devices))
         pods = self._pods.reap()
         last = [pod for pod in pods if pod.cgroup == at]
         self._check_cards(container, found)
@@ -275,7 +285,7 @@ class ClaimRequests:
     def _capped(self, index: int, aim: Grant, user: _User, others: Sequence[_User]) -> Grant:
         """Return a user's grant with no more memory than the others of its devices leave, whatever they do.
 
-        Memory that ended pods have left behind on the card is not given, either.
+        Memory that ended pods have left behind on the card is not given, either: its owner's first.
         """
         if aim.memory is None:
             return aim
@@ -291,8 +301,14 @@ class ClaimRequests:
             if index in other.grants
         }
         room = claim_division.spare(group, devices, taken) - self._pods.overdrawn(index)
+        if left := self._pods.left.of(whose := self._whose(user), index):
+            beside = sum(taken.get(other.name, 0) for other in others if self._whose(other) == whose)
+            room = min(room, self._pods.left.held(whose, index) - left - beside)
         before = user.grants[index].memory if index in user.grants else 0
         return replace(aim, memory=max(before or 1, min(aim.memory, room)))
+
+    def _whose(self, user: _User) -> str:
+        return self._pods.left.owner(user.bound.devices[0])
 
     def _wanted(self, users: Sequence[_User]) -> dict[str, dict[int, Grant]]:
         """Return what each user should have, by its name and card. Raises RefusedError."""

@@ -64,6 +64,8 @@ class ContainerRequests:
         at = container.cgroup()
         container.check_alone(at)
         self._claims.await_consumer(container, devices)
+        whose = self._claims.owner(container, devices)
+        self._pods.await_left(whose)
         if group in self._pods.prepared.by_group:
             raise RefusedError(f"container {container.id}: group {group} is a claim's; name the claim in its pod")
         claimed = self._claims.group_of(container, devices)
@@ -77,8 +79,10 @@ class ContainerRequests:
                 self._pods.leave(at)
                 for pod in self._pods.listed():
                     if pod.cgroup == at and bound_containers.recorded(pod) == bound:
+                        self._pods.users.note_owner(pod.name, at, whose)  # the daemon may have ended before it did
                         return {"name": pod.name}
                 name = self._claims.bind(container, bound, at) if devices else self._bind(container, bound, at)
+                self._pods.users.note_owner(name, at, whose)
         _log.info("container bound", pod=name, container=container.id, cgroup=at, devices=devices)
         return {"name": name}
 

@@ -21,7 +21,7 @@ from qgpu.model.plane_api import Pgpu
 from qgpu.model.plane_names import Plane
 from qgpu.paths import root_socket_path
 from qgpu.runtime import cdi, seccomp_profile
-from qgpu.runtime.agent import Agent, Attach
+from qgpu.runtime.agent import Agent, Attach, PodOf
 from qgpu.runtime.claim_cdi import ClaimCdiFiles
 
 _log = structlog.get_logger("containers")
@@ -34,14 +34,21 @@ class ContainerRuntimes:
     """The CDI file and, on the seccomp plane, the agent."""
 
     def __init__(
-        self, plane: Plane, pgpus: Sequence[Pgpu], runtime_dir: Path, config: Config, store: FdStore, take: Attach
+        self,
+        plane: Plane,
+        pgpus: Sequence[Pgpu],
+        runtime_dir: Path,
+        config: Config,
+        store: FdStore,
+        take: Attach,
+        pod_of: PodOf,
     ) -> None:
         directory = cdi_directory(plane, config)
         self._cdi_file = cdi.CdiFileWriter(pgpus, root_socket_path(runtime_dir), directory) if directory else None
         self._failure = RepeatedError(_log, "no CDI file: containers cannot ask for a pGPU")
         self._again_s = 0.0
         listener = agent_socket(plane, runtime_dir)
-        self._agent = Agent(listener, take, store) if listener else None
+        self._agent = Agent(listener, take, store, pod_of) if listener else None
         self.refresh()
 
     def refresh(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import structlog
 
 from qgpu.config import DeviceFiles
+from qgpu.daemon import slurm_steps
 from qgpu.errors import NotSupportedError, QgpuError
 from qgpu.linux import cgroup
 from qgpu.linux.repeated_error import RepeatedError
@@ -49,7 +50,7 @@ class DeviceIsolation:
                 raise NotSupportedError("no NVIDIA device is registered; load the driver")
             if plane is Plane.SECCOMP and not cgroup.pids(cgroup.GUARDIANS):
                 raise NotSupportedError(f"the guardian is not in {cgroup.GUARDIANS}, by which it is known; see its log")
-            self._files = device_files.load([at for pod in pods for at in pod.cgroups])
+            self._files = device_files.load(_places(pods))
         except (OSError, QgpuError) as error:
             self.why = str(error)
             _log.warning("device files of pods are not isolated", reason=self.why)
@@ -66,7 +67,7 @@ class DeviceIsolation:
         """Tell the program which pods exist."""
         if self._files is not None:
             with self._failure.logged(OSError):
-                self._files.set_pods([at for pod in pods for at in pod.cgroups])
+                self._files.set_pods(_places(pods))
 
     def refused(self) -> dict[str, int]:
         """Return how many uses were refused since the program was loaded, by call."""
@@ -95,3 +96,8 @@ class DeviceIsolation:
             if pods is not None and not pods:
                 with suppress(OSError):
                     pins.remove()
+
+
+def _places(pods: Sequence[PodInfo]) -> list[str]:
+    """Return the cgroups that device files of these pods belong to."""
+    return [place for pod in pods for at in pod.cgroups for place in slurm_steps.places(at)]

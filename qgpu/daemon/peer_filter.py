@@ -13,10 +13,8 @@ from qgpu.errors import PermissionDeniedError
 from qgpu.ipc.wire import has_ended
 from qgpu.linux import cgroup
 from qgpu.model.plane_api import PodInfo
+from qgpu.runtime.agent import UNKNOWN
 from qgpu.slurm.job import is_slurmstepd
-
-#: In place of a pod's name: the peer cannot be identified and may be a pod's process.
-UNKNOWN = "?"
 
 
 def pod_of(pid: int, process: int | None, by_cgroup: Mapping[str, str], *, root: bool = False) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -21,6 +22,7 @@ from qgpu.config import GpuSettings
 from qgpu.daemon import bound_containers, caller
 from qgpu.daemon.device_isolation import DeviceIsolation
 from qgpu.daemon.member_turn import MemberTurn
+from qgpu.daemon.orphaned_memory import OrphanedMemory
 from qgpu.daemon.peer_filter import pods_by_cgroup
 from qgpu.daemon.pod_users import PodUsers
 from qgpu.daemon.prepared_grants import PreparedGrants
@@ -39,6 +41,8 @@ _log = structlog.get_logger("pods")
 
 #: The key of a note at a pod's cgroup: it waits for room in its card's memory. A daemon that starts finds it there.
 _WAITS = "waits"
+#: How long a pod waits for its owner's pods that have just ended, and how often it looks.
+_LEFT_S, _LEFT_LOOK_S = 1.0, 0.05
 
 
 class Pods:
@@ -73,6 +77,9 @@ class Pods:
         self._launchers: dict[str, Session] = {}
         self.turn = MemberTurn()
         self.users = PodUsers(host.pods())
+        self.left = OrphanedMemory(host, prepared)
+        for pod in host.pods():
+            self.left.used(bound_containers.devices_of(pod), self.users.owner_of(pod.name))
 
     def listed(self) -> Sequence[PodInfo]:
         """Return the pods."""
@@ -101,6 +108,7 @@ class Pods:
                 else:
                     left.append(self._without_ended(pod))
             self._isolation.set_pods(left)
+            self.left.forget_gone()
             return left
 
     def launch(self, wanted: str | None, grants: dict[int, Grant], launcher: Session, *, may_wait: bool) -> str:
@@ -180,6 +188,23 @@ class Pods:
             self._launchers[name] = launcher
             launcher.at_end.append(partial(self._let_go, name, launcher))
 
+    def await_left(self, whose: str) -> None:
+        """Wait a moment until nothing is left of an owner's pods that have just ended. The caller holds no lock.
+
+        Raises RefusedError if too much is.
+        """
+        if not whose:
+            return
+        self.reap()
+        until = time.monotonic() + _LEFT_S
+        while True:
+            late = time.monotonic() > until
+            with self.lock, suppress(*() if late else (RefusedError,)):
+                self.users.check_left(whose, self.host.names_in_use)
+                if late or not self.left.any_of(whose):
+                    return
+            time.sleep(_LEFT_LOOK_S)
+
     def check_free(self, at: str) -> None:
         """Raise RefusedError unless a container may be a pod in its cgroup, where no other process is.
 
@@ -204,6 +229,10 @@ class Pods:
             now = self.host.pods()
             self.by_cgroup = pods_by_cgroup(now)
             self._isolation.set_pods(now)
+
+    def isolate(self) -> None:
+        """Keep device files to the cgroups of pods as they are noted now."""
+        self._isolation.set_pods(self.host.pods())
 
     def leave(self, at: str) -> None:
         """Let a cgroup count to no pod that is not its own: its container starts anew. Raises a QgpuError."""
@@ -230,6 +259,7 @@ class Pods:
         self.host.admit(name, grants, at)
         self._new.add(name)
         self.users.forget(name)
+        self.left.began(name)
         now = self.host.pods()
         self.by_cgroup = pods_by_cgroup(now)
         self._isolation.set_pods(now)
@@ -243,7 +273,8 @@ class Pods:
 
     def retire(self, pod: PodInfo) -> None:
         """Remove a pod, and the cgroup if qgpu made it. Raises a QgpuError."""
-        self.host.retire(pod.name)
+        with self.left.ending(pod.name, self.users.owner_of(pod.name)):
+            self.host.retire(pod.name)
         self._launchers.pop(pod.name, None)
         self.users.forget(pod.name)
         self.begun.discard(pod.name)
@@ -290,7 +321,7 @@ class Pods:
 
         A pod without a memory limit holds what it has now. What is held on behalf of pods that are gone counts, too.
         """
-        left = self.host.orphaned_memory()
+        left = self.left.outside()
         others = self.outside([pod for pod in pods if not self._is_over(pod)])
         result = {}
         for index in self.cards:
@@ -305,7 +336,7 @@ class Pods:
         """Return how many bytes of a pGPU are granted, or held for ended pods, beyond what may be granted."""
         sold = [held.grant for held in self.prepared.held() if held.index == index]
         sold += [pod.grants[index] for pod in self.outside(self.host.pods()) if index in pod.grants]
-        left = self.host.orphaned_memory().get(index, 0)
+        left = self.left.outside().get(index, 0)
         most = int(self.cards[index].memory * self._settings()[index].memory_overcommit)
         return max(0, left + sum(grant.memory or 0 for grant in sold) - most)
 
@@ -362,8 +393,8 @@ class Pods:
         return cgroup.create(name, parent)
 
     def _free_pgpus(self) -> list[Pgpu]:
-        """Return the pGPUs without the memory that is still held on behalf of removed pods."""
-        left = self.host.orphaned_memory()
+        """Return the pGPUs without the memory that is held on behalf of removed pods and belongs to no claim."""
+        left = self.left.outside()
         return [replace(pgpu, memory=pgpu.memory - left.get(index, 0)) for index, pgpu in self.cards.items()]
 
     def _let_go(self, name: str, session: Session) -> None:

@@ -222,6 +222,10 @@ class Service:
         """Return the pod that a client is in. ``handle`` checks again for each request."""
         return pod_of(session.peer.pid, session.process, self.pods.by_cgroup, root=session.peer.uid == 0)
 
+    def pod_around(self, pid: int, process: int | None) -> str:
+        """Return the pod that a process is in, as ``peer_filter.pod_of`` does."""
+        return pod_of(pid, process, self.pods.by_cgroup)
+
     def _refuse_pods(self, session: Session) -> None:
         refuse_pods(session.peer.pid, session.process, self.pods.by_cgroup, root=session.peer.uid == 0)
 

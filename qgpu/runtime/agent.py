@@ -5,6 +5,9 @@ wait for an answer. So a connection is kept in the descriptor store from its fir
 and read without being emptied: whatever dies in between, the next daemon begins with it again. While the data plane is
 being replaced, the agent tries again, until its deadline.
 
+A runtime is no process of a pod's, so one that is, root in it too, is not heard. One that has ended may have been; what
+it has not said by then is not waited for.
+
 If no pod takes the listener, the agent closes it. Every watched call of that process then fails, so the process has no
 GPU instead of one without limits.
 """
@@ -25,6 +28,7 @@ from typing import Any
 import structlog
 
 from qgpu.errors import BackendGoneError, QgpuError
+from qgpu.ipc import wire
 from qgpu.ipc.listener import SocketListener
 from qgpu.ipc.systemd import FdStore
 from qgpu.linux import untrusted_fds
@@ -51,13 +55,17 @@ _KEPT = "start."
 #: Raises BackendGoneError to be asked again, QgpuError to refuse. crun 1.8 does not know the pid of a process that it
 #: brings in by exec, and says 0.
 Attach = Callable[[int, str, int], None]
+#: Returns the pod that a process, by its pid and its pidfd if it has not ended, is in; empty for none, UNKNOWN for one
+#: that has ended.
+PodOf = Callable[[int, int | None], str]
+UNKNOWN = "?"
 
 
 class Agent:
     """Listens at a socket and takes seccomp listeners one at a time."""
 
-    def __init__(self, path: Path, attach: Attach, store: FdStore) -> None:
-        self._attach, self._store = attach, store
+    def __init__(self, path: Path, attach: Attach, store: FdStore, pod_of: PodOf = lambda _pid, _process: "") -> None:
+        self._attach, self._store, self._pod_of = attach, store, pod_of
         self._ending = threading.Event()
         left = [socket.socket(fileno=fd) for fd in store.take(_KEPT).values()]
         self._listener = SocketListener("agent", path, 0o600, store, self._hear, left)
@@ -72,16 +80,32 @@ class Agent:
         self._listener.close()
 
     def _hear(self, sock: socket.socket) -> None:
+        pod = self._pod_at(sock)
+        if pod not in ("", UNKNOWN):
+            _log.warning("listener refused, its sender is in a pod", pod=pod)
+            untrusted_fds.close(sock.detach())
+            return
         name = f"{_KEPT}{os.fstat(sock.fileno()).st_ino}"
         self._store.put(name, sock.fileno(), until_dropped=True)  # first of all: this process may die at any time
         done = True
         try:
-            sock.settimeout(_SILENCE_S)
+            sock.settimeout(0.0 if pod else _SILENCE_S)
             done = self._take(sock)
         finally:
             if done:
                 self._store.drop(name)
             untrusted_fds.close(sock.detach())
+
+    def _pod_at(self, sock: socket.socket) -> str:
+        """Return the pod that connected, as the kernel says."""
+        connection, process = wire.Connection(sock), None
+        with suppress(OSError):
+            process = connection.peer_process()
+        try:
+            return self._pod_of(connection.peer().pid, process)
+        finally:
+            if process is not None:
+                os.close(process)
 
     def _take(self, sock: socket.socket) -> bool:
         """Do all that is to be done for a connection; False if the next daemon has to."""

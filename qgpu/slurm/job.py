@@ -40,6 +40,8 @@ class Step:
     shards_of_a_card: int = SHARDS_OF_A_CARD
     pod_class: PodClass = PodClass.OFFLINE
     memory: int | None = None
+    #: Whose job it is; None if the plugin is of a version that does not say.
+    uid: int | None = None
 
     @property
     def pod(self) -> str:
@@ -78,6 +80,9 @@ def described(raw: Mapping[str, Any]) -> Step:
     job = raw.get("job")
     if not isinstance(job, int) or isinstance(job, bool) or job <= 0:
         raise InvalidValueError(f"job {job!r}: a job is named by its number")
+    uid = raw.get("uid")
+    if uid is not None and (not isinstance(uid, int) or isinstance(uid, bool) or uid < 0):
+        raise InvalidValueError(f"job {job}: uid {uid!r}: a user is named by a number")
     listed = _text(raw, "gpus")
     gpus = tuple(dict.fromkeys(_number("gpus", each) for each in listed.split(","))) if listed else ()
     if not gpus:
@@ -94,6 +99,7 @@ def described(raw: Mapping[str, Any]) -> Step:
         of_a_card,
         units.parse_choice(PodClass, _text(raw, "class") or PodClass.OFFLINE.value),
         min(limits, default=None),
+        uid,
     )
 
 
@@ -109,6 +115,12 @@ def cgroup_of(job: int, path: str) -> str:
     """
     found = re.match(rf"(.*?/job_{job})/step_", path, re.DOTALL)
     return found[1] if found else ""
+
+
+def step_of(job: str, path: str) -> str:
+    """Return the cgroup of the step that a process in ``path`` is in, in the cgroup of its job; empty if none."""
+    found = re.match(rf"{re.escape(job)}/step_[^/]+", path)
+    return found[0] if found else ""
 
 
 def is_pod_name(name: str) -> bool:

@@ -10,7 +10,8 @@ import json
 import os
 import subprocess
 import uuid
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -45,6 +46,9 @@ class RememberingHost(SimHost):
         self.greedy = ""
         #: Memory that ended pods have left behind, by card.
         self.left: dict[int, int] = {}
+        #: Whether another process keeps what pods have that end now, and what is kept so, by pod and card.
+        self.keeps = False
+        self.kept: dict[str, dict[int, int]] = {}
 
     def pods(self) -> Sequence[PodInfo]:
         """List the pods with the memory that they have."""
@@ -54,8 +58,10 @@ class RememberingHost(SimHost):
         ]
 
     def retire(self, name: str) -> None:
-        """Remove a pod and its memory."""
+        """Remove a pod and its memory, unless it is kept."""
         super().retire(name)
+        if self.keeps:
+            self.kept[name] = {index: size for (pod, index), size in self.had.items() if pod == name}
         self.had = {key: size for key, size in self.had.items() if key[0] != name}
 
     def amend(self, name: str, grants: Mapping[int, Grant]) -> None:
@@ -67,7 +73,14 @@ class RememberingHost(SimHost):
 
     def orphaned_memory(self) -> Mapping[int, int]:
         """Return what ended pods have left behind."""
-        return self.left
+        kept = Counter(self.left)
+        for each in self.kept.values():
+            kept.update(each)
+        return dict(kept)
+
+    def names_in_use(self) -> Collection[str]:
+        """Return the pods of which memory is kept."""
+        return list(self.kept)
 
     def allocate(self, name: str, index: int, size: int) -> bool:
         """Give a pod memory if its limit allows, and tell whether it does."""
@@ -171,12 +184,14 @@ class Rig:
         given = {"class": "offline", "cores": None, "memory": None, "latency_target_ns": None} | limits
         return {"request": request, "gpu": self.uuids[card], "share": share} | given
 
-    def prepare(self, uid: str, *devices: Mapping[str, Any], consumers: Sequence[str] = ("pod-1",)) -> tuple[str, ...]:
+    def prepare(
+        self, uid: str, *devices: Mapping[str, Any], consumers: Sequence[str] = ("pod-1",), namespace: str = "shop"
+    ) -> tuple[str, ...]:
         """Prepare a claim and return the names of its devices."""
         answer = self.ask(
             "grant.prepare",
             uid=uid,
-            namespace="shop",
+            namespace=namespace,
             name=f"claim-{uid}",
             consumers=list(consumers),
             devices=list(devices),

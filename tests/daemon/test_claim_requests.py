@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from qgpu.config import Config, GpuSettings
-from qgpu.daemon import claim_requests
+from qgpu.daemon import claim_requests, pods
 from qgpu.errors import PermissionDeniedError, RefusedError
 from qgpu.linux import cgroup
 from qgpu.model.container_labels import ContainerLabels
@@ -225,6 +225,128 @@ def test_memory_left_behind_is_not_given_again(rig):
     rig.service.reap()
 
     assert rig.grant(web)[2] == 8 * GIB
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Have what was left a moment ago waited for no longer than a moment."""
+    monkeypatch.setattr(pods, "_LEFT_S", 0.0)
+
+
+def other(rig, *devices, **more):
+    """Make a container of another namespace."""
+    return rig.container(*devices, names=("bank", "b", "b"), uid="pod-2", **more)
+
+
+def others_claim(rig, uid, **limits):
+    """Prepare a claim of another namespace, and return the name of its device."""
+    return rig.prepare(uid, rig.device(**limits), consumers=("pod-2",), namespace="bank")[0]
+
+
+def leave(rig, *devices, size, **more):
+    """Have a container end whose memory another process keeps; return its pod's name."""
+    container = rig.container(*devices, **more)
+    name = rig.bind(container)
+    assert rig.host.allocate(name, 0, size)
+    rig.host.keeps = True
+    container.end()
+    rig.service.reap()
+    rig.host.keeps = False
+    return name
+
+
+def test_memory_that_a_namespace_left_is_missing_to_it_alone(rig, impatient):
+    """Nothing is missing to the claims of others, who cannot end the process that keeps it."""
+    (mine,) = rig.prepare("a", rig.device(memory=8 * GIB))
+    theirs = others_claim(rig, "b", memory=MEMORY - 8 * GIB)
+    leave(rig, mine, size=3 * GIB)
+
+    assert rig.outside()["memory"] == 0
+    assert rig.grant(rig.bind(other(rig, theirs)))[2] == MEMORY - 8 * GIB
+    assert rig.grant(rig.bind(rig.container(mine, names=("shop", "web", "again"))))[2] == 5 * GIB
+
+
+def test_namespace_leaves_no_more_than_its_claims_hold(rig, impatient):
+    """With one claim at a time, one container after the other would take all of the card."""
+    (mine,) = rig.prepare("a1", rig.device(memory=8 * GIB))
+    leave(rig, mine, size=8 * GIB, names=("shop", "web-1", "main"))
+    rig.ask("grant.drop", uid="a1")
+    (mine,) = rig.prepare("a2", rig.device(memory=8 * GIB))
+    with pytest.raises(RefusedError, match="nothing is left of the memory of the claim"):
+        leave(rig, mine, size=8 * GIB, names=("shop", "web-2", "main"))
+
+    theirs = others_claim(rig, "b", memory=MEMORY - 8 * GIB)
+    assert rig.grant(rig.bind(other(rig, theirs)))[2] == MEMORY - 8 * GIB
+
+
+def test_two_claims_of_a_namespace_pay_once_for_what_it_left(rig, impatient):
+    (mine,) = rig.prepare("a", rig.device(memory=4 * GIB))
+    (more,) = rig.prepare("c", rig.device(memory=6 * GIB))
+    leave(rig, mine, size=3 * GIB)
+
+    assert rig.grant(rig.bind(rig.container(more, names=("shop", "web", "more"))))[2] == 6 * GIB
+    assert rig.grant(rig.bind(rig.container(mine, names=("shop", "web", "again"))))[2] == 1 * GIB
+
+
+def test_memory_left_without_a_claim_is_missing_to_all(rig, impatient):
+    (mine,) = rig.prepare("a", rig.device(memory=8 * GIB))
+    leave(rig, mine, size=3 * GIB)
+    rig.ask("grant.drop", uid="a")
+
+    assert rig.outside()["memory"] == 3 * GIB
+    with pytest.raises(RefusedError, match="does not fit"):
+        others_claim(rig, "b", memory=MEMORY - 2 * GIB)
+    others_claim(rig, "b", memory=MEMORY - 3 * GIB)
+
+
+def test_device_plugins_units_belong_to_whose_container_has_them(rig, impatient):
+    """The plugin does not know the namespace when it prepares them."""
+    mine, theirs = (
+        rig.prepare(uid, rig.device(memory=MEMORY // 2), consumers=("*",), namespace="device-plugin")[0]
+        for uid in ("a", "b")
+    )
+    leave(rig, mine, size=3 * GIB)
+
+    assert rig.grant(rig.bind(rig.container(mine, names=("shop", "web", "again"))))[2] == MEMORY // 2 - 3 * GIB
+    assert rig.grant(rig.bind(other(rig, theirs)))[2] == MEMORY // 2
+
+
+def test_kept_memory_that_goes_is_given_again(rig, impatient):
+    (mine,) = rig.prepare("a", rig.device(memory=MEMORY))
+    left = leave(rig, mine, size=3 * GIB)
+    again = rig.bind(rig.container(mine, names=("shop", "web", "again")))
+    assert rig.grant(again)[2] == MEMORY - 3 * GIB
+    del rig.host.kept[left]
+    rig.service.reap()
+
+    assert rig.grant(again)[2] == MEMORY
+
+
+def test_memory_that_goes_with_the_last_run_is_waited_for(rig, monkeypatch):
+    """A restarted container gets all of its claim from its first call on."""
+    (mine,) = rig.prepare("a", rig.device(memory=8 * GIB))
+    last, looks = rig.container(mine), iter(range(5))
+    rig.host.allocate(rig.bind(last), 0, 8 * GIB)
+    rig.host.keeps = True
+    last.end()  # and the daemon has not noticed yet
+
+    def names():
+        if rig.host.kept and next(looks, None) is None:
+            rig.host.kept.clear()
+        return list(rig.host.kept)
+
+    monkeypatch.setattr(rig.host, "names_in_use", names)
+    monkeypatch.setattr(pods, "_LEFT_S", 60.0)
+
+    assert rig.grant(rig.bind(rig.container(mine)))[2] == 8 * GIB
+
+
+def test_what_is_kept_in_part_counts_in_part(rig, impatient):
+    (mine,) = rig.prepare("a", rig.device(memory=8 * GIB))
+    left = leave(rig, mine, size=8 * GIB)
+    rig.host.kept[left] = {0: 1 * GIB}
+
+    assert rig.grant(rig.bind(rig.container(mine, names=("shop", "web", "again"))))[2] == 7 * GIB
 
 
 def test_a_claim_of_a_few_bytes_is_a_claim(rig):

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from qgpu.daemon import pod_users
+from qgpu.daemon import pod_users, pods
 from qgpu.daemon.pod_users import PodUsers
 from qgpu.errors import PermissionDeniedError, QgpuError, RefusedError, UnknownNameError
 from qgpu.ipc import wire
@@ -136,11 +136,20 @@ def test_member_makes_a_bounded_number_of_pods(rig: Rig, monkeypatch: pytest.Mon
     create(0)
 
 
-def test_member_leaves_a_bounded_number_of_pods(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def left(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the ended pods of which something is left; an owner may have two of them."""
+    names: list[str] = []
+    monkeypatch.setattr(rig.host, "names_in_use", lambda: names)
+    monkeypatch.setattr(pod_users, "MOST_LEFT_OF_OWNER", 2)
+    monkeypatch.setattr(pod_users, "LEAST_LEFT", 1)
+    monkeypatch.setattr(pods, "_LEFT_S", 0.0)
+    return names
+
+
+def test_member_leaves_a_bounded_number_of_pods(rig: Rig, left: list[str]) -> None:
     """Each takes a place of the module, as long as another process has its files."""
-    monkeypatch.setattr(pod_users, "MOST_LEFT_OF_USER", 2)
-    left = ["a", "b", "c"]
-    monkeypatch.setattr(rig.host, "names_in_use", lambda: left)
+    left += ["a", "b", "c"]
 
     def make_and_end(name: str, uid: int) -> None:
         rig.service.handle(member(uid), {"op": "pod.create", "name": name, "grants": {"0": {}}}, [])
@@ -149,12 +158,77 @@ def test_member_leaves_a_bounded_number_of_pods(rig: Rig, monkeypatch: pytest.Mo
     make_and_end("a", 1234)
     make_and_end("x", 1234)  # of which nothing is left
     make_and_end("b", 1234)
-    with pytest.raises(RefusedError, match="files or memory of 2 of this user's ended pods"):
+    with pytest.raises(RefusedError, match="files or memory of 2 ended pods of user 1234"):
         make_and_end("y", 1234)
     make_and_end("c", 1235)
     make_and_end("d", 0)
     left.remove("a")
     make_and_end("y", 1234)
+
+
+def test_namespace_leaves_a_bounded_number_of_pods(rig: Rig, left: list[str]) -> None:
+    (device,) = rig.prepare("c1", rig.device(memory=GIB))
+
+    def start_and_end(namespace: str, pod: str) -> None:
+        container = rig.container(device, names=(namespace, pod, "main"))
+        left.append(rig.bind(container))
+        container.end()
+        rig.service.reap()
+
+    start_and_end("shop", "one")
+    rig.restart()
+    start_and_end("shop", "two")
+    start_and_end("shop", "three")
+    with pytest.raises(RefusedError, match="files or memory of 2 ended pods of namespace shop"):
+        start_and_end("shop", "four")
+    start_and_end("bank", "one")
+    left.remove("shop.two.main")
+    start_and_end("shop", "four")
+
+
+def test_owner_of_a_running_container_outlives_the_daemon(rig: Rig, left: list[str]) -> None:
+    (device,) = rig.prepare("c1", rig.device(memory=GIB))
+    containers = [rig.container(device, names=("shop", pod, "main")) for pod in ("one", "two")]
+    left += [rig.bind(container) for container in containers]
+    rig.restart()
+    for container in containers:
+        container.end()
+    rig.service.reap()
+
+    with pytest.raises(RefusedError, match="files or memory of 2 ended pods of namespace shop"):
+        rig.bind(rig.container(device, names=("shop", "three", "main")))
+
+
+def test_pods_that_have_just_ended_are_waited_for(rig: Rig, left: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    (device,) = rig.prepare("c1", rig.device(memory=GIB))
+    for pod in ("one", "two"):
+        container = rig.container(device, names=("shop", pod, "main"))
+        left.append(rig.bind(container))
+        container.end()
+        rig.service.reap()
+    looks = iter(range(5))
+    monkeypatch.setattr(rig.host, "names_in_use", lambda: left if next(looks, None) is not None else [])
+    monkeypatch.setattr(pods, "_LEFT_S", 60.0)
+
+    assert rig.bind(rig.container(device, names=("shop", "three", "main"))) == "shop.three.main"
+
+
+def test_all_owners_together_leave_room_for_others() -> None:
+    """The module has a place for each of 256 pods."""
+    users, names = PodUsers([]), list[str]()
+
+    def leave(whose: str, name: str) -> None:
+        users.check_left(whose, lambda: names)
+        users.note_owner(name, "", whose)
+        users.forget(name)
+        names.append(name)
+
+    for owner in range(20):
+        with suppress(RefusedError):
+            while True:
+                leave(f"user {owner}", f"p{len(names)}")
+
+    assert len(names) <= pod_users.MOST_LEFT + 20 * pod_users.LEAST_LEFT
 
 
 def test_pod_that_is_gone_is_nobodys(rig: Rig) -> None:

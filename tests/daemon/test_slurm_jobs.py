@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from qgpu.config import Config
+from qgpu.daemon import pod_users, pods, slurm_steps
 from qgpu.daemon.plane_choice import PlaneChoice
 from qgpu.daemon.service import Service
+from qgpu.daemon.slurm_jobs import SlurmJobs
 from qgpu.daemon.state import State
 from qgpu.errors import InvalidValueError, NotSupportedError, RefusedError
 from qgpu.ipc import wire
@@ -24,6 +26,7 @@ from qgpu.linux import cgroup
 from qgpu.model import Grant
 from qgpu.model.plane_names import Plane
 from qgpu.planes.sim.host import Clock, SimHost
+from tests.daemon.test_device_isolation import FakeKernel
 
 pytestmark = pytest.mark.root
 
@@ -56,9 +59,18 @@ class Node:
             for leaf in ("slurm", "user/task_0"):
                 (self.job / step / leaf).mkdir(parents=True)
         self.host = SimHost(2, Clock.REAL)
-        self.service = Service(self.host, PlaneChoice(Plane.SIM, "test"), Config(), State(None))
-        self._server = Server(tmp_path, 0o600, None, self.service.handle, FdStore(), self.service.pod_of)
+        self._start()
         self.tasks: list[subprocess.Popen[str]] = []
+
+    def _start(self) -> None:
+        self.service = Service(self.host, PlaneChoice(Plane.SIM, "test"), Config(), State(None))
+        self._server = Server(self.runtime, 0o600, None, self.service.handle, FdStore(), self.service.pod_of)
+
+    def restart(self) -> None:
+        """Let another daemon take over."""
+        self._server.close()
+        self.service.close()
+        self._start()
 
     def task(self, step: int, request: dict[str, object], leaf: str = "slurm") -> dict[str, object]:
         """Start a task of a step, which makes a request as long as it is in a leaf of it; return the answer."""
@@ -70,9 +82,13 @@ class Node:
         answer: dict[str, object] = json.loads(started.stdout.readline())
         return answer
 
-    def bind(self, step: int, **facts: str) -> dict[str, object]:
+    def bind(self, step: int, **facts: object) -> dict[str, object]:
         """Start a task that binds itself."""
         return self.task(step, {"op": "slurm.bind", "job": 7, "gpus": "0", **facts})
+
+    def path(self, below: str = "") -> str:
+        """Return the cgroup of the job, or one below it."""
+        return "/" + str((self.job / below).relative_to(cgroup.mount()))
 
     def close(self) -> None:
         """End the tasks and the daemon, and remove the cgroups."""
@@ -154,6 +170,19 @@ def test_what_an_administrator_set_stays(node: Node) -> None:
     assert pod.grants[0].cores == 10
 
 
+@pytest.mark.parametrize(("limit", "cores"), [(None, 40), (10, 10)])
+def test_next_daemon_knows_what_an_administrator_set(node: Node, limit: int | None, cores: int) -> None:
+    node.bind(0, shards="30")
+    if limit is not None:
+        with Client(node.runtime) as client:
+            client.call("pod.set", name="slurm-7", cores=limit)
+    node.restart()
+    node.bind(1, shards="40")
+    (pod,) = node.host.pods()
+
+    assert pod.grants[0].cores == cores
+
+
 @pytest.mark.parametrize("folder", ["container", "qgpu-slurm-7"])
 def test_another_pod_of_a_jobs_name_gets_nothing_of_the_job(node: Node, folder: str) -> None:
     other = node.job.parent / folder
@@ -198,3 +227,84 @@ def test_what_is_no_listener_is_refused(node: Node) -> None:
     assert node.host.pods() == []
     for fd in fds:
         os.close(fd)
+
+
+def test_user_of_slurm_leaves_a_bounded_number_of_pods(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_users, "MOST_LEFT_OF_OWNER", 1)
+    monkeypatch.setattr(pod_users, "LEAST_LEFT", 1)
+    monkeypatch.setattr(pods, "_LEFT_S", 0.0)
+    monkeypatch.setattr(node.host, "names_in_use", lambda: ["slurm-6"])
+    node.service.pods.users.note_owner("slurm-6", "", "user 1234")
+    node.service.pods.users.forget("slurm-6")
+
+    assert "1 ended pods of user 1234" in str(node.bind(0, uid=1234)["error"])
+    assert node.bind(0, uid=0)["ok"]
+    assert node.bind(0, uid=1234)["ok"], "the job has begun"
+
+
+def test_memory_that_a_users_jobs_left_is_missing_to_the_next(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One job after the other would take all of the card, and jobs of others would not fit."""
+    card = node.host.pgpus()[0].memory
+    monkeypatch.setattr(pods, "_LEFT_S", 0.0)
+    monkeypatch.setattr(node.host, "names_in_use", lambda: ["slurm-6"])
+    with node.service.pods.left.ending("slurm-6", "user 1234"):
+        monkeypatch.setattr(node.host, "orphaned_memory", lambda: {0: card // 4})
+
+    assert "end those processes first" in str(node.bind(0, uid=1234, shards="25")["error"])
+    assert node.bind(0, uid=1234, shards="75")["ok"]
+    assert node.host.pods()[0].grants[0].memory == card * 75 // 100 - card // 4
+    monkeypatch.setattr(node.host, "orphaned_memory", lambda: {0: card})
+    assert node.bind(1, uid=1234, shards="25")["ok"], "the job has begun"
+    assert node.host.pods()[0].grants[0].memory == card * 75 // 100 - card // 4
+
+
+@pytest.fixture
+def filtered(node: Node, monkeypatch: pytest.MonkeyPatch) -> Node:
+    """Have the node's tasks bound as on plane seccomp."""
+    monkeypatch.setitem(node.service._changing, "slurm.bind", SlurmJobs(node.service.pods, Plane.SECCOMP).bind)
+    return node
+
+
+def test_device_files_are_of_steps_with_gpus_only(filtered: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step without GPUs has no filter, and lies in the cgroup of the job's pod."""
+    kernel = FakeKernel()
+    monkeypatch.setattr(filtered.service._isolation, "_files", kernel)
+    filtered.bind(0, shards="30")
+    assert kernel.pods == [filtered.path("step_0")]
+
+    filtered.bind(1, shards="30")
+    assert sorted(kernel.pods) == [filtered.path("step_0"), filtered.path("step_1")]
+
+
+def test_steps_that_have_ended_leave_no_file_to_the_job(filtered: Node) -> None:
+    filtered.bind(0, shards="30")
+    filtered.tasks[0].kill()
+    filtered.tasks[0].wait()
+    for leaf in ("slurm", "user/task_0", "user", ""):
+        (filtered.job / "step_0" / leaf).rmdir()
+
+    assert slurm_steps.places(filtered.path()) == []
+
+
+def test_job_of_a_daemon_without_notes_stays_one(filtered: Node) -> None:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        (filtered.job / "step_0/user/task_0/cgroup.procs").write_text(str(process.pid))
+        filtered.host.admit("slurm-7", {0: Grant(cores=30)}, filtered.path())
+        filtered.bind(1, shards="30")
+        process.kill()
+
+    assert slurm_steps.places(filtered.path()) == [filtered.path()]
+
+
+def test_a_jobs_steps_with_gpus_are_bounded(filtered: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm_steps, "MOST_STEPS", 1)
+    assert filtered.bind(0, shards="30")["ok"]
+    assert filtered.bind(0, shards="30")["ok"]
+
+    assert "1 steps of this job have GPUs already" in str(filtered.bind(1, shards="30")["error"])
+
+
+def test_jobs_of_other_planes_are_not_divided(node: Node) -> None:
+    node.bind(0, shards="30")
+
+    assert slurm_steps.places(node.path()) == [node.path()]

@@ -398,5 +398,5 @@ def test_on_plane_seccomp_a_tasks_calls_reach_the_guardian(cluster: Cluster, tmp
     assert guard.shared.refusals.counts["web", "NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS"] == 1
     assert sorted(message["op"] for message in stand_in.requests) == ["slurm.bind", "slurm.filter", "slurm.filter"]
     (bound,) = (message for message in stand_in.requests if message["op"] == "slurm.bind")
-    assert bound.keys() == {"op", "job", "gpus", "shards"}
+    assert bound.keys() == {"op", "job", "uid", "gpus", "shards"}
     assert (cluster.work / "out/epilogs").read_text().startswith(f"-1 {errno.EPERM} ")

@@ -87,6 +87,8 @@ def test_the_lower_of_two_memory_limits_counts() -> None:
         {"job": 7, "gpus": "0", "per_card": "0"},
         {"job": 7, "gpus": "0", "class": "best"},
         {"job": 7, "gpus": "0", "memory": "much"},
+        {"job": 7, "gpus": "0", "uid": "root"},
+        {"job": 7, "gpus": "0", "uid": -1},
     ],
 )
 def test_a_step_described_badly_is_refused(said: dict[str, object]) -> None:
@@ -115,6 +117,20 @@ def test_the_larger_grant_has_the_larger_limits() -> None:
 )
 def test_the_cgroup_of_a_job_is_found_in_a_path(path: str, found: str) -> None:
     assert job.cgroup_of(7, path) == found
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("/a/job_7/step_0/user/task_0", "/a/job_7/step_0"),
+        ("/a/job_7/step_batch/slurm", "/a/job_7/step_batch"),
+        ("/a/job_7/step_0", "/a/job_7/step_0"),
+        ("/a/job_7/other/step_0", ""),
+        ("/b/a/job_7/step_0/x", ""),
+    ],
+)
+def test_the_cgroup_of_a_step_is_found_in_a_path(path: str, found: str) -> None:
+    assert job.step_of("/a/job_7", path) == found
 
 
 def test_only_slurms_own_leaf_is_slurmstepds() -> None:

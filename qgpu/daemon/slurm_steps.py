@@ -1,0 +1,49 @@
+"""The steps of Slurm's jobs whose tasks have the pods' seccomp filter, noted at their cgroups.
+
+On plane seccomp a job is a pod, but a step that was given no GPU passes without a filter, in the job's cgroup all the
+same. So a device file of the job belongs to the steps noted here, and not to all of the job.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from qgpu.errors import RefusedError
+from qgpu.linux import cgroup
+
+#: The key of the notes at the cgroups of a job and of its steps.
+_FILTERED = "filtered"
+#: The most steps of a job at a time: a program in the kernel knows the steps of all jobs, and has room for so many.
+MOST_STEPS = 512
+
+
+def note(job: str, step: str, *, new: bool) -> bool:
+    """Note a step, before its task may open a device, and tell whether it was not noted before; both are cgroups.
+
+    A job that is not ``new`` and has no note began under a daemon without notes, and keeps its files as a whole.
+    Raises OSError, RefusedError.
+    """
+    if cgroup.get_xattr(step, _FILTERED) or not (new or cgroup.get_xattr(job, _FILTERED)):
+        return False
+    if len(_noted(job)) >= MOST_STEPS:
+        raise RefusedError(f"cgroup {job}: {MOST_STEPS} steps of this job have GPUs already; end one first")
+    for at in (job, step):
+        cgroup.set_xattr(at, _FILTERED, "1")
+    return True
+
+
+def places(at: str) -> list[str]:
+    """Return the cgroups in which a device file of a pod, whose cgroup is ``at``, may be used. Raises OSError."""
+    return _noted(at) if cgroup.get_xattr(at, _FILTERED) else [at]
+
+
+def _noted(job: str) -> list[str]:
+    """Return the steps of a job that are noted; none if it has ended. Raises OSError."""
+    try:
+        found = [f"{job}/{name}" for name in os.listdir(cgroup.mount() / job.lstrip("/"))]
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENODEV):
+            raise
+        return []
+    return [below for below in found if cgroup.get_xattr(below, _FILTERED)]

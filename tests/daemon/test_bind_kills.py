@@ -1,0 +1,224 @@
+"""The daemon is killed at any line of what makes a container or a job a pod. Who asks the next one again gets all."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import qgpu
+from qgpu.config import Config
+from qgpu.daemon import bound_containers, slurm_steps
+from qgpu.daemon.plane_choice import PlaneChoice
+from qgpu.daemon.prepared_grants import PreparedGrants
+from qgpu.daemon.service import Service
+from qgpu.daemon.slurm_jobs import SlurmJobs
+from qgpu.daemon.state import State
+from qgpu.ipc import wire
+from qgpu.ipc.control_socket import Session
+from qgpu.linux import cgroup
+from qgpu.model.plane_names import Plane
+from qgpu.planes.sim.host import Clock, SimHost
+from qgpu.planes.sim.kept_pods import KeptPods
+from qgpu.runtime.claim_cdi import ClaimCdiFiles
+from tests.daemon.claim_rig import GIB, FakeContainer
+from tests.stage import MORE
+
+pytestmark = pytest.mark.root
+
+DONE, FAILED, KILLED = range(3)
+#: Every so many lines, the daemon is killed.
+STRIDE = 7 if MORE > 1 else 83
+#: Threads of their own run these at any time.
+ELSEWHERE = ("/sched/", "/policies/")
+
+
+class Node:
+    """A daemon over a host whose pods outlive it, as the module's and the guardian's do."""
+
+    def __init__(self, directory: Path) -> None:
+        self.host = SimHost(1, Clock.REAL, kept=KeptPods(directory / "kept"))
+        files = ClaimCdiFiles(self.host.pgpus(), Path("/run/qgpu/root.sock"), directory / "cdi")
+        prepared = PreparedGrants(directory, self.host.pgpus(), files)
+        self.service = Service(self.host, PlaneChoice(Plane.SIM, "test"), Config(), State(directory), prepared=prepared)
+        self.service._changing["slurm.bind"] = SlurmJobs(self.service.pods, Plane.SECCOMP).bind
+
+    def ask(self, message: dict[str, Any], pid: int = 0) -> dict[str, Any]:
+        """Make a request as a process of root's."""
+        pid = pid or os.getpid()
+        peer = Session(wire.Peer(pid, 0, 0), may_change=True, process=os.pidfd_open(pid))
+        return self.service.handle(peer, message, [])
+
+
+class Start:
+    """What starts, how it asks, and what it then has."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def ask(self, node: Node) -> None:
+        """Make the request."""
+        raise NotImplementedError
+
+    def check(self, node: Node) -> None:
+        """Check what came of it."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End what has started."""
+
+
+class Plain(Start):
+    """A container without a claim."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        asked = {"qgpu.io/name": "web", "qgpu.io/memory": "4GiB", "qgpu.io/cores": "30"}
+        self.container = FakeContainer(names=("", "", ""), uid="", env=["QGPU_GPU_0="], annotations=asked)
+
+    def ask(self, node: Node) -> None:
+        node.ask(self.container.message())
+
+    def check(self, node: Node) -> None:
+        (pod,) = node.host.pods()
+        assert (pod.name, pod.grants[0].cores, pod.grants[0].memory) == ("web", 30, 4 * GIB)
+        assert pod.pids == (self.container.process.pid,)
+        assert bound_containers.recorded(pod) is not None
+        node.ask({"op": "pod.set", "name": "web", "cores": 100})  # nothing else holds a part of the card
+
+    def close(self) -> None:
+        self.container.end()
+
+
+class Second(Start):
+    """The second container of a claim."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.containers = [
+            FakeContainer(names=("shop", "web", name), devices=("a-gpu",), env=["QGPU_GPU_0="]) for name in "12"
+        ]
+        assert in_daemon(directory, self._first) == DONE
+
+    def _first(self, node: Node) -> None:
+        limits = {"class": "offline", "cores": 60, "memory": 8 * GIB, "latency_target_ns": None}
+        device = {"request": "gpu", "gpu": node.host.pgpus()[0].uuid, "share": ""} | limits
+        claim = {"uid": "a", "namespace": "shop", "name": "c", "consumers": ["pod-1"], "devices": [device]}
+        node.ask({"op": "grant.prepare"} | claim)
+        node.ask(self.containers[0].message())
+
+    def ask(self, node: Node) -> None:
+        node.ask(self.containers[1].message())
+
+    def check(self, node: Node) -> None:
+        pods = {pod.name: pod.grants[0] for pod in node.host.pods()}
+        assert pods.keys() == {"shop.web.1", "shop.web.2"}
+        assert {node.service.pods.users.owner_of(name) for name in pods} == {"namespace shop"}
+        assert sum(grant.cores or 0 for grant in pods.values()) == 60
+        assert sum(grant.memory or 0 for grant in pods.values()) <= 8 * GIB
+
+    def close(self) -> None:
+        for each in self.containers:
+            each.end()
+
+
+class Job(Start):
+    """A task of a job, in the cgroup that Slurm made for it."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.job = cgroup.mount() / f"qgpu-test-{os.getpid()}/job_7"
+        (self.job / "step_0/slurm").mkdir(parents=True)
+        self.at = "/" + str(self.job.relative_to(cgroup.mount()))
+        self.task = subprocess.Popen(["sleep", "600"])
+        (self.job / "step_0/slurm/cgroup.procs").write_text(str(self.task.pid))
+
+    def ask(self, node: Node) -> None:
+        node.ask({"op": "slurm.bind", "job": 7, "uid": 1234, "gpus": "0", "shards": "30"}, self.task.pid)
+
+    def check(self, node: Node) -> None:
+        (pod,) = node.host.pods()
+        assert (pod.name, pod.cgroup, pod.grants[0].cores) == ("slurm-7", self.at, 30)
+        assert slurm_steps.places(self.at) == [f"{self.at}/step_0"]
+        assert node.service.pods.users.owner_of(pod.name) == "user 1234"
+
+    def close(self) -> None:
+        self.task.kill()
+        self.task.wait()
+        for directory, _, _ in os.walk(self.job.parent, topdown=False):
+            os.rmdir(directory)
+
+
+def in_daemon(directory: Path, call: Callable[[Node], None]) -> int:
+    """Run a daemon in a process of its own that ends like one that is killed, and return its exit code."""
+    child = os.fork()
+    if child == 0:
+        code = FAILED
+        try:
+            call(Node(directory))
+            code = DONE
+        except BaseException:  # noqa: BLE001 - the process is not to run the test again
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def killed_after(lines: int, call: Callable[[Node], None]) -> Callable[[Node], None]:
+    """Have the process killed after so many lines of a request."""
+    ours = str(Path(qgpu.__file__).parent)
+
+    def run(node: Node) -> None:
+        left = [lines]
+
+        def at_line(_frame: FrameType, event: str, _argument: Any) -> Any:
+            left[0] -= event == "line"
+            if left[0] < 0:
+                os._exit(KILLED)
+            return at_line
+
+        def chosen(frame: FrameType, *_: Any) -> Any:
+            file = frame.f_code.co_filename
+            return at_line if file.startswith(ours) and not any(each in file for each in ELSEWHERE) else None
+
+        sys.settrace(chosen)
+        call(node)
+
+    return run
+
+
+@contextmanager
+def started(kind: type[Start], directory: Path) -> Iterator[Start]:
+    made = kind(directory)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("kind", [Plain, Second, Job])
+def test_who_asks_again_after_a_kill_has_all(tmp_path: Path, kind: type[Start]) -> None:
+    for lines in itertools.count(0, STRIDE):
+        directory = tmp_path / str(lines)
+        directory.mkdir()
+        with started(kind, directory) as start:
+            killed = in_daemon(directory, killed_after(lines, start.ask))
+            assert killed in (KILLED, DONE)
+
+            def again(node: Node, start: Start = start) -> None:
+                node.service.reap()
+                start.ask(node)
+                start.check(node)
+
+            assert in_daemon(directory, again) == DONE, f"killed after {lines} lines"
+        if killed == DONE:
+            break
