@@ -58,6 +58,15 @@ static u32 answered(const struct qgpu_call *call, const struct request *request)
 	return status;
 }
 
+/*
+ * RM gives the handle back but for RM_ALLOC_MEMORY, where it acts on what the call names
+ * (rmapi_deprecated_allocmemory.c).
+ */
+static u32 handle_of(const struct qgpu_call *call, const struct request *request)
+{
+	return call->nr == NV_ESC_RM_ALLOC_MEMORY ? request->object : call->out.alloc.object;
+}
+
 /* The copied parameters begin with room for every member known here; without a copy they read as 0. */
 static u32 param_u32(const struct qgpu_call *call, size_t at)
 {
@@ -207,6 +216,7 @@ static int book(struct qgpu_call *call, struct qgpu_client *client, u32 parent, 
 	if (qgpu_is_registered(class) || class == NV_MEMORY_FABRIC)
 		return register_object(call, client, parent, handle, class, mem);
 	qgpu_mem_put(mem);
+	qgpu_object_note(client, handle, class, call->sealed);
 	return class == NV01_MEMORY_LOCAL_USER ? -EINVAL : 0;
 }
 
@@ -250,6 +260,20 @@ static u32 judge(const struct qgpu_call *call, struct qgpu_client *client, const
 	return NV_OK;
 }
 
+/*
+ * An object that the object table does not keep. RM_ALLOC_MEMORY fails after RM made the memory if it cannot be mapped
+ * (escape.c: rm_create_mmap_context).
+ */
+static void note(const struct qgpu_call *call, struct qgpu_client *client, const struct request *request)
+{
+	u32 status = answered(call, request), handle = handle_of(call, request);
+
+	if (status == NV_OK)
+		qgpu_object_note(client, handle, request->class, true);
+	else if (may_be_made(call, status) || (call->failed && call->nr == NV_ESC_RM_ALLOC_MEMORY))
+		qgpu_free_unsaid(call, status, client, request->parent, handle, NULL);
+}
+
 static long alloc_locked(struct qgpu_call *call, struct qgpu_client *client, const struct request *request)
 {
 	struct qgpu_mem *mem = mem_for(call, client, request);
@@ -263,14 +287,16 @@ static long alloc_locked(struct qgpu_call *call, struct qgpu_client *client, con
 	if (request->flags & QGPU_HOLDS_MEMORY)	/* RM holds another handle on it: treat it as exported */
 		qgpu_objects_export(client);
 	ret = qgpu_call_forward(call);
-	handle = call->out.alloc.object;
+	handle = handle_of(call, request);
 	if (request->flags & QGPU_ON_COMPUTE_ENGINE && may_be_made(call, answered(call, request)) &&
 	    !qgpu_make_preemptible(client, request->parent))
 		return free_compute(call, client, request) ?: ret;
 	if (request->memory_at && !call->sealed)	/* RM may have read another handle than this module */
 		qgpu_objects_export(client);
-	if (call->sealed && !qgpu_is_registered(request->class) && !request->memory_at)
+	if (call->sealed && !qgpu_is_registered(request->class) && !request->memory_at) {
+		note(call, client, request);
 		return ret;
+	}
 	if (answered(call, request) != NV_OK) {
 		qgpu_mem_put(mem);
 		qgpu_free_unsaid(call, answered(call, request), client, request->parent, handle, NULL);
@@ -286,7 +312,7 @@ static long alloc_locked(struct qgpu_call *call, struct qgpu_client *client, con
 
 static long alloc_object(struct qgpu_call *call, const struct request *request)
 {
-	struct qgpu_client *client = qgpu_client_lock(request->root, call->pod);
+	struct qgpu_client *client = qgpu_client_lock_to_make(request->root, call->pod, 1);
 	u32 status;
 	long ret;
 
@@ -295,8 +321,12 @@ static long alloc_object(struct qgpu_call *call, const struct request *request)
 	if (!client)
 		return qgpu_call_forward(call);
 	status = judge(call, client, request);
-	ret = status == NV_OK ? alloc_locked(call, client, request) :
-				qgpu_refuse_alloc(call, request->status_at, status);
+	if (status != NV_OK)
+		ret = qgpu_refuse_alloc(call, request->status_at, status);
+	else if (!qgpu_object_fits(client, request->class))
+		ret = qgpu_call_answer(call, request->status_at, NV_ERR_INSUFFICIENT_RESOURCES);
+	else
+		ret = alloc_locked(call, client, request);
 	qgpu_client_unlock(client);
 	return ret;
 }
@@ -324,6 +354,7 @@ static long alloc_event(struct qgpu_call *call, const struct request *request)
 static long vram(struct qgpu_call *call, const struct request *request, u64 size)
 {
 	return qgpu_vram_alloc(call, &(struct qgpu_vram){
+		.video = true,
 		.root = request->root,
 		.parent = request->parent,
 		.size = size,
@@ -404,6 +435,8 @@ long qgpu_alloc_memory(struct qgpu_call *call)
 
 	if (!rule || !(rule->flags & QGPU_BY_ALLOC_MEMORY))
 		return refuse_class(call, &request);
+	if (!request.object && !READ_ONCE(call->pod->gone))	/* RM would choose a handle, and not say which */
+		return qgpu_refuse_alloc(call, request.status_at, NV_ERR_INVALID_OBJECT_HANDLE);
 	request.flags = rule->flags;
 	return alloc_object(call, &request);
 }

@@ -24,7 +24,7 @@ struct qgpu_call {
 	void __user *user;
 	u32 nr, size;
 	bool sealed;		/* out is RM's own answer, not the content of user memory */
-	bool failed;		/* RM refused the call without processing it */
+	bool failed;		/* RM refused the call without processing it; but see alloc.c */
 	bool owes;		/* not made yet: the pod has to pay first, without locks */
 	u64 params_at;		/* in user memory */
 	u32 params_size;

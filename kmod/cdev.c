@@ -96,6 +96,7 @@ static int do_pod_next(void *owner, void *arg)
 		.nr_clients = atomic_read(&pod->nr_clients),
 		.refused_allocs = atomic64_read(&pod->refused_allocs),
 		.refused_controls = atomic64_read(&pod->refused_controls),
+		.refused_objects = atomic64_read(&pod->refused_objects),
 	};
 	memcpy(next->name, pod->name, sizeof(next->name));
 	qgpu_pod_put(pod);

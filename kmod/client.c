@@ -14,6 +14,7 @@
 #include "mem.h"
 #include "nvrm.h"
 #include "tsg.h"
+#include "untracked_object.h"
 
 atomic_t qgpu_nr_clients = ATOMIC_INIT(0);
 
@@ -25,7 +26,7 @@ static const struct rhashtable_params client_params = {
 };
 
 static struct rhashtable clients;
-static DEFINE_SPINLOCK(files_lock);	/* protects every file's list of clients */
+static DEFINE_SPINLOCK(files_lock);	/* protects every file's and pod's list of clients */
 
 int qgpu_clients_init(void)
 {
@@ -41,11 +42,12 @@ static void client_free(struct kref *ref)
 {
 	struct qgpu_client *client = container_of(ref, struct qgpu_client, ref);
 
-	WARN_ON(!xa_empty(&client->objects));
+	WARN_ON(!xa_empty(&client->objects) || !xa_empty(&client->untracked));
 	qgpu_mem_release(&client->kept);
 	qgpu_pod_leave(client->pod);
 	qgpu_pod_put(client->pod);
 	xa_destroy(&client->objects);
+	xa_destroy(&client->untracked);
 	kfree_rcu(client, rcu);
 }
 
@@ -95,6 +97,59 @@ struct qgpu_client *qgpu_client_lock(u32 handle, struct qgpu_pod *pod)
 	return find_and_lock(handle, pod);
 }
 
+/* Its next client, with a reference, which becomes the last; NULL: it has none. */
+static struct qgpu_client *next_of(struct qgpu_pod *pod)
+{
+	struct qgpu_client *client;
+
+	spin_lock(&files_lock);
+	client = list_first_entry_or_null(&pod->clients, struct qgpu_client, pod_node);
+	if (client) {
+		kref_get(&client->ref);	/* in a list: not unlinked yet */
+		list_move_tail(&client->pod_node, &pod->clients);
+	}
+	spin_unlock(&files_lock);
+	return client;
+}
+
+static int forget_gone(struct qgpu_pod *pod, enum qgpu_untracked_kind kind)
+{
+	int n = atomic_read(&pod->nr_clients), ret = 0;
+	struct qgpu_client *client;
+
+	while (!ret && n-- > 0 && (client = next_of(pod))) {
+		ret = mutex_lock_killable(&client->lock);
+		if (!ret) {
+			if (!client->dead)
+				ret = qgpu_untracked_forget_gone(client, kind);
+			mutex_unlock(&client->lock);
+		}
+		qgpu_client_put(client);
+	}
+	return ret;
+}
+
+static int make_room(struct qgpu_pod *pod, enum qgpu_untracked_kind kind, u32 most)
+{
+	int ret = 0;
+
+	if (!qgpu_untracked_near_most(pod, kind, most) || READ_ONCE(pod->gone))
+		return 0;
+	if (mutex_lock_killable(&pod->untracked_lock))
+		return -EINTR;
+	if (qgpu_untracked_near_most(pod, kind, most))	/* nobody else has made room */
+		ret = forget_gone(pod, kind);
+	mutex_unlock(&pod->untracked_lock);
+	return ret;
+}
+
+struct qgpu_client *qgpu_client_lock_to_make(u32 handle, struct qgpu_pod *pod, u32 most)
+{
+	int ret = make_room(pod, QGPU_UNTRACKED_OTHER, most) ?: make_room(pod, QGPU_UNTRACKED_SYSTEM, most);
+
+	return ret ? ERR_PTR(ret) : qgpu_client_lock(handle, pod);
+}
+
 void qgpu_client_unlock(struct qgpu_client *client)
 {
 	mutex_unlock(&client->lock);
@@ -124,6 +179,7 @@ void qgpu_client_unlink(struct qgpu_client *client)
 	rhashtable_remove_fast(&clients, &client->node, client_params);
 	spin_lock(&files_lock);
 	list_del_init(&client->file_node);
+	list_del(&client->pod_node);
 	spin_unlock(&files_lock);
 	atomic_dec(&client->pod->nr_clients);
 	atomic_dec(&qgpu_nr_clients);
@@ -185,6 +241,7 @@ struct qgpu_client *qgpu_client_new(struct qgpu_pod *pod)
 	kref_init(&client->ref);
 	mutex_init(&client->lock);
 	xa_init_flags(&client->objects, XA_FLAGS_ACCOUNT);
+	xa_init_flags(&client->untracked, XA_FLAGS_ACCOUNT);
 	INIT_LIST_HEAD(&client->file_node);
 	INIT_LIST_HEAD(&client->kept);
 	return client;
@@ -207,6 +264,7 @@ int qgpu_client_add(struct qgpu_client *client, struct list_head *file_clients, 
 		atomic_inc(&client->pod->nr_clients);
 		spin_lock(&files_lock);
 		list_add(&client->file_node, file_clients);
+		list_add_tail(&client->pod_node, &client->pod->clients);
 		spin_unlock(&files_lock);
 	}
 	mutex_unlock(&client->lock);

@@ -9,6 +9,11 @@ void qgpu_clients_uninit(void);
 
 /* Locked and referenced; NULL: the pod has no such client; ERR_PTR(-EINTR): a fatal signal came first. */
 struct qgpu_client *qgpu_client_lock(u32 handle, struct qgpu_pod *pod);
+/*
+ * The same for a call that makes as many objects at most. Where that could be too many for the pod, RM is asked before
+ * which of those that the object table does not keep are gone.
+ */
+struct qgpu_client *qgpu_client_lock_to_make(u32 handle, struct qgpu_pod *pod, u32 most);
 void qgpu_client_unlock(struct qgpu_client *client);
 /* With a reference; NULL: the pod has no such client. */
 struct qgpu_client *qgpu_client_get(u32 handle, const struct qgpu_pod *pod);

@@ -89,6 +89,15 @@ static u32 share_fabric(struct qgpu_arrival *arrival, bool sealed, qgpu_finder f
 	return status;
 }
 
+/* An object that the object table does not keep. Returns an RM status. */
+static u32 note(const struct qgpu_arrival *arrival, u32 class, bool sealed)
+{
+	bool fits = qgpu_object_fits(arrival->client, class);
+
+	qgpu_object_note(arrival->client, arrival->handle, class, sealed);
+	return fits ? NV_OK : NV_ERR_INSUFFICIENT_RESOURCES;
+}
+
 /* Ask RM what it is. A status other than NV_OK: the object must go. */
 static u32 book(struct qgpu_arrival *arrival, bool sealed, qgpu_finder find, void *about)
 {
@@ -111,7 +120,7 @@ static u32 book(struct qgpu_arrival *arrival, bool sealed, qgpu_finder find, voi
 	if (qgpu_is_registered(class))	/* objects below it would have no gate, or go unseen */
 		return NV_ERR_NOT_SUPPORTED;
 	if (class != NV01_MEMORY_LOCAL_USER)
-		return NV_OK;
+		return note(arrival, class, sealed);
 	if (qgpu_rm_memory_size(client->handle, arrival->handle, &arrival->size) != NV_OK)
 		return NV_ERR_NO_MEMORY;
 	object = qgpu_object_add(client, arrival->handle, arrival->parent, class, sealed);
@@ -232,7 +241,7 @@ static long dup_to(struct qgpu_call *call, struct qgpu_arrival *arrival, struct 
 
 static long dup(struct qgpu_call *call, struct qgpu_arrival *arrival)
 {
-	struct qgpu_client *client = qgpu_client_lock(call->in.dup.client, call->pod);
+	struct qgpu_client *client = qgpu_client_lock_to_make(call->in.dup.client, call->pod, 1);
 	long ret;
 
 	if (IS_ERR(client))

@@ -220,7 +220,7 @@ static void undo_imports(struct qgpu_call *call, struct qgpu_client *client, con
 			continue;
 		if (object && !qgpu_is_memory(object->class))
 			continue;	/* without a seal the answer may not be RM's */
-		qgpu_rm_free(client->handle, parent, handle);
+		qgpu_take_back(client, parent, handle, NULL);
 		if (object)
 			qgpu_objects_remove(client, handle);
 	}
@@ -254,7 +254,7 @@ static long import_locked(struct qgpu_call *call, struct qgpu_client *client, st
 
 long qgpu_import(struct qgpu_call *call)
 {
-	struct qgpu_client *client = qgpu_client_lock(call->in.control.client, call->pod);
+	struct qgpu_client *client = qgpu_client_lock_to_make(call->in.control.client, call->pod, NV_IMPORTS_MAX);
 	u32 size = are_many(call) ? sizeof(struct nv0000_import_objects) : sizeof(struct nv0000_import_object);
 	struct importing *importing;
 	long ret;

@@ -8,6 +8,7 @@
 #include "free.h"
 #include "gate_penalty.h"
 #include "rm.h"
+#include "untracked_object.h"
 
 /* Without a seal the pod may have forged the answer. Then RM is asked again, and may have reused the handle already. */
 static bool is_gone(const struct qgpu_call *call, struct qgpu_client *client, const struct qgpu_freeing *freeing)
@@ -79,6 +80,16 @@ static long free_memory(struct qgpu_call *call, struct qgpu_client *client, cons
 	return ret;
 }
 
+/* RM frees nothing with it that the object table keeps. */
+static long free_untracked(struct qgpu_call *call, struct qgpu_client *client, const struct qgpu_freeing *freeing)
+{
+	long ret = qgpu_call_forward(call);
+
+	if (is_gone(call, client, freeing))
+		qgpu_untracked_forget(client, freeing->handle);
+	return ret;
+}
+
 static long free_locked(struct qgpu_call *call, struct qgpu_client *client, const struct qgpu_freeing *freeing)
 {
 	struct qgpu_object *object = qgpu_object_find(client, freeing->handle);
@@ -91,7 +102,7 @@ static long free_locked(struct qgpu_call *call, struct qgpu_client *client, cons
 	if (object && qgpu_object_needed(client, object))
 		return qgpu_call_answer(call, freeing->status_at, NV_ERR_INVALID_STATE);
 	if (!object && freeing->handle != client->handle && !may_be_userd(client, freeing->handle))
-		return qgpu_call_forward(call);
+		return free_untracked(call, client, freeing);
 	do {
 		ret = free_open(call, client, freeing, &gone);
 	} while (!call->owes && !qgpu_call_deliver(call, &ret) && !gone && ++tries < QGPU_CALL_TRIES);

@@ -4,7 +4,7 @@
  * objects go together. tsg.c handles TSGs, mem.c memory.
  *
  * A pod decides how many objects a client has. So every loop over them holds nothing but the client's lock, and lets
- * others run.
+ * others run. untracked_object.c knows of the client's other objects no more than that they are there.
  */
 #include <linux/sched.h>
 #include <linux/slab.h>
@@ -14,6 +14,7 @@
 #include "object.h"
 #include "rm.h"
 #include "tsg.h"
+#include "untracked_object.h"
 
 #define OBJECT_DEPTH_MAX 16
 
@@ -69,6 +70,7 @@ struct qgpu_object *qgpu_object_add(struct qgpu_client *client, u32 handle, u32 
 		kfree(object);
 		return ERR_PTR(ret == -EBUSY ? -EEXIST : ret);
 	}
+	qgpu_untracked_forget(client, handle);	/* RM had freed it with another object */
 	atomic_inc(&qgpu_nr_objects);
 	if (class == NV01_DEVICE_0) {
 		client->nr_devices++;
@@ -272,6 +274,10 @@ void qgpu_objects_remove(struct qgpu_client *client, u32 handle)
 	unsigned long index;
 
 	lockdep_assert_held(&client->lock);
+	if (handle == client->handle)
+		qgpu_untracked_end(client);
+	else
+		qgpu_untracked_forget(client, handle);
 	if (object && qgpu_is_memory(object->class)) {
 		object_remove(client, object);
 		return;
@@ -287,6 +293,32 @@ void qgpu_objects_remove(struct qgpu_client *client, u32 handle)
 		if (object->doomed)
 			object_remove(client, object);
 	}
+}
+
+/* Events have bounds of their own: event_object.c. */
+static bool is_untracked(u32 class)
+{
+	return !qgpu_is_registered(class) && !qgpu_is_memory(class) && class != NV01_EVENT &&
+	       class != NV01_EVENT_OS_EVENT;
+}
+
+/* A removed pod may have any number. */
+bool qgpu_object_fits(struct qgpu_client *client, u32 class)
+{
+	if (!is_untracked(class) || READ_ONCE(client->pod->gone) || qgpu_untracked_fits(client, class))
+		return true;
+	atomic64_inc(&client->pod->refused_objects);
+	return false;
+}
+
+void qgpu_object_note(struct qgpu_client *client, u32 handle, u32 class, bool sure)
+{
+	if (sure && qgpu_object_find(client, handle))
+		qgpu_objects_remove(client, handle);
+	if (is_untracked(class) && handle != client->handle && !qgpu_object_find(client, handle))
+		qgpu_untracked_note(client, handle, class);
+	else if (sure)
+		qgpu_untracked_forget(client, handle);
 }
 
 void qgpu_objects_export(struct qgpu_client *client)

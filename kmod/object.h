@@ -33,6 +33,14 @@ void qgpu_objects_remove(struct qgpu_client *client, u32 handle);
 void qgpu_objects_reconcile(struct qgpu_client *client);
 bool qgpu_objects_reclose(struct qgpu_client *client);
 
+/*
+ * Objects that the table does not keep, of which a pod may have so many. fits: whether the client may have one more of
+ * a class; else the refusal is counted. note: RM has made an object. sure: RM itself said so; then what had its handle
+ * is gone.
+ */
+bool qgpu_object_fits(struct qgpu_client *client, u32 class);
+void qgpu_object_note(struct qgpu_client *client, u32 handle, u32 class, bool sure);
+
 /* Treat all memory that the client has handles on as exported, as far as it is known. */
 void qgpu_objects_export(struct qgpu_client *client);
 

@@ -37,10 +37,13 @@ struct qgpu_client {
 	struct rcu_head rcu;
 	struct qgpu_pod *pod;		/* a reference */
 	struct list_head file_node;	/* in the file's clients */
+	struct list_head pod_node;	/* in the pod's, for as long */
 	struct mutex lock;		/* protects what follows; held during allocs and frees in the driver */
 	bool dead;
 	struct xarray objects;
 	unsigned int nr_devices;	/* among them */
+	struct xarray untracked;	/* untracked_object.c: by handle, the kinds of others */
+	unsigned int nr_untracked[QGPU_UNTRACKED_KINDS];	/* in it */
 	struct list_head kept;		/* memory that stays charged until the client goes: mem.c, under mem_lock */
 };
 

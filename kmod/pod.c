@@ -141,6 +141,7 @@ static int pod_insert(struct qgpu_pod *pod, const char *name)
 	atomic_set(&pod->flags, 0);
 	atomic64_set(&pod->refused_allocs, 0);
 	atomic64_set(&pod->refused_controls, 0);
+	atomic64_set(&pod->refused_objects, 0);
 	spin_lock(&former_lock);
 	list_del_init(&pod->former_node);
 	spin_unlock(&former_lock);
@@ -175,6 +176,8 @@ static struct qgpu_pod *pod_new(struct cgroup *cgroup)
 		return ERR_PTR(-ENOMEM);
 	}
 	kref_init(&pod->ref);
+	INIT_LIST_HEAD(&pod->clients);
+	mutex_init(&pod->untracked_lock);
 	sema_init(&pod->calls, QGPU_POD_CALLS);
 	mutex_init(&pod->penalty_lock);
 	spin_lock_init(&pod->owed_lock);

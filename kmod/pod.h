@@ -19,6 +19,13 @@
 
 struct qgpu_part;
 
+/* Objects that the object table does not keep: system memory, of which programs have what they pin, and others. */
+enum qgpu_untracked_kind {
+	QGPU_UNTRACKED_OTHER,
+	QGPU_UNTRACKED_SYSTEM,
+	QGPU_UNTRACKED_KINDS,
+};
+
 /* A pod on one pGPU. */
 struct qgpu_share {
 	/* its grant: written under pods_lock, read anywhere */
@@ -60,6 +67,10 @@ struct qgpu_pod {
 	atomic_t nr_devices;	/* of them */
 	atomic64_t refused_allocs;
 	atomic64_t refused_controls;
+	atomic64_t refused_objects;
+	struct list_head clients;	/* client.c */
+	struct mutex untracked_lock;	/* client.c: serializes looking for untracked objects that are gone */
+	atomic_t nr_untracked[QGPU_UNTRACKED_KINDS];
 	struct semaphore calls;	/* limits inspected calls */
 	struct mutex penalty_lock;	/* gate_penalty.c: serializes calls that open closed gates */
 	u64 open_since_ns;	/* under penalty_lock */

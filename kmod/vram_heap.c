@@ -14,6 +14,7 @@
 #include "rm.h"
 #include "toctou.h"
 #include "trace.h"
+#include "untracked_object.h"
 #include "uvm_mem.h"
 #include "vram_heap.h"
 
@@ -54,7 +55,8 @@ void qgpu_take_back(struct qgpu_client *client, u32 parent, u32 handle, struct q
 
 	if (mem && qgpu_rm_memory_size(client->handle, handle, &size) != NV_OK)
 		size = 0;
-	qgpu_rm_free(client->handle, parent, handle);
+	if (qgpu_rm_free(client->handle, parent, handle) == NV_OK)
+		qgpu_untracked_forget(client, handle);
 	if (mem && qgpu_uvm_mem_found(client, handle, mem))
 		qgpu_mem_grow(mem, size);
 }
@@ -72,6 +74,21 @@ void qgpu_free_unsaid(const struct qgpu_call *call, u32 status, struct qgpu_clie
 		qgpu_take_back(client, parent, handle, mem);
 	else if (qgpu_is_physical(class) || qgpu_is_registered(class) || qgpu_is_memory(class))
 		qgpu_rm_free(client->handle, parent, handle);
+	else
+		qgpu_object_note(client, handle, class, false);
+}
+
+/* Something else than video memory. What RM does not say the class of counts, too. */
+static long keep(struct qgpu_call *call, struct qgpu_client *client, const struct qgpu_vram *vram, u32 handle,
+		 u32 class)
+{
+	bool fits = qgpu_object_fits(client, class);
+
+	qgpu_object_note(client, handle, class, call->sealed);
+	if (fits)
+		return 0;
+	qgpu_take_back(client, vram->parent, handle, NULL);
+	return qgpu_call_answer(call, vram->status_at, NV_ERR_INSUFFICIENT_RESOURCES);
 }
 
 /*
@@ -93,7 +110,7 @@ static long book(struct qgpu_call *call, struct qgpu_client *client, const struc
 		else
 			qgpu_mem_keep(client, mem);
 		if (!qgpu_is_physical(class))
-			return 0;
+			return keep(call, client, vram, handle, class);
 		/* unsealed: another class than the one checked */
 		qgpu_rm_free(client->handle, vram->parent, handle);
 		return qgpu_refuse_alloc(call, vram->status_at, NV_ERR_INSUFFICIENT_PERMISSIONS);
@@ -128,16 +145,12 @@ static u32 word_at(const struct qgpu_call *call, size_t at)
 	return word;
 }
 
-/*
- * No card to charge is known. Below a device without a card nothing is allocated; elsewhere the object is freed again.
- */
-static long without_card(struct qgpu_call *call, struct qgpu_client *client, const struct qgpu_vram *vram)
+/* No card to charge is known, or needed: video memory is freed again. */
+static long uncharged(struct qgpu_call *call, struct qgpu_client *client, const struct qgpu_vram *vram)
 {
 	u32 handle, status, class;
 	long ret;
 
-	if (qgpu_object_device(client, vram->parent))
-		return qgpu_call_answer(call, vram->status_at, NV_ERR_INVALID_STATE);
 	ret = qgpu_call_forward(call);
 	handle = word_at(call, vram->handle_at);
 	status = word_at(call, vram->status_at);
@@ -147,14 +160,14 @@ static long without_card(struct qgpu_call *call, struct qgpu_client *client, con
 	}
 	if (qgpu_rm_class(client->handle, handle, &class) != NV_OK ||
 	    (class != NV01_MEMORY_LOCAL_USER && !qgpu_is_physical(class)))
-		return ret;
+		return keep(call, client, vram, handle, class) ?: ret;
 	qgpu_rm_free(client->handle, vram->parent, handle);
 	return qgpu_call_answer(call, vram->status_at, NV_ERR_INVALID_STATE) ?: ret;
 }
 
 long qgpu_vram_alloc(struct qgpu_call *call, const struct qgpu_vram *vram)
 {
-	struct qgpu_client *client = qgpu_client_lock(vram->root, call->pod);
+	struct qgpu_client *client = qgpu_client_lock_to_make(vram->root, call->pod, 1);
 	int gpu = client && !IS_ERR(client) ? qgpu_object_gpu(client, vram->parent) : -1;
 	struct qgpu_mem *mem;
 	u32 status;
@@ -165,8 +178,14 @@ long qgpu_vram_alloc(struct qgpu_call *call, const struct qgpu_vram *vram)
 		return PTR_ERR(client);
 	if (!client)		/* a client older than the module; of another pod: RM refuses it on a control file */
 		return qgpu_call_forward(call);
-	if (gpu < 0) {
-		ret = without_card(call, client, vram);
+	if (!vram->video) {
+		ret = uncharged(call, client, vram);
+		goto out;
+	}
+	if (gpu < 0) {	/* below a device without a card nothing is allocated */
+		ret = qgpu_object_device(client, vram->parent) ?
+			      qgpu_call_answer(call, vram->status_at, NV_ERR_INVALID_STATE) :
+			      uncharged(call, client, vram);
 		goto out;
 	}
 	/* RM rounds up; the final size is charged when it is known */
@@ -213,9 +232,8 @@ static long heap_alloc(struct qgpu_call *call)
 	if ((flags & NVOS32_ALLOC_FLAGS_VIRTUAL ? qgpu_takes_tables(flags) : vram && qgpu_chooses_place(flags)) &&
 	    qgpu_pod_limited(call->pod))
 		return qgpu_refuse_alloc(call, offsetof(struct nvos32, status), NV_ERR_NOT_SUPPORTED);
-	if (!vram)
-		return qgpu_call_forward(call);
 	return qgpu_vram_alloc(call, &(struct qgpu_vram){
+		.video = vram,
 		.root = heap->root,
 		.parent = heap->parent ?: heap->root,
 		.size = HEAP_U64(heap, 88),

@@ -7,8 +7,9 @@
 struct qgpu_client;
 struct qgpu_mem;
 
-/* A call that asks for video memory; the offsets of the object's handle and of RM's status depend on its form. */
+/* A call that asks for memory; the offsets of the object's handle and of RM's status depend on its form. */
 struct qgpu_vram {
+	bool video;		/* else system memory, or address space */
 	u32 root, parent;
 	u64 size;		/* may be false; then RM's answer decides */
 	size_t handle_at, status_at;

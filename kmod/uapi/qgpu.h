@@ -24,7 +24,7 @@
 #include <linux/ioctl.h>
 #include <linux/types.h>
 
-#define QGPU_ABI_VERSION 3
+#define QGPU_ABI_VERSION 4
 
 #define QGPU_NAME_LEN 64
 #define QGPU_MAX_GPUS 32
@@ -156,7 +156,10 @@ struct qgpu_grant {
 /* While the pod had a limit, something was missing (QGPU_MISSING_*) or a call passed unseen: it may hold more. */
 #define QGPU_POD_UNCHECKED 0x4
 
-/* QGPU_IOC_POD_NEXT: the pod with the lowest id above pod (in, then out); ENOENT at the end. */
+/*
+ * QGPU_IOC_POD_NEXT: the pod with the lowest id above pod (in, then out); ENOENT at the end. refused_objects counts
+ * objects beyond those that a client or pod may have of classes without a charge.
+ */
 struct qgpu_pod_next {
 	__u64 pod;
 	__u64 cgroup;
@@ -167,6 +170,7 @@ struct qgpu_pod_next {
 	__u32 pad;
 	__u64 refused_allocs;
 	__u64 refused_controls;
+	__u64 refused_objects;
 };
 
 /* QGPU_IOC_USAGE: a pod on a pGPU (in). gated_ns only grows. */

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from qgpu.guardian.proxy import untracked_objects
 from qgpu.guardian.rules import classes, controls, escapes, kernel_header, scheduling
 from qgpu.guardian.rules.rows import InModule, Why
 from qgpu.nvidia import abi
@@ -135,6 +136,17 @@ def test_module_and_guardian_refuse_the_same_engines(said):
     allowed = {number for number, (_, _, _, _, engine, *_) in said.items() if engine}
 
     assert allowed == {0, *scheduling.ENGINES}
+
+
+def test_module_and_guardian_bound_the_same_objects():
+    text = (KMOD / "untracked_object.c").read_text()
+    rows = re.findall(r"\[QGPU_UNTRACKED_(\w+)\] = \{ 1 << (\d+), 1 << (\d+) \}", text)
+    of_client = {kind == "SYSTEM": 1 << int(power) for kind, power, _ in rows}
+    of_pod = {kind == "SYSTEM": 1 << int(power) for kind, _, power in rows}
+    memory = {getattr(abi, name) for name in re.findall(r"class == (NV\w+)", text)}
+
+    assert (of_client, of_pod) == (untracked_objects._MOST, untracked_objects._MOST_OF_POD)
+    assert memory == untracked_objects._SYSTEM_MEMORY
 
 
 def _words(places):

@@ -82,19 +82,21 @@ class Program:
         """Memory of the card, of pages of 64 KiB or 2 MiB: RM rounds up."""
         return self.alloc(self.device, MEM, struct.pack("24xI36xQ56x", (huge and 3) << 23, size), handle)
 
-    def old_memory(self, cls: int) -> int:
-        """Memory by RM_ALLOC_MEMORY, which goes through a card's file that is tied to the control file."""
+    def old_memory(self, cls: int, handle: int | None = None, *, flags: int = 1 << 30) -> int:
+        """Memory by RM_ALLOC_MEMORY, which goes through a card's file that is tied to the control file; not mapped."""
         with contextlib.suppress(OSError):  # it is tied
             call(self.card, 201, bytearray(struct.pack("I", self.ctl)))
-        self.last += 1
+        if handle is None:
+            self.last += 1
+            handle = self.last
         data = bytearray(
-            struct.pack("6IQQIIiI", self.client, self.device, self.last, cls, 0, 0, 0, 0, 0xFFFF, 0, -1, 0)
+            struct.pack("6IQQIIiI", self.client, self.device, handle, cls, flags, 0, 0, 0, 0xFFFF, 0, -1, 0)
         )
         self.send(self.card, 0x27, data)
         (status,) = struct.unpack_from("I", data, 40)
         if status:
             raise RmError(status)
-        return self.last
+        return handle
 
     def tsg(self, engine: int = 1) -> int:
         return self.alloc(self.device, TSG, struct.pack("12xI4x", engine))

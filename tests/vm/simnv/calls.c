@@ -16,6 +16,8 @@ static u32 linger_us, late_us;
 module_param(linger_us, uint, 0644);
 module_param(late_us, uint, 0644);
 
+#define SIM_NO_MAP	(1u << 30)	/* NVOS02_FLAGS_MAPPING_NO_MAP */
+
 /* How many calls of processes were in the driver at the same time, at most. */
 static u32 at_once;
 module_param(at_once, uint, 0644);
@@ -87,6 +89,24 @@ static u32 deny(const struct sim_file *file, u32 client)
 	return NV_ERR_INSUFFICIENT_PERMISSIONS;
 }
 
+/*
+ * escape.c: the call does not say which handle RM chose, and where system memory is to be mapped, a file that cannot
+ * have the mapping fails the call when the memory is made. _rmAllocMemoryLocalUser: all of the card's memory, for an
+ * administrator.
+ */
+static u32 alloc_memory(struct sim_file *file, struct nvos02_fd *memory)
+{
+	u32 handle = memory->object;
+
+	if (memory->class == NV01_MEMORY_LOCAL_USER)
+		memory->class = NV01_MEMORY_LOCAL_PHYSICAL;
+	memory->status = sim_alloc(file, memory->root, memory->parent, &handle, memory->class, 0);
+	return memory->status == NV_OK && memory->class == NV01_MEMORY_SYSTEM && !(memory->flags & SIM_NO_MAP) &&
+			       memory->fd < 0 ?
+		       NV_ERR_INVALID_ARGUMENT :
+		       NV_OK;
+}
+
 /* The answer is the escape's own; what an object call came to stands in its status. */
 static u32 dispatch(struct sim_file *file, u32 nr, void *data, u32 size)
 {
@@ -120,11 +140,7 @@ static u32 dispatch(struct sim_file *file, u32 nr, void *data, u32 size)
 	case NV_ESC_RM_ALLOC_MEMORY:
 		if (size != sizeof(*memory))
 			return NV_ERR_INVALID_ARGUMENT;
-		/* _rmAllocMemoryLocalUser: all of the card's memory, for an administrator */
-		if (memory->class == NV01_MEMORY_LOCAL_USER)
-			memory->class = NV01_MEMORY_LOCAL_PHYSICAL;
-		memory->status = sim_alloc(file, memory->root, memory->parent, &memory->object, memory->class, 0);
-		return NV_OK;
+		return alloc_memory(file, memory);
 	case NV_ESC_RM_FREE:
 		if (size != sizeof(struct nvos00))
 			return NV_ERR_INVALID_ARGUMENT;

@@ -151,7 +151,7 @@ u32 sim_heap(struct sim_file *file, struct nvos32 *arg)
 	if (arg->function != NVOS32_FUNCTION_ALLOC_SIZE)
 		return NV_ERR_NOT_SUPPORTED;
 	class = *flags & NVOS32_ALLOC_FLAGS_VIRTUAL ? NV50_MEMORY_VIRTUAL :
-		NVOS32_ATTR_LOCATION(*attr) == NVOS32_ATTR_LOCATION_VIDMEM ? NV01_MEMORY_LOCAL_USER : 0x3e;
+		NVOS32_ATTR_LOCATION(*attr) == NVOS32_ATTR_LOCATION_VIDMEM ? NV01_MEMORY_LOCAL_USER : NV01_MEMORY_SYSTEM;
 	status = sim_insert(client, arg->parent, handle, class, &object);
 	if (status)
 		return status;

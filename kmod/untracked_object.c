@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * untracked_object.c - bounds a pod's objects that the object table does not keep: RM holds its lock while it frees a
+ * client, and its memory for them is charged to nobody. object.c says which these are.
+ *
+ * Only their handles are known. RM also frees them with what they lie below, and with what they depend on. So some of
+ * them may be gone, which RM is asked before another one is refused.
+ */
+#include <linux/sched.h>
+#include <linux/sched/signal.h>
+
+#include "nvrm.h"
+#include "rm.h"
+#include "untracked_object.h"
+
+/* As in qgpu/guardian/proxy/untracked_objects.py, which explains them; tests/kmod/test_rules.py compares the two. */
+static const struct {
+	u32 of_client, of_pod;
+} most[] = {
+	[QGPU_UNTRACKED_OTHER] = { 1 << 11, 1 << 14 },
+	[QGPU_UNTRACKED_SYSTEM] = { 1 << 15, 1 << 16 },
+};
+
+static enum qgpu_untracked_kind kind_of(u32 class)
+{
+	if (class == NV01_MEMORY_SYSTEM || class == NV01_MEMORY_SYSTEM_OS_DESCRIPTOR)
+		return QGPU_UNTRACKED_SYSTEM;
+	return QGPU_UNTRACKED_OTHER;
+}
+
+static void count(struct qgpu_client *client, const void *entry, int by)
+{
+	enum qgpu_untracked_kind kind = xa_to_value(entry);
+
+	client->nr_untracked[kind] += by;
+	atomic_add(by, &client->pod->nr_untracked[kind]);
+}
+
+bool qgpu_untracked_fits(struct qgpu_client *client, u32 class)
+{
+	enum qgpu_untracked_kind kind = kind_of(class);
+
+	lockdep_assert_held(&client->lock);
+	if (client->nr_untracked[kind] >= most[kind].of_client)
+		qgpu_untracked_forget_gone(client, kind);
+	return client->nr_untracked[kind] < most[kind].of_client &&
+	       atomic_read(&client->pod->nr_untracked[kind]) < most[kind].of_pod;
+}
+
+/* RM has it already, so noting it must not fail. */
+void qgpu_untracked_note(struct qgpu_client *client, u32 handle, u32 class)
+{
+	void *entry = xa_mk_value(kind_of(class)), *before;
+
+	lockdep_assert_held(&client->lock);
+	before = xa_store(&client->untracked, handle, entry, GFP_KERNEL_ACCOUNT | __GFP_NOFAIL);
+	if (before)
+		count(client, before, -1);
+	count(client, entry, 1);
+}
+
+void qgpu_untracked_forget(struct qgpu_client *client, u32 handle)
+{
+	void *entry = xa_erase(&client->untracked, handle);
+
+	lockdep_assert_held(&client->lock);
+	if (entry)
+		count(client, entry, -1);
+}
+
+void qgpu_untracked_end(struct qgpu_client *client)
+{
+	unsigned long handle;
+	void *entry;
+
+	xa_for_each(&client->untracked, handle, entry) {
+		qgpu_untracked_forget(client, handle);
+		cond_resched();
+	}
+}
+
+int qgpu_untracked_forget_gone(struct qgpu_client *client, enum qgpu_untracked_kind kind)
+{
+	unsigned long handle;
+	void *entry;
+
+	xa_for_each(&client->untracked, handle, entry) {
+		if (fatal_signal_pending(current))
+			return -EINTR;
+		if (xa_to_value(entry) == kind && qgpu_rm_gone(client->handle, handle))
+			qgpu_untracked_forget(client, handle);
+		cond_resched();
+	}
+	return 0;
+}
+
+bool qgpu_untracked_near_most(const struct qgpu_pod *pod, enum qgpu_untracked_kind kind, u32 more)
+{
+	return atomic_read(&pod->nr_untracked[kind]) + more + QGPU_POD_CALLS > most[kind].of_pod;
+}

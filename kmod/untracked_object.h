@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+#ifndef _QGPU_UNTRACKED_OBJECT_H
+#define _QGPU_UNTRACKED_OBJECT_H
+
+#include "object_table.h"
+
+/* All of these but the last need the client's lock. Whether the client may have one more of a class. */
+bool qgpu_untracked_fits(struct qgpu_client *client, u32 class);
+void qgpu_untracked_note(struct qgpu_client *client, u32 handle, u32 class);
+void qgpu_untracked_forget(struct qgpu_client *client, u32 handle);
+/* All of them: the client ends. */
+void qgpu_untracked_end(struct qgpu_client *client);
+/* Ask RM which of a client's are gone, and forget those; -EINTR: a fatal signal came first. */
+int qgpu_untracked_forget_gone(struct qgpu_client *client, enum qgpu_untracked_kind kind);
+/* Whether so many more, and what other calls of the pod may be making, could take it beyond its maximum. */
+bool qgpu_untracked_near_most(const struct qgpu_pod *pod, enum qgpu_untracked_kind kind, u32 more);
+
+#endif
