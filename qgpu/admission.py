@@ -170,10 +170,10 @@ def _check_cores(held: Held, beside: Iterable[Grant]) -> None:
 
 
 def _check_floor(index: int, grants: Iterable[Grant], settings: GpuSettings) -> None:
-    sold = sum(grant.cores or 0 for grant in grants if grant.pod_class is PodClass.ONLINE)
-    if settings.offline_floor and sold + settings.offline_floor > 100:
+    online = sum(grant.cores or 0 for grant in grants if grant.pod_class is PodClass.ONLINE)
+    if settings.offline_floor and online + settings.offline_floor > 100:
         raise RefusedError(
-            f"pGPU {index}: {sold} % for online pods and an offline floor of {settings.offline_floor} % do not fit; "
+            f"pGPU {index}: {online} % for online pods and an offline floor of {settings.offline_floor} % do not fit; "
             f"lower one of them"
         )
 

@@ -334,11 +334,11 @@ class Pods:
 
     def overdrawn(self, index: int) -> int:
         """Return how many bytes of a pGPU are granted, or held for ended pods, beyond what may be granted."""
-        sold = [held.grant for held in self.prepared.held() if held.index == index]
-        sold += [pod.grants[index] for pod in self.outside(self.host.pods()) if index in pod.grants]
+        granted = [held.grant for held in self.prepared.held() if held.index == index]
+        granted += [pod.grants[index] for pod in self.outside(self.host.pods()) if index in pod.grants]
         left = self.left.outside().get(index, 0)
         most = int(self.cards[index].memory * self._settings()[index].memory_overcommit)
-        return max(0, left + sum(grant.memory or 0 for grant in sold) - most)
+        return max(0, left + sum(grant.memory or 0 for grant in granted) - most)
 
     def labels_of(self, pod: PodInfo) -> ContainerLabels:
         """Return what Kubernetes calls a pod's container."""

@@ -131,7 +131,7 @@ def _device(claim: ResourceClaim, result: DeviceRequestAllocationResult) -> tupl
     consumed = result.consumedCapacity or {}
     if MEMORY not in consumed or CORES not in consumed:
         raise InvalidValueError(
-            f"{about}: the allocation states no consumed capacity, so it may be sold twice; the cluster, and the "
+            f"{about}: the allocation states no consumed capacity, so it may be granted twice; the cluster, and the "
             "scheduler that chose the card, need feature gate DRAConsumableCapacity, or qgpu's device plugin instead"
         )
     try:

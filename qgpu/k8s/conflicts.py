@@ -1,4 +1,4 @@
-"""Other drivers on this node that sell whole or shared NVIDIA cards to pods: qgpu must not sell those cards too."""
+"""Other drivers on this node that advertise NVIDIA cards, whole or shared: qgpu must not advertise those cards too."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def find(kubelet: KubeletDirectory) -> str:
         for path in _sockets(kubelet, product):
             if _listens(path):
                 return (
-                    f"{path}: {product.name} sells this node's cards too; remove it from this node, "
+                    f"{path}: {product.name} advertises this node's cards too; remove it from this node, "
                     "or keep qgpu off the node by its label"
                 )
     return ""

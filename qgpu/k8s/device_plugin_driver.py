@@ -29,7 +29,7 @@ _REGISTER_S = 5.0
 
 
 def run(config: NodeConfig, served: Sequence[Resource], reserve: int, patience_s: float) -> None:
-    """Serve until a signal. Raises QgpuError if another driver sells the cards, or there are too many units."""
+    """Serve until a signal. Raises QgpuError if another driver advertises the cards, or there are too many units."""
     with serving(config) as stop:
         _Driver(config, served, reserve, patience_s).run(stop)
 

@@ -1,4 +1,4 @@
-"""The units that the device plugin sells: their names, and the name of the grant that a set of them stands for.
+"""The units that the device plugin advertises: their names, and the name of the grant that a set of them stands for.
 
 A unit is called ``<card's UUID>::<number>``, as GPU monitors expect. A grant keeps the units that it stands for in its
 name, so that they are known after a restart: ``cores-0-39``.

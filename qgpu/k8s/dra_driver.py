@@ -33,7 +33,7 @@ _log = structlog.get_logger("k8s")
 
 
 def run(config: NodeConfig, kubeconfig: Path | None, sharing: SharingOptions, resync_s: float) -> None:
-    """Serve until a signal. Raises QgpuError if another driver sells the cards, or there is no identity."""
+    """Serve until a signal. Raises QgpuError if another driver advertises the cards, or there is no identity."""
     check_identity(kubeconfig)
     with serving(config) as stop:
         _serve(config, Cluster(kubeconfig, config.node), sharing, resync_s, stop)

@@ -59,7 +59,7 @@ class DraPlugin:
     ) -> None:
         """Tell ``shared`` the UID of each claim that further pods may come to use.
 
-        ``conflict`` says which driver sells the same cards (``conflicts``); "" if there is none.
+        ``conflict`` says which driver advertises the same cards (``conflicts``); "" if there is none.
         """
         self._cluster = cluster
         self._qgpud = qgpud

@@ -1,4 +1,4 @@
-"""Only one ``qgpu-k8s`` serves a node: the DRA driver or the device plugin. Both would sell each card twice."""
+"""Only one ``qgpu-k8s`` serves a node: the DRA driver or the device plugin. Both would advertise each card."""
 
 from __future__ import annotations
 

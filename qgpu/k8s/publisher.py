@@ -42,7 +42,7 @@ class Publisher:
         self._name = f"{cluster.node_name}-{DRIVER}"
         self._generation = 0
         self._drain: dict[str, Effect] = {}
-        #: A driver that sells the same cards (``conflicts``); "" if there is none.
+        #: A driver that advertises the same cards (``conflicts``); "" if there is none.
         self.conflict = ""
         self._stale = threading.Event()
         self._written_version = ""

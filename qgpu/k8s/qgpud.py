@@ -19,7 +19,7 @@ _TIMEOUT_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A pGPU as qgpud describes it, with what Kubernetes may not sell."""
+    """A pGPU as qgpud describes it, with what Kubernetes may not allocate."""
 
     index: int
     uuid: str

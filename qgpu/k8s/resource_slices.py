@@ -80,7 +80,7 @@ class Condition:
 
     #: Why qgpud's last answer is out of date.
     daemon: str = ""
-    #: Another driver that sells the same cards.
+    #: Another driver that advertises the same cards.
     conflict: str = ""
     drain: Mapping[str, Effect] | None = None
 
@@ -119,7 +119,7 @@ def shares_cards(kept: ResourceSliceSpec) -> bool:
 
 
 def free_capacity(card: Card, sharing: SharingOptions) -> tuple[int, int]:
-    """Return what a card has to sell, in bytes and per cent."""
+    """Return what a card offers, in bytes and per cent."""
     memory = card.memory - sharing.reserve - card.held_memory
     return max(memory - memory % sharing.memory_step, 0), max(100 - card.held_cores, 0)
 

@@ -1,6 +1,6 @@
-"""The extended resources that the device plugin sells, and what a unit of each stands for.
+"""The extended resources that the device plugin advertises, and what a unit of each stands for.
 
-qgpu's own resources sell memory in proportion to time. Aliases are the resources of other systems: two names, one for
+qgpu's own resources grant memory in proportion to time. Aliases are the resources of other systems: two names, one for
 time and one for memory, which the kubelet allocates one after the other.
 """
 

@@ -1,7 +1,7 @@
 """Which units of which card are taken, as qgpud's prepared grants say, and how many more fit.
 
-Several resources sell the same cards. So a unit that nobody holds counts as healthy only while the card has room for
-it: what one resource sells disappears from the others.
+Several resources stand for the same cards. So a unit that nobody holds counts as healthy only while the card has room
+for it: what is allocated of one resource disappears from the others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from qgpu.k8s.device_units import is_device_plugins, named_units
 from qgpu.k8s.qgpud import Card
 from qgpu.k8s.resources import Resource
 
-#: Of each card: its UUID, how many units it has, the numbers that are held, and how many more are for sale.
+#: Of each card: its UUID, how many units it has, the numbers that are held, and how many more can be allocated.
 Units = Sequence[tuple[str, int, frozenset[int], int]]
 
 
@@ -54,7 +54,7 @@ def for_sale(
     held: Sequence[HeldUnits],
     closed: bool,
 ) -> Units:
-    """Return the units of a resource by card; if ``closed``, no more of them are for sale."""
+    """Return the units of a resource by card; if ``closed``, no more of them can be allocated."""
     found = []
     for card in cards:
         devices = [each for grant in grants for each in grant["devices"] if each["gpu"] == card.uuid]

@@ -1,4 +1,4 @@
-"""The units of each resource that are for sale, by qgpud's last answer; threads wait on it for changes."""
+"""The units of each resource that can be allocated, by qgpud's last answer; threads wait on it for changes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class UnitWatch(Watched[Mapping[Resource, Units]]):
         self._served = served
         self._reserve = reserve
         self._failure = RepeatedError(_log, "no answer from qgpud, trying again", "warning")
-        #: A driver that sells the same cards (``conflicts``); "" if there is none.
+        #: A driver that advertises the same cards (``conflicts``); "" if there is none.
         self.conflict = ""
 
     def of(self, resource: Resource) -> Units | None:

@@ -1,4 +1,4 @@
-"""Claims, pods and daemons that come and go in any order: nothing is lost, sold twice or left over."""
+"""Claims, pods and daemons that come and go in any order: nothing is lost, granted twice or left over."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def _mig_cards(shared: Collection[int | str]) -> nvml.MigCards:
 
 
 def _uuid(index: int) -> str:
-    return f"GPU-51300000-0000-0000-0000-{index:012d}"  # Kubernetes sells no card without a UUID
+    return f"GPU-51300000-0000-0000-0000-{index:012d}"  # Kubernetes allocates no card without a UUID
 
 
 def _lock(path: Path) -> int:

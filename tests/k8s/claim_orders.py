@@ -204,7 +204,7 @@ class ClaimOrders(Orders):
         return ""
 
     def settled(self) -> bool:
-        """Tell whether exactly the live claims are prepared, for all of their pods, and the cards are for sale."""
+        """Tell whether exactly the live claims are prepared, for all of their pods, and the cards can be allocated."""
         prepared = all(self.world.kubelet.prepared(uid) for uid in self.live)
         slice_there = self.world.api.slice() is not None
         if any(each.pods & self.joining for each in self.live.values()):

@@ -1,8 +1,8 @@
 """Restart orders: the parts of a node fail and come back in any order, alone and in pairs, while pods come and go.
 
 A Hypothesis state machine over one node of real processes. After every step nothing that was promised may be missing,
-and nothing may be sold twice; at the end of every order, when all parts run again, nothing may be left over. What pods
-hold, and how they come to it, is a subclass's: claims (``claim_orders.py``) or a device plugin's units
+and nothing may be granted twice; at the end of every order, when all parts run again, nothing may be left over. What
+pods hold, and how they come to it, is a subclass's: claims (``claim_orders.py``) or a device plugin's units
 (``unit_orders.py``).
 """
 

@@ -1,4 +1,4 @@
-"""Stand-ins for other products that sell a node's cards: a socket where theirs is, at which somebody listens."""
+"""Stand-ins for other products that advertise a node's cards: a socket where theirs is, at which somebody listens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other products that sell a node's cards are found by their sockets in the kubelet's folders."""
+"""Other products that advertise a node's cards are found by their sockets in the kubelet's folders."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_rival_is_found_by_its_socket_and_named(kubelet: KubeletDirectory, place
     with listener(path):
         found = conflicts.find(kubelet)
 
-    assert found.startswith(f"{path}: {PLACES[place]} sells this node's cards too; remove it from this node")
+    assert found.startswith(f"{path}: {PLACES[place]} advertises this node's cards too; remove it from this node")
     assert "\n" not in found
 
 

@@ -398,7 +398,7 @@ def test_no_units_are_allocated_beside_a_rival(world: World) -> None:
         world.eventually(lambda: world.kubelet.healthy(CORES) == 30)
 
         for asked in (units, [f"{card(1)}::0"]):
-            with pytest.raises(grpc.RpcError, match="GPU manager sells this node's cards too; remove it"):
+            with pytest.raises(grpc.RpcError, match="GPU manager advertises this node's cards too; remove it"):
                 world.kubelet.allocate(CORES, len(asked), "q", units=asked)
         assert world.grants() == before
     path.unlink()

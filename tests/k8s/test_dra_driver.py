@@ -404,7 +404,7 @@ def test_rival_driver_is_refused_in_one_line(world: World, place: str) -> None:
         world.start_driver()
         assert world.driver is not None
         assert world.driver.wait(60) == 21
-    assert f"{path}: {PLACES[place]} sells this node's cards too; remove it" in world.log[log:]
+    assert f"{path}: {PLACES[place]} advertises this node's cards too; remove it" in world.log[log:]
     assert world.log[log:].strip().count("\n") == 0
     world.registered_driver()  # the socket is there still, but nobody listens
     path.unlink()
@@ -429,7 +429,9 @@ def test_new_claims_wait_until_the_rival_has_gone(world: World) -> None:
         world.eventually(lambda: all(each.get("taints") for each in world.devices()))
 
         refusal = world.kubelet.prepare(new, "q")  # as of a claim that tolerates the taint
-        assert refusal.startswith(f"claim team/{new['metadata']['name']}: not prepared; {path}: {PLACES[RIVAL]} sells")
+        assert refusal.startswith(
+            f"claim team/{new['metadata']['name']}: not prepared; {path}: {PLACES[RIVAL]} advertises"
+        )
         assert "remove it from this node" in refusal
         assert "\n" not in refusal
         assert world.grants().keys() == {before["metadata"]["uid"]}

@@ -1,4 +1,4 @@
-"""The judges of restart orders find shares that are sold twice, and what is left over."""
+"""The judges of restart orders find shares that are granted twice, and what is left over."""
 
 from __future__ import annotations
 

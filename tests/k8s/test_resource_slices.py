@@ -29,7 +29,7 @@ def only(content: ResourceSliceSpec) -> Device:
     return found
 
 
-def sold(content: ResourceSliceSpec) -> dict[str, int]:
+def offered(content: ResourceSliceSpec) -> dict[str, int]:
     return {name: quantities.whole(each["value"]) for name, each in (only(content).capacity or {}).items()}
 
 
@@ -42,7 +42,7 @@ def test_card_sells_memory_less_its_reserve_and_all_time() -> None:
 
     assert only(content).name == device(0)
     assert only(content).allowMultipleAllocations
-    assert sold(content) == {"memory": 140 * GI, "cores": 100, "shares": 8}
+    assert offered(content) == {"memory": 140 * GI, "cores": 100, "shares": 8}
     assert content.pool.generation == 7
     assert not taints(content)
 
@@ -68,10 +68,10 @@ def test_what_others_hold_is_not_sold_again(memory: int, cores: int) -> None:
     content = spec(replace(CARD, held_memory=memory, held_cores=cores))
     free = CARD.memory - SHARING.reserve - memory
 
-    assert sold(content)["cores"] == 100 - cores
-    assert sold(content)["memory"] % SHARING.memory_step == 0
+    assert offered(content)["cores"] == 100 - cores
+    assert offered(content)["memory"] % SHARING.memory_step == 0
     if free >= SHARING.memory_step:
-        assert 0 <= free - sold(content)["memory"] < SHARING.memory_step
+        assert 0 <= free - offered(content)["memory"] < SHARING.memory_step
         assert not taints(content)
     else:
         assert taints(content) == {"qgpu.io/full": "NoSchedule"}

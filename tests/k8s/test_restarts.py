@@ -1,4 +1,4 @@
-"""No order of restarts loses a grant, sells one twice or leaves one over (``bench/kubernetes.py`` tries hundreds)."""
+"""No order of restarts loses a grant, grants one twice or leaves one over (``bench/kubernetes.py`` tries hundreds)."""
 
 from __future__ import annotations
 

@@ -114,10 +114,10 @@ class UnitOrders(Orders):
         ]
 
     def settled(self) -> bool:
-        """Tell whether exactly the pods' units are held, and all others that there is room for are for sale."""
+        """Tell whether exactly the pods' units are held, and all others that there is room for can be allocated."""
         kubelet = self.world.kubelet
         of = {gpu: sum(each.units for each in self.live.values() if each.card == card(gpu)) for gpu in (0, 1)}
-        sold = len(self.world.grants()) == len(self.live)
+        granted = len(self.world.grants()) == len(self.live)
         mine = {
             (resource, gpu): sum(
                 each.units for each in self.live.values() if (each.card, each.resource) == (card(gpu), resource)
@@ -128,12 +128,12 @@ class UnitOrders(Orders):
         offered = all(
             kubelet.healthy(resource, card(gpu)) == 100 - of[gpu] + mine[resource, gpu] for resource, gpu in mine
         )
-        return sold and offered
+        return granted and offered
 
     def judge(self) -> None:
         """Say what did not settle."""
         healthy = {(r, gpu): self.world.kubelet.healthy(r, card(gpu)) for r in RESOURCES for gpu in (0, 1)}
-        self.broken("leaks", f"{self.world.grants()}; {self.live}; for sale {healthy}")
+        self.broken("leaks", f"{self.world.grants()}; {self.live}; healthy {healthy}")
 
     def close(self) -> None:
         """Take everything away."""

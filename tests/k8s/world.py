@@ -38,7 +38,7 @@ _numbers = itertools.count(1)
 class World:
     """One node, whose parts can be killed and started one by one."""
 
-    #: How many cards, and the bytes of each that are for sale.
+    #: How many cards, and the bytes of each that can be allocated.
     cards, memory = 2, 140 * GI
     #: Where what a node loses lies, if that is there.
     volatile_at = Path("/dev/shm")

@@ -190,12 +190,12 @@ def test_where_policies_lend_nobody_waits_for_an_idle_pgpu(case: Case, data: st.
 @anything
 def test_more_quota_never_means_less_share(case: Case, data: st.DataObject) -> None:
     snapshot = drawn(data, case)
-    unsold = 100 - sum(pod.grant.cores or 0 for pod in snapshot.pods)
+    left = 100 - sum(pod.grant.cores or 0 for pod in snapshot.pods)
     candidates = [i for i, pod in enumerate(snapshot.pods) if pod.grant.cores]
-    assume(unsold and candidates)
+    assume(left and candidates)
     at = data.draw(st.sampled_from(candidates))
     pod = snapshot.pods[at]
-    more = data.draw(st.integers(1, unsold))
+    more = data.draw(st.integers(1, left))
     raised = with_pod(snapshot, at, pod._replace(grant=replace(pod.grant, cores=(pod.grant.cores or 0) + more)))
 
     before, after = case.plan(snapshot), case.plan(raised)

@@ -1,4 +1,4 @@
-"""No order of restarts, of containerd too, loses a grant of its containers, sells one twice or leaves one over."""
+"""No order of restarts, of containerd too, loses a grant of its containers, grants one twice or leaves one over."""
 
 from __future__ import annotations
 

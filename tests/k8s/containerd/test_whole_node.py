@@ -49,11 +49,11 @@ def test_loads_of_two_claims_share_the_card_two_to_one(world: ContainerdWorld) -
 @pytest.mark.quiet
 def test_memory_alone_takes_idle_time_and_no_guaranteed_share(world: ContainerdWorld) -> None:
     world.start_pod("rest", load=True, memory="8Gi")
-    _, sold = world.start_pod("sold", load=True, cores="100", memory="8Gi")
+    _, granted = world.start_pod("granted", load=True, cores="100", memory="8Gi")
     found: list[float] = []
     while len(found) < TRIES and not (found and found[-1] < 1 - LEAST_GUARANTEED):
-        found.append(world.ratio("rest", "sold", _SETTLE_S, _MEASURE_S))
-    sold.kill()
+        found.append(world.ratio("rest", "granted", _SETTLE_S, _MEASURE_S))
+    granted.kill()
     alone = world.card_time("rest", _SETTLE_S, _MEASURE_S)
 
     assert found[-1] < 1 - LEAST_GUARANTEED, found

@@ -12,7 +12,7 @@ from tests.k8s.containerd.claims import granted
 from tests.k8s.containerd.node import Node, until
 from tests.k8s.real_kubelet.process import HOST, Kubelet
 
-#: What the device plugin sells.
+#: What the device plugin advertises.
 RESOURCES = ("qgpu.io/cores", "qgpu.io/online-cores")
 #: Names of other systems for time and memory, and the bytes of a unit of memory.
 ALIASES = {

@@ -54,7 +54,7 @@ def _meter(_card: Card) -> SimMeter:
 
 
 def _uuid(index: int) -> str:
-    return f"GPU-51300000-0000-0000-0000-{index:012d}"  # Kubernetes sells no card without a UUID
+    return f"GPU-51300000-0000-0000-0000-{index:012d}"  # Kubernetes allocates no card without a UUID
 
 
 def _describe(cards: Sequence[Card]) -> list[Pgpu]:
