@@ -5,12 +5,10 @@ from __future__ import annotations
 import itertools
 import os
 import subprocess
-import sys
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -31,13 +29,14 @@ from qgpu.planes.sim.host import Clock, SimHost
 from qgpu.planes.sim.kept_pods import KeptPods
 from qgpu.runtime.claim_cdi import ClaimCdiFiles
 from tests.daemon.claim_rig import GIB, FakeContainer
+from tests.daemon.killed_daemon import DONE, KILLED, in_process, killed_after
 from tests.stage import MORE
 
 pytestmark = pytest.mark.root
 
-DONE, FAILED, KILLED = range(3)
 #: Every so many lines, the daemon is killed.
 STRIDE = 7 if MORE > 1 else 83
+OURS = str(Path(qgpu.__file__).parent)
 #: Threads of their own run these at any time.
 ELSEWHERE = ("/sched/", "/policies/")
 
@@ -107,7 +106,7 @@ class Second(Start):
         self.containers = [
             FakeContainer(names=("shop", "web", name), devices=("a-gpu",), env=["QGPU_GPU_0="]) for name in "12"
         ]
-        assert in_daemon(directory, self._first) == DONE
+        assert in_process(partial(Node, directory), self._first) == DONE
 
     def _first(self, node: Node) -> None:
         limits = {"class": "offline", "cores": 60, "memory": 8 * GIB, "latency_target_ns": None}
@@ -158,42 +157,9 @@ class Job(Start):
             os.rmdir(directory)
 
 
-def in_daemon(directory: Path, call: Callable[[Node], None]) -> int:
-    """Run a daemon in a process of its own that ends like one that is killed, and return its exit code."""
-    child = os.fork()
-    if child == 0:
-        code = FAILED
-        try:
-            call(Node(directory))
-            code = DONE
-        except BaseException:  # noqa: BLE001 - the process is not to run the test again
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def killed_after(lines: int, call: Callable[[Node], None]) -> Callable[[Node], None]:
-    """Have the process killed after so many lines of a request."""
-    ours = str(Path(qgpu.__file__).parent)
-
-    def run(node: Node) -> None:
-        left = [lines]
-
-        def at_line(_frame: FrameType, event: str, _argument: Any) -> Any:
-            left[0] -= event == "line"
-            if left[0] < 0:
-                os._exit(KILLED)
-            return at_line
-
-        def chosen(frame: FrameType, *_: Any) -> Any:
-            file = frame.f_code.co_filename
-            return at_line if file.startswith(ours) and not any(each in file for each in ELSEWHERE) else None
-
-        sys.settrace(chosen)
-        call(node)
-
-    return run
+def is_judged(file: str) -> bool:
+    """Tell whether the daemon is killed in the lines of a file."""
+    return file.startswith(OURS) and not any(each in file for each in ELSEWHERE)
 
 
 @contextmanager
@@ -211,7 +177,7 @@ def test_who_asks_again_after_a_kill_has_all(tmp_path: Path, kind: type[Start]) 
         directory = tmp_path / str(lines)
         directory.mkdir()
         with started(kind, directory) as start:
-            killed = in_daemon(directory, killed_after(lines, start.ask))
+            killed = in_process(partial(Node, directory), killed_after(lines, start.ask, is_judged))
             assert killed in (KILLED, DONE)
 
             def again(node: Node, start: Start = start) -> None:
@@ -219,6 +185,6 @@ def test_who_asks_again_after_a_kill_has_all(tmp_path: Path, kind: type[Start]) 
                 start.ask(node)
                 start.check(node)
 
-            assert in_daemon(directory, again) == DONE, f"killed after {lines} lines"
+            assert in_process(partial(Node, directory), again) == DONE, f"killed after {lines} lines"
         if killed == DONE:
             break

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
-import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -17,13 +14,13 @@ from qgpu.daemon import claim_requests, prepared_grants
 from qgpu.linux import atomic_file
 from qgpu.runtime import claim_cdi
 from tests.daemon.claim_rig import Rig
+from tests.daemon.killed_daemon import DONE, KILLED, UNCHANGED, in_process, killed_after
 from tests.stage import MORE
 
 pytestmark = pytest.mark.root
 
 #: Where the daemon is killed: at each line of these files.
 FILES = {module.__file__ for module in (claim_requests, prepared_grants, claim_cdi, atomic_file)}
-DONE, FAILED, KILLED, UNCHANGED = range(4)
 
 
 def prepare(rig: Rig) -> None:
@@ -36,38 +33,6 @@ def replace(rig: Rig) -> None:
 
 def drop(rig: Rig) -> None:
     rig.ask("grant.drop", uid="a")
-
-
-def in_daemon(directory: Path, call: Callable[[Rig], int | None]) -> int:
-    """Run a daemon in a process of its own that ends like one that is killed, and return its exit code."""
-    child = os.fork()
-    if child == 0:
-        code = FAILED
-        try:
-            code = call(Rig(directory)) or DONE
-        except BaseException:  # noqa: BLE001 - the process is not to run the test again
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def killed_after(lines: int, call: Callable[[Rig], None]) -> Callable[[Rig], None]:
-    """Have the process killed after so many lines of a request."""
-
-    def run(rig: Rig) -> None:
-        left = [lines]
-
-        def at_line(_frame: FrameType, event: str, _argument: Any) -> Any:
-            left[0] -= event == "line"
-            if left[0] < 0:
-                os._exit(KILLED)
-            return at_line
-
-        sys.settrace(lambda frame, *_: at_line if frame.f_code.co_filename in FILES else None)
-        call(rig)
-
-    return run
 
 
 def checked(before: set[Any], call: Callable[[Rig], None], after: set[Any]) -> Callable[[Rig], int]:
@@ -117,13 +82,13 @@ def test_killed_at_any_line_it_is_before_or_after(
     start, here = tmp_path / "start", tmp_path / "here"
     start.mkdir()
     if earlier is not None:
-        assert in_daemon(start, earlier) == DONE
+        assert in_process(partial(Rig, start), earlier) == DONE
     found = set()
     for lines in range(0, 10_000, 1 if MORE > 1 else 5):
         shutil.copytree(start, here)
-        killed = in_daemon(here, killed_after(lines, call))
+        killed = in_process(partial(Rig, here), killed_after(lines, call, FILES.__contains__))
         assert killed in (KILLED, DONE)
-        then = in_daemon(here, checked(before, call, after))
+        then = in_process(partial(Rig, here), checked(before, call, after))
         assert then in (UNCHANGED, DONE), f"killed after {lines} lines"
         shutil.rmtree(here)
         if killed == DONE:

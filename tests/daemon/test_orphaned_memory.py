@@ -1,4 +1,4 @@
-"""What ended pods left is inside of what their owners' claims hold, and no card holds more than it has."""
+"""What ended pods leave counts within what their owners' claims hold, and no card grants more than it has."""
 
 from __future__ import annotations
 

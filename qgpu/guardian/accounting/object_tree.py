@@ -25,7 +25,7 @@ class ObjectTree:
     #: Their handles by client, and by what they are below.
     handles: HandlesByClient = field(default_factory=HandlesByClient, compare=False)
     _children: SetsByKey[Key, int] = field(default_factory=SetsByKey)
-    #: What uses an object, by what is used.
+    #: By object, the handles of the objects that use it.
     _users: SetsByKey[Key, int] = field(default_factory=SetsByKey, compare=False)
 
     def below(self, key: Key) -> list[RmObject]:

@@ -219,9 +219,9 @@ class ObjectClaims(SharedPart):
         """
         with self._lock:
             users = {each: rm for each in channels if (rm := self._table.objects.get(each)) is not None}
-        freed = {each for each in users if not self._gpu_ops.exists(each)}
         if not users:
             return
+        freed = {each for each in users if not self._gpu_ops.exists(each)}
         with self._lock:
             for each in freed:
                 if self._table.objects.get(each) is users[each]:
