@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from typing import Any
 
-from figures import Figure, at_least, median
-from script import Script
+from figures import Figure, at_least, at_most, median
+from script import Script, listed
 
 RATIO = 0.995
+_TURNS = 5
+
+
+def alone(script: Script) -> list[Figure]:
+    """Compare a load without qgpu to one alone in a pod: speed and start-up, in turn."""
+    script.need_card()
+    found = list(in_turn(script, _TURNS))
+    starts = [(plain["startup_s"], pod["startup_s"]) for plain, pod in found]
+    script.say(f"alone: start-up, plain and in a pod: {'; '.join(map(listed, starts))} s")
+    plain_s, pod_s = (statistics.median(column) for column in zip(*starts, strict=True))
+    startup, holds = pod_s / plain_s, at_most(1.10)
+    each = tuple(pod / plain for plain, pod in starts)
+    note = f"median {pod_s * 1000:.0f} ms in a pod, {plain_s * 1000:.0f} ms plain, exec to first kernel done"
+    return [
+        ratio(found),
+        Figure("startup_ratio", startup, each, holds[0], holds[1](startup), note),
+    ]
 
 
 def in_turn(script: Script, turns: int) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:

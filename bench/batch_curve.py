@@ -139,7 +139,7 @@ def _curves(script: Script, engine: str, sizes: Sequence[int], kinds: Sequence[K
             found[kinds[0]][FIXED] = both.row(graph=kinds[0].graph, rest_s=0.2, settle_s=0.6, spans=2)
             both.end()
     if not bench.simulated:
-        with pair(script, engine, sizes, bench.start_beside) as both:
+        with pair(script, engine, sizes, bench.start_outside) as both:
             for kind, rows in found.items():
                 rows[PLAIN] = both.row(graph=kind.graph, alone=True, settle_s=0.4, spans=1, brief=True)
             both.end()
@@ -158,7 +158,7 @@ def _by_mps(script: Script, engine: str, sizes: Sequence[int], found: Rows) -> N
     with mps(bench) as service:
 
         def start(name: str, command: Sequence[str]) -> Pod:
-            return bench.start_beside(name, command, service.client(QUOTAS[name]))
+            return bench.start_outside(name, command, service.client(QUOTAS[name]))
 
         with pair(script, engine, sizes, start) as both:
             for kind, rows in found.items():

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from figures import About, Figure, median, write
+from figures import Figure, RunInfo, median, write
 from provenance import sources
 from random_mixes import Mix, draw, measure, missed, run
 
@@ -51,14 +51,14 @@ class Served(NamedTuple):
     lost: float
 
 
-class Found(NamedTuple):
+class MixResult(NamedTuple):
     """One mix under Burst Share and with the best slices found."""
 
     ours: Mix
     best: Served
 
 
-def look(seed: int) -> Found | None:
+def look(seed: int) -> MixResult | None:
     """Measure a mix; where it misses a floor or idles, search for slices that serve it better."""
     ours = measure(seed)
     if ours.missed <= _POINT and ours.idle <= _IDLE:
@@ -78,7 +78,7 @@ def look(seed: int) -> Found | None:
         at: tuple[int, ...] | None = tuple(_nearest(round_us * (pod.cores or 5) / 100) for pod in pods)
         while at is not None:
             at = _better(at, serve)
-    return Found(ours, min(known.values()))
+    return MixResult(ours, min(known.values()))
 
 
 def _nearest(slice_us: float) -> int:
@@ -108,7 +108,7 @@ def _fixed(slices_us: Mapping[str, int]) -> Policy:
     return policy
 
 
-def figures(mixes: int, found: Sequence[Found]) -> list[Figure]:
+def figures(mixes: int, found: Sequence[MixResult]) -> list[Figure]:
     """Return the figures of the mixes that were searched, of ``mixes`` in all."""
     missing = [each for each in found if each.ours.missed > _POINT]
     idle = [each for each in found if each.ours.idle > _IDLE]
@@ -121,7 +121,7 @@ def figures(mixes: int, found: Sequence[Found]) -> list[Figure]:
     ]
 
 
-def _served(mixes: Sequence[Found], unserved: str, total: str) -> list[Figure]:
+def _served(mixes: Sequence[MixResult], unserved: str, total: str) -> list[Figure]:
     """Return for how many mixes no slices were found, and the work of all pods with those found for the others."""
     totals = [(1 - each.best.lost) / each.ours.work for each in mixes if each.best.beyond == 0]
     count = median(unserved, [len(mixes) - len(totals)], note="no slices were found that serve it")
@@ -143,7 +143,7 @@ def main() -> None:
         print(row.row())
     command = f"python bench/best_slices.py --mixes {options.mixes}"
     date = time.strftime("%Y-%m-%d %H:%M:%S %Z")
-    about = About(command, "none", date, "simulated pGPU", "sim", time.monotonic() - began, sources())
+    about = RunInfo(command, "none", date, "simulated pGPU", "sim", time.monotonic() - began, sources())
     write(options.out, "sim-best-slices", about, rows, {})
 
 

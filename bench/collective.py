@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from qgpu.load.record import Record, Stop
-from qgpu.load.spec import Workload
+from qgpu.load.workload import Workload
 
 #: Four products of matrices of this width, then a sum of this many values over all GPUs: about 1.5 ms on an H200.
 WIDTH = 4096

@@ -19,9 +19,9 @@ from figures import Figure, at_most, median
 from plots import Plot
 from progress import Progress
 from script import Script, claim, listed
-from stage import Live, Stage, Virtual, share
+from testbed import LiveTestbed, SimulatedTestbed, Testbed, share
 
-from qgpu.load.spec import Workload
+from qgpu.load.workload import Workload
 
 PERIOD_S = 0.1
 OFF = 0.05
@@ -81,43 +81,43 @@ def measure(script: Script) -> list[Figure]:
 def _live(script: Script, load: str) -> list[Round]:
     kernel, *options = _LOADS[load]
     with script.bench.daemon():
-        stage = Live(script.bench, (kernel, *options))
-        return [_round(stage, _HOLD_S) for _ in range(_REPEATS)]
+        testbed = LiveTestbed(script.bench, (kernel, *options))
+        return [_round(testbed, _HOLD_S) for _ in range(_REPEATS)]
 
 
 def _simulated(load: str) -> list[Round]:
-    stage = Virtual(_SIMULATED[load])
-    return [_round(stage, 2.0) for _ in range(10)]
+    testbed = SimulatedTestbed(_SIMULATED[load])
+    return [_round(testbed, 2.0) for _ in range(10)]
 
 
-def _round(stage: Stage, hold_s: float) -> Round:
+def _round(testbed: Testbed, hold_s: float) -> Round:
     """Let two pods come, change everything, and let them go."""
     changes = []
 
     def change(what: str, share: float, make: Callable[[], None]) -> None:
-        at = stage.change(make)
-        changes.append(Change(what, at, share, stage.hold(hold_s)))
+        at = testbed.change(make)
+        changes.append(Change(what, at, share, testbed.hold(hold_s)))
 
     def quotas(**cores: int) -> None:
         for name, quota in cores.items():
-            stage.quota(name, quota)
+            testbed.quota(name, quota)
 
     def back() -> None:
         quotas(b=30, a=60)
-        stage.policy("best-effort")
+        testbed.policy("best-effort")
 
-    stage.start("a", 60)
-    stage.hold(0.5)
-    stage.start("b", 30)
-    come = stage.hold(hold_s)
+    testbed.start("a", 60)
+    testbed.hold(0.5)
+    testbed.start("b", 30)
+    come = testbed.hold(hold_s)
     change("quotas", 1 / 3, lambda: quotas(a=30, b=60))
-    change("best-effort", 1 / 2, lambda: stage.policy("best-effort"))
-    change("fixed-share", 1 / 3, lambda: stage.policy("fixed-share"))
+    change("best-effort", 1 / 2, lambda: testbed.policy("best-effort"))
+    change("fixed-share", 1 / 3, lambda: testbed.policy("fixed-share"))
     change("best-effort", 1 / 2, back)
-    change("burst-share", 2 / 3, lambda: stage.policy("burst-share"))
-    b = stage.stop("b")
-    left = stage.hold(hold_s)
-    a = stage.stop("a")
+    change("burst-share", 2 / 3, lambda: testbed.policy("burst-share"))
+    b = testbed.stop("b")
+    left = testbed.hold(hold_s)
+    a = testbed.stop("a")
     arrived = Change("arrival", b.result["started_ns"] / 1e9, 2 / 3, come)
     ended = Change("end", b.result["ended_ns"] / 1e9, 1.0, left)
     return Round((arrived, *changes, ended), a, b)

@@ -21,7 +21,7 @@ from plots import Plot
 from script import Script, claim
 
 from qgpu.ipc.control_socket import Client
-from qgpu.load.spec import Workload
+from qgpu.load.workload import Workload
 from qgpu.model import NS_PER_MS, NS_PER_S, Grant, Plan, Policy, Sample
 from qgpu.planes.sim.host import SimHost
 from qgpu.policies.registry import compose

@@ -25,23 +25,23 @@ from dataclasses import dataclass, field
 
 from figures import Figure, median
 from harness import QGPUD, ROOT
-from overcommit_day import First, Job, Memory, Service, Whole
+from overcommit_day import ExclusiveCard, FirstComeFirstServed, Job, Placement, Service
 from pods import BenchError, Pod, tail, wait_for
 from rivals import mps, mps_present
 from script import NotHereError, Script, listed, run
-from torch_side import p99
+from torch_processes import p99
 
 from qgpu.model import NS_PER_MS, NS_PER_S
 from qgpu.policies.memory_turns import GIB
 
-DAY_S, TURN_S, _LOOK_S = 100.0, 20, 0.1
+DAY_S, TURN_S, _POLL_S = 100.0, 20, 0.1
 ROOM = 24 * GIB
 TRAINING, BY_DAY, BY_NIGHT = "training-medium", "service-graph", "service-eager"
 #: A job's work is the time that it takes alone.
 JOBS = tuple(Job(f"job{n}", at_s, 9 * GIB, 1.0, 25.0) for n, at_s in enumerate((0.0, 2.0, 20.0, 50.0)))
 SERVICES = (Service("night", 8.0, 28.0, 7 * GIB, 0.2), Service("day", 40.0, 85.0, 7 * GIB, 0.3))
 PROGRAM = {"night": BY_NIGHT, "day": BY_DAY, **{job.name: TRAINING for job in JOBS}}
-_ALONE_S, _PATIENCE_S = 6.0, 90.0
+_ALONE_S, _TIMEOUT_S = 6.0, 90.0
 _SHORT_TURNS = "from qgpu.policies import memory_turns; memory_turns.TURN_NS = {ns}; "
 
 
@@ -76,8 +76,8 @@ class Day:
 Start = Callable[[str, list[str], str, int], Pod]
 
 
-def lived(script: Script, start: Start, memory: Memory, steps: int) -> Day:
-    """Live a day: start what ``memory`` lets onto the card, end services when their time is over."""
+def run_day(script: Script, start: Start, place: Placement, steps: int) -> Day:
+    """Run a day: start what ``place`` lets onto the card, end services when their time is over."""
     began = time.monotonic()
     day, pods = Day(time.time_ns()), dict[str, Pod]()
     limits = {job.name: job.limit for job in JOBS} | {service.name: service.limit for service in SERVICES}
@@ -91,12 +91,12 @@ def lived(script: Script, start: Start, memory: Memory, steps: int) -> Day:
                 raise BenchError(f"{job.name}: {tail(pods[job.name].log)}")
         jobs = [job for job in JOBS if job.at_s <= now_s and job.name not in over]
         services = [each for each in SERVICES if each.at_s <= now_s < each.end_s]
-        for name in sorted(memory(jobs, services) - pods.keys()):
+        for name in sorted(place(jobs, services) - pods.keys()):
             count = ["--steps", str(steps)] if PROGRAM[name] == TRAINING else []
             command = [sys.executable, str(ROOT / "bench" / "day_program.py"), PROGRAM[name], *count]
             pod_class = "offline" if PROGRAM[name] == TRAINING else "online"
             pods[name] = start(name, command, pod_class, limits[name])
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     ended_ns = time.time_ns()
     script.bench.end_pods()
     for name, pod in pods.items():
@@ -137,7 +137,7 @@ def _overcommit(script: Script) -> Iterator[Start]:
 @contextmanager
 def _plain(script: Script) -> Iterator[Start]:
     try:
-        yield lambda name, command, _class, _limit: script.bench.start_beside(name, command)
+        yield lambda name, command, _class, _limit: script.bench.start_outside(name, command)
     finally:
         script.bench.end_pods()
 
@@ -150,7 +150,7 @@ def _partition(script: Script) -> Iterator[Start]:
 
         def start(name: str, command: list[str], pod_class: str, _limit: int) -> Pod:
             percent = part if pod_class == "online" else 100 - part
-            return script.bench.start_beside(name, command, service.client(percent))
+            return script.bench.start_outside(name, command, service.client(percent))
 
         yield start
 
@@ -162,14 +162,14 @@ def _peak() -> int:
 def _alone(script: Script, program: str) -> list[float]:
     """Run a program alone for some seconds; return how long its steps took, in ms."""
     command = [sys.executable, str(ROOT / "bench" / "day_program.py"), program]
-    pod = script.bench.start_beside(f"alone-{program}", command)
+    pod = script.bench.start_outside(f"alone-{program}", command)
 
     def some() -> bool:
         if pod.process.poll() is not None:
             raise BenchError(f"{program}: {tail(pod.log)}")
         return bool(_steps(pod))
 
-    wait_for(f"{program} to begin", some, _PATIENCE_S)
+    wait_for(f"{program} to begin", some, _TIMEOUT_S)
     time.sleep(_ALONE_S)
     took = [took / NS_PER_MS for _, took in _steps(pod)]
     pod.end()
@@ -177,7 +177,7 @@ def _alone(script: Script, program: str) -> list[float]:
 
 
 def day(script: Script) -> list[Figure]:
-    """Live the same day in every way."""
+    """Run the same day in every way."""
     if script.bench.simulated or importlib.util.find_spec("torch") is None:
         raise NotHereError("torch on a GPU is needed; overcommit_day.py simulates days")
     alone = {program: _alone(script, program) for program in (TRAINING, BY_DAY, BY_NIGHT)}
@@ -186,19 +186,19 @@ def day(script: Script) -> list[Figure]:
     script.say(
         f"alone: a step of training {step_s * 1e3:.1f} ms; p99 of requests {listed(map(p99, alone.values()))} ms"
     )
-    ways: dict[str, tuple[Callable[[Script], AbstractContextManager[Start]], Memory]] = {
+    ways: dict[str, tuple[Callable[[Script], AbstractContextManager[Start]], Placement]] = {
         "overcommit": (_overcommit, lambda jobs, services: {job.name for job in jobs} | {one.name for one in services}),
-        "plain": (_plain, First(ROOM, inside=True)),
-        "partition": (_partition, First(ROOM - _peak(), inside=False)),
-        "whole": (_plain, Whole()),
+        "plain": (_plain, FirstComeFirstServed(ROOM, inside=True)),
+        "partition": (_partition, FirstComeFirstServed(ROOM - _peak(), inside=False)),
+        "whole": (_plain, ExclusiveCard()),
     }
     if not mps_present():
         del ways["partition"]
     days: dict[str, Day] = {}
-    for name, (opened, memory) in ways.items():
+    for name, (opened, place) in ways.items():
         try:
             with opened(script) as start:
-                days[name] = lived(script, start, memory, steps)
+                days[name] = run_day(script, start, place, steps)
         except BenchError as error:
             if name == "overcommit":
                 raise

@@ -6,7 +6,7 @@
 A document holds a paragraph or table with figures twice: the template in a comment, and the rendered text below it.
 
     <!-- begin generated: python bench/document_figures.py
-    Two pods at 2:1 get {h200-spine > burst_ratio_2_1_1ms : .2f}.
+    Two pods at 2:1 get {h200-guarantees > burst_ratio_2_1_1ms : .2f}.
     -->
     Two pods at 2:1 get 2.00.
     <!-- end generated -->

@@ -24,7 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from figures import About, Figure, at_most, median, write
+from figures import Figure, RunInfo, at_most, median, write
 from provenance import sources
 
 from qgpu.guardian.accounting.rm_object import RmObject, object_fact
@@ -33,7 +33,7 @@ from qgpu.guardian.failover.state_fds import StateFds
 from qgpu.guardian.rules import classes, controls
 from qgpu.nvidia import abi
 from tests.hostile.attacker import ATTACKS
-from tests.hostile.stage import Stage
+from tests.hostile.emulated_host import EmulatedHost
 
 _ROOT = Path(__file__).resolve().parent.parent
 _QUIET_S, _AFTER_S = 5.0, 2.0
@@ -72,25 +72,25 @@ os._exit(0)
 def stall(directory: Path, attack: str | None) -> float:
     """Return the longest time in seconds that a neighbour takes for a round, beside one attack or beside none."""
     directory.mkdir()
-    stage = Stage(directory, 2)
-    if not stage.there:
+    host = EmulatedHost(directory, 2)
+    if not host.there:
         raise SystemExit("bench/escape.py: no cgroup2 tree can be mounted here; run as root")
     try:
-        guardian, began = stage.guardian(), time.monotonic()
+        guardian, began = host.guardian(), time.monotonic()
         if attack is None:
             time.sleep(_QUIET_S)
         else:
-            attacker = stage.start_attacker(attack)
-            stage.until(lambda: stage.has_attacked(attack), f"{attack} is done")
+            attacker = host.start_attacker(attack)
+            host.until(lambda: host.has_attacked(attack), f"{attack} is done")
             time.sleep(_AFTER_S)
             attacker.terminate()
             attacker.wait()
-        stage.go_on()
-        if stage.guardian() != guardian:
+        host.go_on()
+        if host.guardian() != guardian:
             raise SystemExit(f"bench/escape.py: {attack}: a guardian was lost")
-        return stage.longest_wait(began)
+        return host.longest_wait(began)
     finally:
-        stage.close()
+        host.close()
 
 
 @contextmanager
@@ -218,7 +218,7 @@ def main() -> None:
         print(row.row())
     command = f"python bench/escape.py --rounds {options.rounds}"
     date = time.strftime("%Y-%m-%d %H:%M:%S %Z")
-    about = About(command, "emulated", date, "emulated driver", "seccomp", time.monotonic() - began, sources())
+    about = RunInfo(command, "emulated", date, "emulated driver", "seccomp", time.monotonic() - began, sources())
     write(options.out, "escape", about, rows, {})
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
-from qgpu.load.spec import Workload
+from qgpu.load.workload import Workload
 from qgpu.model import NS_PER_MS, NS_PER_S, Grant, Plan, Sharing, Snapshot
 from qgpu.planes.sim.host import SimHost
 from qgpu.policies.registry import compose

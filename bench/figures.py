@@ -85,7 +85,7 @@ def at_least(limit: float) -> tuple[str, Callable[[float], bool]]:
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class RunInfo:
     """What ran, and where."""
 
     command: str
@@ -107,7 +107,7 @@ class About:
 def write(
     out: Path,
     stem: str,
-    about: About,
+    about: RunInfo,
     figures: Sequence[Figure],
     errors: Mapping[str, str],
     plots: Sequence[Plot] = (),
@@ -125,10 +125,10 @@ def write(
     _put(out, stem, summary, lines)
 
 
-def read(file: Path) -> tuple[About, list[Figure], dict[str, str]]:
+def read(file: Path) -> tuple[RunInfo, list[Figure], dict[str, str]]:
     """Read back what ``write`` wrote, without the plots."""
     raw = json.loads(file.read_text())
-    about = About(**{field.name: raw[field.name] for field in fields(About) if field.name in raw})
+    about = RunInfo(**{field.name: raw[field.name] for field in fields(RunInfo) if field.name in raw})
     figures = [
         Figure(name, raw["figures"][name], tuple(told["repeats"]), told["limit"], told["ok"], told["how"])
         for name, told in raw["details"].items()
@@ -170,7 +170,7 @@ def merge(out: Path, stem: str, sections: Sequence[str]) -> None:
     _put(out, stem, summary, [*lines, *_missing(errors)])
 
 
-def _summary(about: About, figures: Sequence[Figure], errors: Mapping[str, str]) -> dict[str, Any]:
+def _summary(about: RunInfo, figures: Sequence[Figure], errors: Mapping[str, str]) -> dict[str, Any]:
     values = {figure.name: figure.value for figure in figures}
     return {
         **asdict(about),

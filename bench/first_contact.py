@@ -52,13 +52,13 @@ DEFECTS = {
     "D6 malformed requests": ["tests/ipc/test_http_server.py", "tests/cli/test_bad_input.py"],
     "D7 memory limits below a context": [
         "tests/test_units.py",
-        "tests/daemon/test_service.py::test_a_limit_below_any_context_is_refused",
+        "tests/daemon/test_control_requests.py::test_a_limit_below_any_context_is_refused",
         "tests/runtime/test_requested_limits.py",
     ],
     "D8 old and new values, and the record of changes": [
         "tests/cli/test_events.py",
         "tests/daemon/test_events.py",
-        "tests/daemon/test_state.py",
+        "tests/daemon/test_settings_file.py",
         "tests/groups/test_groups.py::test_what_later_members_get_is_told_and_recorded",
     ],
     "D9 SIGHUP, removed directories, scenarios, pictures, names and units, help, completion, manual pages": [

@@ -53,12 +53,12 @@ def plainly(script: Script) -> list[Figure]:
     if script.bench.simulated:
         raise NotHereError("collective kernels are not simulated")
     bench = script.bench
-    gang = bench.start_beside("gang", _ranks(bench, "plain"))
+    gang = bench.start_outside("gang", _ranks(bench, "plain"))
     gang.wait_log("ready", _READY_S)
     script.settle()
     alone = script.span(4)
-    floods = [bench.beside(f"flood-{n}", "1ms", environment={"CUDA_VISIBLE_DEVICES": str(n)}) for n in range(2)]
-    script.running_beside(*floods)
+    floods = [bench.outside(f"flood-{n}", "1ms", environment={"CUDA_VISIBLE_DEVICES": str(n)}) for n in range(2)]
+    script.running_outside(*floods)
     spans = [script.span(4) for _ in range(2)]
     done = stop_all(gang, *floods)
     steps = done[0].rate(alone)

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import psutil
 from attacks.build import build
-from attacks.safe import guardians
+from attacks.failures import guardians
 from figures import Figure, at_least, at_most, median
 from pods import BenchError, Pod, stop_all, tail, wait_for
 from progress import Progress
@@ -35,7 +35,7 @@ from rivals import QGPU, Way, mps, mps_present
 from script import NotHereError, Script, listed, run
 from service import serve
 from share_error import WINDOWS_NS
-from torch_side import Crew, Taken
+from torch_processes import SpanResult, TorchProcesses
 from usage import errors_pp, watch
 
 from qgpu.groups import mps_server
@@ -54,7 +54,7 @@ _MEMBERS, _PLAINS, _CLIENTS = ("ga", "gb"), ("pa", "pb"), ("ma", "mb")
 _KILLS = {"server": 8, "mps": 10, "guardian": 8, "daemon": 8, "fault": 3}
 _FLOODS, _LATEST_S = 2, 1.0
 #: How long a member has to run or to end after a kill; how long the group has to take a new one.
-_END_S, _AGAIN_S = 5.0, 20.0
+_END_S, _RECOVERY_TIMEOUT_S = 5.0, 20.0
 _TOLD = ("comm", "wchan", "syscall")
 _MIB = 1 << 20
 
@@ -63,41 +63,46 @@ def totals(script: Script) -> list[Figure]:
     """Measure each pair plainly and in a group, in turn; then by MPS without qgpu."""
     _need(script)
     programs = list(dict.fromkeys(name for pair in PAIRS for name in pair.programs))
-    alone, found = Alone(), {pair.name: dict[str, list[Taken]]() for pair in PAIRS}
+    alone, found = Alone(), {pair.name: dict[str, list[SpanResult]]() for pair in PAIRS}
     with script.bench.daemon():
-        crew = Crew(script)
+        workers = TorchProcesses(script)
         for name in _PLAINS:
-            crew.beside(name, programs)
+            workers.outside(name, programs)
         _create(script, "group")
         for name in _MEMBERS:
-            crew.member(name, "group", programs)
-        crew.wait_ready()
+            workers.member(name, "group", programs)
+        workers.wait_ready()
         for program in programs:
-            alone.add(program, crew.take({_PLAINS[0]: program}, 0.3, _SPAN_S))
+            alone.add(program, workers.take({_PLAINS[0]: program}, 0.3, _SPAN_S))
         for pair in PAIRS:
             for _ in range(_REPEATS):
                 for way, names in (("plain", _PLAINS), ("group", _MEMBERS)):
-                    taken = crew.take(dict(zip(names, pair.programs, strict=True)), _SETTLE_S, _SPAN_S)
-                    found[pair.name].setdefault(way, []).append(taken)
+                    span = workers.take(dict(zip(names, pair.programs, strict=True)), _SETTLE_S, _SPAN_S)
+                    found[pair.name].setdefault(way, []).append(span)
     with mps(script.bench) as service:
-        crew = Crew(script)
+        workers = TorchProcesses(script)
         for name in _CLIENTS:
-            crew.beside(name, programs, service.client())
-        crew.wait_ready()
+            workers.outside(name, programs, service.client())
+        workers.wait_ready()
         for pair in PAIRS:
             for _ in range(_REPEATS):
-                taken = crew.take(dict(zip(_CLIENTS, pair.programs, strict=True)), _SETTLE_S, _SPAN_S)
-                found[pair.name].setdefault("mps", []).append(taken)
+                span = workers.take(dict(zip(_CLIENTS, pair.programs, strict=True)), _SETTLE_S, _SPAN_S)
+                found[pair.name].setdefault("mps", []).append(span)
     return _total_figures(script, found, alone)
 
 
-def _total_figures(script: Script, found: Mapping[str, Mapping[str, Sequence[Taken]]], alone: Alone) -> list[Figure]:
+def _total_figures(
+    script: Script, found: Mapping[str, Mapping[str, Sequence[SpanResult]]], alone: Alone
+) -> list[Figure]:
     figures, ratios = [], {}
     for pair in PAIRS:
         sums = {
             way: [
-                sum(did.speed / alone.speed(name) for did, name in zip(taken.did, pair.programs, strict=True))
-                for taken in spans
+                sum(
+                    process.speed / alone.speed(name)
+                    for process, name in zip(span.processes, pair.programs, strict=True)
+                )
+                for span in spans
             ]
             for way, spans in found[pair.name].items()
         }
@@ -261,7 +266,7 @@ def _state(member: Pod) -> str:
 
 def _takes_members(script: Script, name: str) -> float:
     """Wait until the group takes a member, started as often as it fails; return when one has run (s)."""
-    until = time.monotonic() + _AGAIN_S
+    until = time.monotonic() + _RECOVERY_TIMEOUT_S
     while time.monotonic() < until:
         member = _flooding(script, name, "half")
         with suppress(BenchError):
@@ -300,7 +305,7 @@ def _mps_pids(script: Script, group: str, server_only: bool) -> list[int]:
         pids.extend(pid for pod in script.bench.pods() if pod["name"] == group for pid in pod["pids"])
         return bool(pids)
 
-    wait_for(f"the group {group}", found, _AGAIN_S)
+    wait_for(f"the group {group}", found, _RECOVERY_TIMEOUT_S)
     return [pid for pid in pids if (mps_server.is_mps_server if server_only else mps_server.is_mps)(pid)]
 
 

@@ -38,12 +38,12 @@ _MARK = "QGPU_BENCH"
 class Bench:
     """Everything that one run of a script starts, in one temporary directory."""
 
-    def __init__(self, plane: str, qgpud: Sequence[str] = QGPUD, patience: float = 1) -> None:
+    def __init__(self, plane: str, qgpud: Sequence[str] = QGPUD, timeout_factor: float = 1) -> None:
         self.plane = plane
         #: The daemon's command, without options.
         self.qgpud = qgpud
         #: An emulated machine may take this many times longer to answer.
-        self.patience = patience
+        self.timeout_factor = timeout_factor
         self.directory = Path(tempfile.mkdtemp(prefix="qgpu-bench-"))
         self.runtime_dir = self.directory / "run"
         #: Of the kernel of each length, calibrated alone at first.
@@ -78,7 +78,7 @@ class Bench:
             self._daemon = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment(), cwd=ROOT
             )
-        wait_for("qgpud to answer", self._answers, 30 * self.patience)
+        wait_for("qgpud to answer", self._answers, 30 * self.timeout_factor)
 
     def stop_daemon(self) -> None:
         """Stop the daemon in the ordinary way, or the hard one."""
@@ -116,12 +116,12 @@ class Bench:
 
     def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
         """Ask the daemon over its socket."""
-        with Client(self.runtime_dir, 10 * self.patience) as client:
+        with Client(self.runtime_dir, 10 * self.timeout_factor) as client:
             return client.call(op, **arguments)
 
     def ctl(self, *arguments: str) -> str:
         """Run qgpuctl and return what it prints."""
-        ended = self._run([*QGPUCTL, "--runtime-dir", str(self.runtime_dir), *arguments], 30 * self.patience)
+        ended = self._run([*QGPUCTL, "--runtime-dir", str(self.runtime_dir), *arguments], 30 * self.timeout_factor)
         if ended.returncode:
             raise BenchError(f"qgpuctl {' '.join(arguments)}: code {ended.returncode}: {ended.stderr.strip()}")
         return ended.stdout
@@ -175,9 +175,9 @@ class Bench:
         command = self._load(kernel, *options)
         return self.start_pod(name, command, cores=cores, memory=memory, pod_class=pod_class, gpus=gpus)
 
-    def beside(self, name: str, kernel: str, *options: str, environment: Mapping[str, str] | None = None) -> Pod:
+    def outside(self, name: str, kernel: str, *options: str, environment: Mapping[str, str] | None = None) -> Pod:
         """Start the same load outside of any pod: plainly, or with this ``environment``."""
-        return self.start_beside(name, self._load(kernel, "--watch", *options), environment)
+        return self.start_outside(name, self._load(kernel, "--watch", *options), environment)
 
     def start_pod(
         self,
@@ -206,7 +206,7 @@ class Bench:
         """Return a load's command that runs until it is stopped."""
         return self._load(kernel, *options)
 
-    def start_beside(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> Pod:
+    def start_outside(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> Pod:
         """Start any command that takes ``--json FILE`` outside of any pod."""
         return self._start(name, command, [], environment)
 

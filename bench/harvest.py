@@ -25,7 +25,7 @@ SLOWER, ADDED_US, GAINED = 1.05, 250, 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class ServiceResult:
     """The results of a service and of the offline pod beside it."""
 
     p99_us: float
@@ -38,7 +38,7 @@ def measure(script: Script) -> list[Figure]:
     script.calibrate(map(_kernel, LOADS))
     alone: dict[int, Served] = {}
 
-    def beside(way: Way) -> dict[int, Beside]:
+    def beside(way: Way) -> dict[int, ServiceResult]:
         if way.name == QGPU:
             alone.update({load: serve(way, _kernel(load), 2.5) for load in LOADS})
         found = _beside(way)
@@ -57,13 +57,13 @@ def measure(script: Script) -> list[Figure]:
     return figures
 
 
-def _beside(way: Way) -> dict[int, Beside]:
+def _beside(way: Way) -> dict[int, ServiceResult]:
     flood = way.start("flood", "1ms")
     way.running(flood)
     alone = way.script.span(1.2)
     served = {load: serve(way, _kernel(load), 3.5 if way.name == QGPU else 2.0) for load in LOADS}
     done = flood.stop()
-    return {load: Beside(s.p99_us, done.rate(s.span) / done.rate(alone)) for load, s in served.items()}
+    return {load: ServiceResult(s.p99_us, done.rate(s.span) / done.rate(alone)) for load, s in served.items()}
 
 
 def _kernel(load: int) -> str:
@@ -71,11 +71,11 @@ def _kernel(load: int) -> str:
     return f"{load * PERIOD_US // 100}us"
 
 
-def _gained(served: Beside, load: int) -> float:
+def _gained(served: ServiceResult, load: int) -> float:
     return served.kept / (1 - load / 100)
 
 
-def _plots(alone: Mapping[int, Served], found: Mapping[str, Mapping[int, Beside]]) -> list[Plot]:
+def _plots(alone: Mapping[int, Served], found: Mapping[str, Mapping[int, ServiceResult]]) -> list[Plot]:
     latency = {"alone": [(f"{load} %", alone[load].p99_us / 1000) for load in LOADS]}
     gained = {}
     for name, each in found.items():
@@ -87,7 +87,7 @@ def _plots(alone: Mapping[int, Served], found: Mapping[str, Mapping[int, Beside]
     ]
 
 
-def _figures(alone: Mapping[int, Served], found: Mapping[str, Mapping[int, Beside]]) -> list[Figure]:
+def _figures(alone: Mapping[int, Served], found: Mapping[str, Mapping[int, ServiceResult]]) -> list[Figure]:
     figures = [median(f"harvest_alone_p99_us_{load}", [alone[load].p99_us]) for load in LOADS]
     for name, each in found.items():
         tag = "" if name == QGPU else f"_{name.lower()}"

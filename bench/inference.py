@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from qgpu.load.record import Record, Stop
-from qgpu.load.spec import Workload
+from qgpu.load.workload import Workload
 from qgpu.model import NS_PER_MS, NS_PER_S, NS_PER_US
 
 IMAGE_US = 60
 GAP_US = 100
-_LOOK_NS = 10_000_000
+_POLL_NS = 10_000_000
 _SUFFIX = ".size"
 
 
@@ -56,7 +56,7 @@ class Control:
     def batch(self) -> Batch:
         """Return the requested batch size, at most 10 ms old."""
         now_ns = time.perf_counter_ns()
-        if now_ns - self._looked_ns >= _LOOK_NS:
+        if now_ns - self._looked_ns >= _POLL_NS:
             self._looked_ns = now_ns
             with suppress(FileNotFoundError):
                 size, *graph = self._file.read_text().split()

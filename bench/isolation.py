@@ -8,8 +8,9 @@
     python bench/isolation.py --profiling        on plane seccomp, each attacker in a pod that may profile
     python bench/isolation.py --only moments     daemon, guardian, launcher: failing at 42 random moments
 
-Prints a table of path and plane, and merges it into docs/results/isolation.json. attacks/judge.py and attacks/safe.py
-explain each figure at the top; attacks/cases.py lists the attacks. The exit code is 1 if any attack got through.
+Prints a table of path and plane, and merges it into docs/results/isolation.json. attacks/judge.py and
+attacks/failures.py explain each figure at the top; attacks/cases.py lists the attacks. The exit code is 1 if any attack
+got through.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from pathlib import Path
 
 from attacks import build, world
 from attacks.cases import CASES, Case
+from attacks.failures import moments, safe
 from attacks.judge import Row, Watch, alone, judge, plain_pause_ms, undisturbed
 from attacks.resize import RESIZED, resized
-from attacks.safe import moments, safe
 from attacks.world import NEIGHBOUR, Attacker, World, end_attacker, end_pod, policy, start_attacker
 from harness import ROOT, BenchError, tail
 
@@ -73,7 +74,7 @@ def run(
                     rows.append(resized(place))
                     say(_line(rows[-1]))
                 if family == "door":
-                    rows.append(_doors(place))
+                    rows.append(_forbidden_requests(place))
                     say(_line(rows[-1]))
                 if family == "safe":
                     safe(place, watch, rate, rows, say)
@@ -109,14 +110,15 @@ def _tried(place: World, watch: Watch, case: Case, rate: float, plain_ms: float 
         return Row(case.family, case.path, said=f"not judged: {error}", passed=False)
 
 
-def _doors(place: World) -> Row:
-    """Try every door from inside a pod: none may open, and the neighbour's grant must not change."""
-    bench, report = place.bench, place.bench.directory / "doors.json"
-    log = bench.directory / "door.log"
+def _forbidden_requests(place: World) -> Row:
+    """Try from inside a pod what only outsiders may do: all is refused, and the neighbour's grant must not change."""
+    bench, report = place.bench, place.bench.directory / "forbidden_requests.json"
+    log = bench.directory / "forbidden_requests.log"
     before = [each["grants"] for each in bench.pods() if each["name"] == "neighbour"]
-    command = [sys.executable, str(Path(__file__).parent / "attacks" / "door.py"), str(report), str(bench.runtime_dir)]
+    program = Path(__file__).parent / "attacks" / "forbidden_requests.py"
+    command = [sys.executable, str(program), str(report), str(bench.runtime_dir)]
     process = start_attacker(place, "attacker", ["--cores", "10"], command, log)
-    process.wait(60 * bench.patience)
+    process.wait(60 * bench.timeout_factor)
     end_attacker(place, "attacker", process)
     if not report.exists():
         return Row("door", "the daemon's doors", said=f"no report: {tail(log)}", passed=False)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from qgpu.config import GpuSettings
-from qgpu.load.spec import Workload
+from qgpu.load.workload import Workload
 from qgpu.model import NS_PER_MS, NS_PER_S, Grant, PodClass
 from qgpu.simulate import scenario
 from qgpu.simulate.report import PodReport

@@ -50,9 +50,9 @@ def moves(script: Script) -> list[Figure]:
         pod_off.append(move(bench, "moved", "suspend"))
         left.append((before - free(bench)) / MIB)  # nothing else is on the card
         pod_back.append(move(bench, "moved", "resume"))
-        plain = None if bench.simulated else bench.beside("plain", "100us", *LOAD)
+        plain = None if bench.simulated else bench.outside("plain", "100us", *LOAD)
         if plain is not None:
-            script.running_beside(plain)
+            script.running_outside(plain)
         for _ in range(REPEATS):
             if plain is not None:
                 off, back = driver(plain.load_process().pid)

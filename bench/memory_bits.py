@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from figures import Figure
 from harness import ROOT, Bench
-from memory_pods import PATIENCE_S, move
+from memory_pods import TIMEOUT_S, move
 from pods import BenchError, Pod
 from script import Script
 
@@ -109,11 +109,11 @@ def _results(
     disturb(pods)
     results = {}
     for program, pod in pods.items():
-        if pod.process.wait(PATIENCE_S):
+        if pod.process.wait(TIMEOUT_S):
             raise BenchError(f"{program}: {pod.log.read_text()[-300:]}")
         results[program] = json.loads(pod.file.read_text())["result"]
     return results
 
 
 def _wait_step(pod: Pod, step: int) -> None:
-    pod.wait_log(f"step {step}\n", PATIENCE_S)
+    pod.wait_log(f"step {step}\n", TIMEOUT_S)

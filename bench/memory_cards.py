@@ -58,9 +58,9 @@ def cards(script: Script) -> list[Figure]:
         took.append(_to(bench, "moved", 1))
         left.append((before - free(bench)) / MIB)  # nothing else is on that card
         bench.wait_busy(pod)
-        plain = None if bench.simulated else bench.beside("plain", "100us", *holds)
+        plain = None if bench.simulated else bench.outside("plain", "100us", *holds)
         if plain is not None:
-            script.running_beside(plain)
+            script.running_outside(plain)
         for turn in range(max(1, round(2 * script.scale))):
             if plain is not None:
                 try:

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 import pynvml
-from attacks.safe import guardians
+from attacks.failures import guardians
 from figures import Asked, Figure, at_most, median
 from harness import ROOT, Bench
 from pods import BenchError, wait_for
@@ -30,7 +30,7 @@ GIB, MIB = 1 << 30, 1 << 20
 SMALL = ("--memory", "512MiB", "--period", "10ms")
 #: What a pod's limit leaves beyond what its load holds: a context.
 ROOM_GIB = 1
-PATIENCE_S = 90.0
+TIMEOUT_S = 90.0
 
 #: A kill comes at most this long after the requests, which is after the last call.
 _LATEST_S = 1.0
@@ -56,7 +56,7 @@ def driver(pid: int, moves: Mapping[str, str] | None = None) -> tuple[float, flo
     ):
         began, helper = time.monotonic(), Helper()
         for call, arguments in calls:
-            helper.call(call, PATIENCE_S, pid=pid, **arguments)
+            helper.call(call, TIMEOUT_S, pid=pid, **arguments)
         took.append(time.monotonic() - began)
         helper.close()
     return took[0], took[1]
@@ -90,7 +90,7 @@ def settled(bench: Bench, *names: str) -> None:
         except QgpuError:  # a guardian is being replaced
             return False
 
-    wait_for(f"pods {', '.join(names)} to arrive", done, PATIENCE_S)
+    wait_for(f"pods {', '.join(names)} to arrive", done, TIMEOUT_S)
 
 
 def free(bench: Bench, gpu: int = 0) -> int:

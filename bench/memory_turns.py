@@ -9,7 +9,7 @@ from statistics import median as median_of
 
 from figures import Figure, at_least, at_most, median
 from harness import QGPUD, Bench
-from memory_pods import GIB, PATIENCE_S, driver, free
+from memory_pods import GIB, TIMEOUT_S, driver, free
 from pods import BenchError, Pod, stop_all, tail, wait_for
 from script import NotHereError, Script, listed
 
@@ -33,8 +33,8 @@ def short(script: Script) -> list[Figure]:
     with bench.daemon():
         bench.ctl("gpu", "policy", "set", "0", "--memory-overcommit", "2.0")
         with_room = [_online_start_s(bench) for _ in range(times + 1)]
-        plain = bench.beside("plain", "100us", "--memory", size, "--period", "10ms")
-        script.running_beside(plain)
+        plain = bench.outside("plain", "100us", "--memory", size, "--period", "10ms")
+        script.running_outside(plain)
         drivers = [driver(plain.load_process().pid)[0] for _ in range(times)]
         plain.end()
         card = bench.ask("gpu.list")["gpus"][0]["memory"]
@@ -48,7 +48,7 @@ def short(script: Script) -> list[Figure]:
         took = []
         for _ in range(times):
             took.append(_online_start_s(bench))
-            wait_for("the offline pods to come back", lambda: _all_run(bench), PATIENCE_S)
+            wait_for("the offline pods to come back", lambda: _all_run(bench), TIMEOUT_S)
         lost = sum(pod.process.poll() is not None for pod in pods)
     script.say(f"start with room {listed(with_room)} s, without {listed(took)} s; driver off {listed(drivers)} s")
     waited = [each - median_of(with_room) for each in took]
@@ -72,7 +72,7 @@ def _online_start_s(bench: Bench) -> float:
     pod = bench.pod(
         "online", "100us", "--memory", f"{ONLINE_GIB}GiB", memory=f"{ONLINE_GIB + 1}GiB", pod_class="online"
     )
-    wait_for("the online pod to run", lambda: _has_run(bench, pod), PATIENCE_S)
+    wait_for("the online pod to run", lambda: _has_run(bench, pod), TIMEOUT_S)
     return float(pod.stop().result["started_ns"]) / 1e9 - began
 
 

@@ -181,7 +181,7 @@ def loaded(modules: list[Path], ended: Path, options: Sequence[str] = ()) -> Ite
     theirs, ours = os.pipe()
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
     command = [sys.executable, __file__, str(theirs), str(ended)]
-    with subprocess.Popen(command, pass_fds=[theirs], start_new_session=True, env=environment) as undertaker:
+    with subprocess.Popen(command, pass_fds=[theirs], start_new_session=True, env=environment) as unloader:
         os.close(theirs)
         try:
             found = Loaded(ours)
@@ -192,7 +192,7 @@ def loaded(modules: list[Path], ended: Path, options: Sequence[str] = ()) -> Ite
             yield found
         finally:
             os.close(ours)
-            if undertaker.wait() or not ended.exists():  # it was killed itself
+            if unloader.wait() or not ended.exists():  # it was killed itself
                 unload(ended)
 
 
@@ -270,7 +270,7 @@ def _kill_holders() -> list[str]:
     return killed
 
 
-def _undertake() -> None:
+def _unload_at_end() -> None:
     """Wait until the test has ended, in whatever way, and unload."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -280,4 +280,4 @@ def _undertake() -> None:
 
 
 if __name__ == "__main__":
-    _undertake()
+    _unload_at_end()

@@ -26,12 +26,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from figures import About, Figure, at_most, median, write
+from figures import Figure, RunInfo, at_most, median, write
 from provenance import sources
 
 from qgpu.model import NS_PER_S, PodClass
 from qgpu.policies.memory_turns import GIB, Place
-from tests.memory_stage import MemoryStage
+from tests.memory_simulation import MemorySimulation
 
 _ROOT = Path(__file__).resolve().parent.parent
 _CARD, _FACTOR = 141 * GIB, 2.0
@@ -72,7 +72,7 @@ class Day:
     moves: int = 0
 
 
-def drawn(seed: int) -> tuple[list[Job], list[Service]]:
+def draw_day(seed: int) -> tuple[list[Job], list[Service]]:
     """Draw a day."""
     chance = random.Random(seed)  # noqa: S311 (a day, not a secret)
     services = []
@@ -92,7 +92,7 @@ def drawn(seed: int) -> tuple[list[Job], list[Service]]:
     return jobs, services
 
 
-def shared(left: float, parts: Mapping[str, float]) -> dict[str, float]:
+def divide(left: float, parts: Mapping[str, float]) -> dict[str, float]:
     """Divide a part of the card equally among jobs that ask for at most ``parts``."""
     given: dict[str, float] = {}
     for number, (name, asked) in enumerate(sorted(parts.items(), key=lambda each: each[1])):
@@ -102,20 +102,20 @@ def shared(left: float, parts: Mapping[str, float]) -> dict[str, float]:
 
 
 #: Lets a moment pass for the present jobs and services, by name; returns those that compute in it.
-Memory = Callable[[Sequence[Job], Sequence[Service]], set[str]]
+Placement = Callable[[Sequence[Job], Sequence[Service]], set[str]]
 
 
-def lived(jobs: Sequence[Job], services: Sequence[Service], memory: Memory, compute: float | None = None) -> Day:
-    """Live a day. ``compute``: the part of the card that jobs may use; None: what services leave."""
+def run_day(jobs: Sequence[Job], services: Sequence[Service], place: Placement, compute: float | None = None) -> Day:
+    """Run a day. ``compute``: the part of the card that jobs may use; None: what services leave."""
     day, left = Day(), {job.name: job.work_s for job in jobs}
     for now_s in range(0, _DAY_S, _STEP_S):
         asked = [job for job in jobs if job.at_s <= now_s and left[job.name] > 0]
         up = [each for each in services if each.at_s <= now_s < each.end_s]
-        runs = memory(asked, up)
+        runs = place(asked, up)
         for each in up:
             day.service_waits_s[each.name] = day.service_waits_s.get(each.name, 0) + _STEP_S * (each.name not in runs)
         free = 1 - sum(each.part for each in up if each.name in runs) if compute is None else compute
-        given = shared(max(0.0, free), {job.name: job.part for job in asked if job.name in runs})
+        given = divide(max(0.0, free), {job.name: job.part for job in asked if job.name in runs})
         for job in asked:
             if left[job.name] == job.work_s and job.name not in runs:
                 day.job_waits_s[job.name] = day.job_waits_s.get(job.name, 0) + _STEP_S
@@ -126,36 +126,36 @@ def lived(jobs: Sequence[Job], services: Sequence[Service], memory: Memory, comp
     return day
 
 
-class Turns:
+class OvercommittedMemory:
     """Memory turns: limits are granted ``_FACTOR`` times, services get their room."""
 
     def __init__(self) -> None:
-        self.stage = MemoryStage(_CARD, step_ns=_STEP_S * NS_PER_S)
+        self.simulation = MemorySimulation(_CARD, step_ns=_STEP_S * NS_PER_S)
 
     def __call__(self, jobs: Sequence[Job], services: Sequence[Service]) -> set[str]:
         """Return who is on the card."""
-        there = self.stage.pods
+        there = self.simulation.pods
         for name in there.keys() - {each.name for each in (*jobs, *services)}:
-            self.stage.remove(name)
+            self.simulation.remove(name)
         for service in services:
             if service.name not in there:
-                self.stage.add(service.name, service.limit, pod_class=PodClass.ONLINE)
+                self.simulation.add(service.name, service.limit, pod_class=PodClass.ONLINE)
         for job in jobs:
             if job.name in there:
                 continue
             if sum(pod.seen.limit or 0 for pod in there.values()) + job.limit > _FACTOR * _CARD:
                 break
-            self.stage.add(job.name, job.limit, cores=10)
-        self.stage.step()
+            self.simulation.add(job.name, job.limit, cores=10)
+        self.simulation.step()
         return {name for name, pod in there.items() if pod.begun and pod.seen.place is Place.ON}
 
     @property
     def moves(self) -> int:
         """Return how often pods left so far; of those that have not ended."""
-        return sum(what == Place.LEAVING.value for pod in self.stage.pods.values() for _, what in pod.moves)
+        return sum(what == Place.LEAVING.value for pod in self.simulation.pods.values() for _, what in pod.moves)
 
 
-class First:
+class FirstComeFirstServed:
     """First come, first served within ``room``; services in front if they are ``inside``. Nobody yields."""
 
     def __init__(self, room: int, *, inside: bool) -> None:
@@ -175,7 +175,7 @@ class First:
         return {*self._runs, *(() if self._inside else [each.name for each in services])}
 
 
-class Whole:
+class ExclusiveCard:
     """The card for all services, or for one job until it ends."""
 
     def __init__(self) -> None:
@@ -190,17 +190,19 @@ class Whole:
 
 
 def measure(seed: int) -> dict[str, Day]:
-    """Live one day in every way."""
-    jobs, services = drawn(seed)
+    """Run one day in every way."""
+    jobs, services = draw_day(seed)
     peak = max(sum(each.limit for each in services if each.at_s <= at.at_s < each.end_s) for at in services)
-    turns = Turns()
+    overcommitted = OvercommittedMemory()
     days = {
-        "overcommit": lived(jobs, services, turns),
-        "plain": lived(jobs, services, First(_CARD, inside=True)),
-        "partition": lived(jobs, services, First(_CARD - peak, inside=False), compute=1 - peak / _CARD),
-        "whole": lived(jobs, services, Whole()),
+        "overcommit": run_day(jobs, services, overcommitted),
+        "plain": run_day(jobs, services, FirstComeFirstServed(_CARD, inside=True)),
+        "partition": run_day(
+            jobs, services, FirstComeFirstServed(_CARD - peak, inside=False), compute=1 - peak / _CARD
+        ),
+        "whole": run_day(jobs, services, ExclusiveCard()),
     }
-    days["overcommit"].moves = turns.moves
+    days["overcommit"].moves = overcommitted.moves
     return days
 
 
@@ -240,7 +242,7 @@ def main() -> None:
         print(figure.row())
     command = f"python bench/overcommit_day.py --days {options.days}"
     date = time.strftime("%Y-%m-%d %H:%M:%S %Z")
-    about = About(command, "none", date, "simulated day", "sim", time.monotonic() - began, sources())
+    about = RunInfo(command, "none", date, "simulated day", "sim", time.monotonic() - began, sources())
     write(options.out, "overcommit-simulated", about, found, {})
 
 

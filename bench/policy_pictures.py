@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from qgpu.load.spec import Workload
+from qgpu.load.workload import Workload
 from qgpu.model import NS_PER_MS, NS_PER_S, Grant, PodClass
 from qgpu.planes.sim.host import SimHost
 from qgpu.policies.registry import compose
@@ -32,7 +32,7 @@ _STEP_NS = 500 * NS_PER_MS
 
 
 @dataclass(frozen=True, slots=True)
-class Act:
+class PodStay:
     """A pod's stay."""
 
     pod: str
@@ -43,27 +43,27 @@ class Act:
 
 
 OFFLINE = (
-    Act("two", Grant(cores=60), FLOOD),
-    Act("one", Grant(cores=30), FLOOD, 2.0, 7.0),
+    PodStay("two", Grant(cores=60), FLOOD),
+    PodStay("one", Grant(cores=30), FLOOD, 2.0, 7.0),
 )
-ONLINE = (*OFFLINE, Act("chat", Grant(PodClass.ONLINE), PULSE, 4.0, 6.0))
+ONLINE = (*OFFLINE, PodStay("chat", Grant(PodClass.ONLINE), PULSE, 4.0, 6.0))
 
 
-def play(policy: str, acts: Sequence[Act], seconds: float) -> GpuTrack:
-    """Run acts under a policy and return what was recorded, from time 0 on."""
+def play(policy: str, stays: Sequence[PodStay], seconds: float) -> GpuTrack:
+    """Run pods for their stays under a policy, and return what was recorded from time 0 on."""
     host, recorder, track = SimHost(), Recorder(0), GpuTrack(0)
     backend, ledger = host.backend(0), Ledger(0)
     backend.detailed = True
     loads: dict[str, int] = {}
     settings = loop.Settings(compose(policy, "best-effort"), _PERIOD_NS)
     while (now_s := backend.now_ns / NS_PER_S) < seconds + 0.3:
-        for act in acts:
-            if act.from_s <= now_s < act.to_s and act.pod not in loads:
-                host.admit(act.pod, {0: act.grant})
-                loads[act.pod] = host.start_load(act.pod, 0, act.load)
-            elif now_s >= act.to_s and act.pod in loads:
-                host.stop_load(loads.pop(act.pod))
-                host.retire(act.pod)
+        for stay in stays:
+            if stay.from_s <= now_s < stay.to_s and stay.pod not in loads:
+                host.admit(stay.pod, {0: stay.grant})
+                loads[stay.pod] = host.start_load(stay.pod, 0, stay.load)
+            elif now_s >= stay.to_s and stay.pod in loads:
+                host.stop_load(loads.pop(stay.pod))
+                host.retire(stay.pod)
         ledger = loop.tick(backend, settings, ledger)
         recorder.watch(ledger, 0)
     for tick in recorder.fetch():
@@ -71,33 +71,35 @@ def play(policy: str, acts: Sequence[Act], seconds: float) -> GpuTrack:
     return track
 
 
-def drawing(title: str, track: GpuTrack, acts: Sequence[Act], close: tuple[float, float], whole: bool = True) -> str:
+def drawing(
+    title: str, track: GpuTrack, stays: Sequence[PodStay], close: tuple[float, float], whole: bool = True
+) -> str:
     """Draw shares over time, and below them a part of it switch by switch."""
     seconds = float(round(track.last_ns / NS_PER_S))
     lines, rows = [], []
-    for act in acts:
-        pod = track.pods[act.pod]
+    for stay in stays:
+        pod = track.pods[stay.pod]
         found = shares(pod.runs, _STEP_NS, int(seconds * NS_PER_S), _STEP_NS)  # the first ticks are not recorded
         points = [((at_ns + _STEP_NS / 2) / NS_PER_S, share) for at_ns, share in found]
-        asked = None if act.grant.cores is None else act.grant.cores / 100
-        lines.append(Line(act.pod, _COLOUR[act.pod], points, asked))
+        asked = None if stay.grant.cores is None else stay.grant.cores / 100
+        lines.append(Line(stay.pod, _COLOUR[stay.pod], points, asked))
         spans, closed = (
             [(start / NS_PER_S - close[0], end / NS_PER_S - close[0]) for start, end in found]
             for found in (pod.runs, pod.closed)
         )
-        rows.append(Strip(act.pod, _COLOUR[act.pod], spans, closed))
-    legend = "   ".join(f"{act.pod}: {_asked(act)}" for act in acts)
+        rows.append(Strip(stay.pod, _COLOUR[stay.pod], spans, closed))
+    legend = "   ".join(f"{stay.pod}: {_asked(stay)}" for stay in stays)
     parts = [over_time(lines, seconds)] if whole else []
     parts.append(strips(rows, close[1] - close[0]))
-    return _stacked(f"{title}.  {legend}", parts, [_key(act) for act in acts])
+    return _stacked(f"{title}.  {legend}", parts, [_key(stay) for stay in stays])
 
 
-def _asked(act: Act) -> str:
-    return act.grant.pod_class.value + ("" if act.grant.cores is None else f", {act.grant.cores} % asked")
+def _asked(stay: PodStay) -> str:
+    return stay.grant.pod_class.value + ("" if stay.grant.cores is None else f", {stay.grant.cores} % asked")
 
 
-def _key(act: Act) -> tuple[str, str]:
-    return f"{act.pod} ({_asked(act)})", _COLOUR[act.pod]
+def _key(stay: PodStay) -> tuple[str, str]:
+    return f"{stay.pod} ({_asked(stay)})", _COLOUR[stay.pod]
 
 
 def _stacked(title: str, parts: Sequence[str], keys: Sequence[tuple[str, str]]) -> str:

@@ -24,12 +24,12 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from figures import About, Figure, at_most, median, write
+from figures import Figure, RunInfo, at_most, median, write
 from provenance import sources
 
-from qgpu.load.spec import Workload
+from qgpu.load.workload import Workload
 from qgpu.model import NS_PER_S, Grant, Policy
-from tests.stage import FLOOD, Stage, batches, eager, every
+from tests.simulation import FLOOD, Simulation, batches, eager, every
 
 _SETTLE_S, _SPAN_S = 4, 4
 _ROOT = Path(__file__).resolve().parent.parent
@@ -103,14 +103,14 @@ def run(
     policy: str | Policy, pods: Sequence[Pod], seed: int, late_ms: float = 0, settle_s: int = _SETTLE_S
 ) -> tuple[dict[str, float], float]:
     """Return the work of each pod and the idle time, as parts of the card's time."""
-    stage = Stage(policy, late_ms=late_ms, seed=seed)
+    simulation = Simulation(policy, late_ms=late_ms, seed=seed)
     for pod in pods:
-        stage.add(pod.name, Grant(cores=pod.cores), pod.work)
-    stage.pass_by(settle_s)
-    before_ns = stage.host.times(0).idle_ns
-    seconds = list(stage.seconds(_SPAN_S))
+        simulation.add(pod.name, Grant(cores=pod.cores), pod.work)
+    simulation.pass_by(settle_s)
+    before_ns = simulation.host.times(0).idle_ns
+    seconds = list(simulation.seconds(_SPAN_S))
     work = {pod.name: statistics.fmean(second.work[pod.name] for second in seconds) for pod in pods}
-    return work, (stage.host.times(0).idle_ns - before_ns) / (_SPAN_S * NS_PER_S)
+    return work, (simulation.host.times(0).idle_ns - before_ns) / (_SPAN_S * NS_PER_S)
 
 
 def missed(floors: Mapping[str, float], work: Mapping[str, float]) -> float:
@@ -157,7 +157,7 @@ def main() -> None:
         print(figure.row())
     command = f"python bench/random_mixes.py --mixes {options.mixes}"
     date = time.strftime("%Y-%m-%d %H:%M:%S %Z")
-    about = About(command, "none", date, "simulated pGPU", "sim", time.monotonic() - began, sources())
+    about = RunInfo(command, "none", date, "simulated pGPU", "sim", time.monotonic() - began, sources())
     write(options.out, "sim-random-mixes", about, found, {})
 
 

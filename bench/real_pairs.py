@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch_side import Did, Taken
+from torch_processes import SpanResult, StepStats
 
 DEFAULT_PERIOD_MS = 100
 BURST, FIXED, BEST_EFFORT = "burst-share", "fixed-share", "best-effort"
@@ -79,81 +79,81 @@ class Alone:
     With ``at_ns`` they are the mean of the last span before that time and the first one after it.
     """
 
-    taken: dict[str, list[Taken]] = field(default_factory=dict)
+    spans: dict[str, list[SpanResult]] = field(default_factory=dict)
 
-    def add(self, program: str, taken: Taken) -> None:
+    def add(self, program: str, span: SpanResult) -> None:
         """Note one span."""
-        self.taken.setdefault(program, []).append(taken)
+        self.spans.setdefault(program, []).append(span)
 
     def speed(self, program: str, at_ns: int | None = None) -> float:
         """Return steps per second."""
-        return self._middle(program, lambda taken: taken.did[0].speed, at_ns)
+        return self._middle(program, lambda span: span.processes[0].speed, at_ns)
 
     def slowest_and_fastest(self, program: str) -> tuple[float, float]:
         """Return the least and the most steps per second of any span."""
-        speeds = [taken.did[0].speed for taken in self.taken[program]]
+        speeds = [span.processes[0].speed for span in self.spans[program]]
         return min(speeds), max(speeds)
 
     def median_ms(self, program: str, at_ns: int | None = None) -> float:
         """Return the median time of a step."""
-        return self._middle(program, lambda taken: taken.did[0].median_ms, at_ns)
+        return self._middle(program, lambda span: span.processes[0].median_ms, at_ns)
 
     def p99_ms(self, program: str, at_ns: int | None = None) -> float:
         """Return the time that only one step in a hundred exceeds."""
-        return self._middle(program, lambda taken: taken.did[0].p99_ms, at_ns)
+        return self._middle(program, lambda span: span.processes[0].p99_ms, at_ns)
 
     def busy(self, program: str, at_ns: int | None = None) -> float:
         """Return the part of time that the card is busy; NaN if unknown."""
-        return self._middle(program, lambda taken: taken.busy, at_ns)
+        return self._middle(program, lambda span: span.busy, at_ns)
 
-    def _middle(self, program: str, of: Callable[[Taken], float], at_ns: int | None = None) -> float:
-        spans = self.taken[program]
+    def _middle(self, program: str, of: Callable[[SpanResult], float], at_ns: int | None = None) -> float:
+        spans = self.spans[program]
         if at_ns is None:
             return statistics.median(map(of, spans))
-        before = [taken for taken in spans if taken.at_ns <= at_ns][-1:]
-        after = [taken for taken in spans if taken.at_ns > at_ns][:1]
+        before = [span for span in spans if span.at_ns <= at_ns][-1:]
+        after = [span for span in spans if span.at_ns > at_ns][:1]
         return statistics.fmean(map(of, before + after))
 
 
 @dataclass(slots=True)
-class Found:
+class PairResult:
     """Spans of one pair: plain ones before, between and after rounds; in each round one for each way to share."""
 
     pair: Pair
-    plain: list[Taken] = field(default_factory=list)
-    shared: dict[Sharing, list[Taken]] = field(default_factory=dict)
-    mps: dict[str, list[Taken]] = field(default_factory=dict)
+    plain: list[SpanResult] = field(default_factory=list)
+    shared: dict[Sharing, list[SpanResult]] = field(default_factory=dict)
+    mps: dict[str, list[SpanResult]] = field(default_factory=dict)
 
-    def relative(self, taken: Taken, alone: Alone) -> list[float]:
+    def relative(self, span: SpanResult, alone: Alone) -> list[float]:
         """Return the speed of each process over its speed alone at about that time."""
-        at_ns = taken.at_ns
-        pods = zip(taken.did, self.pair.programs, strict=True)
+        at_ns = span.at_ns
+        pods = zip(span.processes, self.pair.programs, strict=True)
         return [each.speed / alone.speed(name, at_ns) for each, name in pods]
 
-    def totals(self, spans: Iterable[Taken], alone: Alone) -> list[float]:
+    def totals(self, spans: Iterable[SpanResult], alone: Alone) -> list[float]:
         """Return, for each span, the sum of both."""
-        return [sum(self.relative(taken, alone)) for taken in spans]
+        return [sum(self.relative(span, alone)) for span in spans]
 
-    def over_plain(self, sharing: Sharing, of: Callable[[Taken], float]) -> list[float]:
+    def over_plain(self, sharing: Sharing, of: Callable[[SpanResult], float]) -> list[float]:
         """Return, for each round, ``of`` the span over the mean of ``of`` the plain spans on both sides."""
         beside = map(statistics.fmean, zip(map(of, self.plain), map(of, self.plain[1:]), strict=False))
-        return [of(taken) / plain for taken, plain in zip(self.shared[sharing], beside, strict=True)]
+        return [of(span) / plain for span, plain in zip(self.shared[sharing], beside, strict=True)]
 
     def gained(self, sharing: Sharing, alone: Alone) -> list[float]:
         """Return, for each round, the sum of speeds over that of plain sharing."""
-        return self.over_plain(sharing, lambda taken: sum(self.relative(taken, alone)))
+        return self.over_plain(sharing, lambda span: sum(self.relative(span, alone)))
 
     def plain_again(self, alone: Alone) -> list[float]:
         """Return, for each plain span between two others, its sum of speeds over theirs: 1 on a steady host."""
         sums = self.totals(self.plain, alone)
         return [each / statistics.fmean(beside) for *beside, each in zip(sums, sums[2:], sums[1:], strict=False)]
 
-    def floors(self, spans: Sequence[Taken], sharing: Sharing, alone: Alone) -> list[list[float]]:
+    def floors(self, spans: Sequence[SpanResult], sharing: Sharing, alone: Alone) -> list[list[float]]:
         """Return, for each pod and span, its speed over the worth of its quota under ``sharing``; see ``floor``."""
         by_pod = zip(*(self.relative(each, alone) for each in spans), strict=True)
         pods = zip(by_pod, sharing.parts, self.pair.programs, strict=True)
         return [
-            [floor(each, part, alone.busy(name, taken.at_ns)) for each, taken in zip(speeds, spans, strict=True)]
+            [floor(each, part, alone.busy(name, span.at_ns)) for each, span in zip(speeds, spans, strict=True)]
             for speeds, part, name in pods
         ]
 
@@ -161,9 +161,9 @@ class Found:
         """Return, for each round, the first pod's speed over the other's, both relative to alone."""
         return [first / second for first, second in (self.relative(each, alone) for each in self.shared[sharing])]
 
-    def ways(self) -> dict[str, list[Taken]]:
+    def ways(self) -> dict[str, list[SpanResult]]:
         """Return all spans by the way to share, rivals first."""
-        return {PLAIN: self.plain, **self.mps, **{sharing.name: taken for sharing, taken in self.shared.items()}}
+        return {PLAIN: self.plain, **self.mps, **{sharing.name: spans for sharing, spans in self.shared.items()}}
 
 
 def floor(speed: float, part: float, busy: float) -> float:
@@ -188,17 +188,18 @@ def farthest(values: Iterable[float], asked: float) -> float:
     return max(values, key=lambda value: abs(value - asked))
 
 
-def worst_p99_ms(taken: Taken) -> float:
+def worst_p99_ms(span: SpanResult) -> float:
     """Return the p99 of the process with the longer one."""
-    return max(each.p99_ms for each in taken.did)
+    return max(each.p99_ms for each in span.processes)
 
 
-def each_median(spans: Sequence[Taken], of: Callable[[Did], float]) -> list[float]:
+def each_median(spans: Sequence[SpanResult], of: Callable[[StepStats], float]) -> list[float]:
     """Return, for each process, the median over spans of ``of`` its results."""
-    return [statistics.median(of(each) for each in column) for column in zip(*(s.did for s in spans), strict=True)]
+    columns = zip(*(span.processes for span in spans), strict=True)
+    return [statistics.median(of(each) for each in column) for column in columns]
 
 
-def row(section: str, found: Found, way: str, spans: Sequence[Taken], alone: Alone) -> dict[str, Any]:
+def row(section: str, found: PairResult, way: str, spans: Sequence[SpanResult], alone: Alone) -> dict[str, Any]:
     """Return the row of one pair in one way: medians over spans; speeds in steps/s and relative to alone."""
     relative = [statistics.median(column) for column in zip(*(found.relative(s, alone) for s in spans), strict=True)]
     told: dict[str, Any] = {
@@ -209,7 +210,7 @@ def row(section: str, found: Found, way: str, spans: Sequence[Taken], alone: Alo
         "over_alone": rounded(relative),
         "sum_over_alone": rounded([statistics.median(found.totals(spans, alone))])[0],
         "p99_ms": rounded(each_median(spans, lambda each: each.p99_ms)),
-        "utilisation": rounded([statistics.median(taken.busy for taken in spans)])[0],
+        "utilisation": rounded([statistics.median(span.busy for span in spans)])[0],
         "spans": len(spans),
     }
     return told

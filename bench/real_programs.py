@@ -32,8 +32,8 @@ from real_pairs import (
     MPS_FREE,
     PLAIN,
     Alone,
-    Found,
     Pair,
+    PairResult,
     Sharing,
     farthest,
     least_by_chance,
@@ -44,7 +44,7 @@ from real_pairs import (
 )
 from rivals import mps, mps_present
 from script import NotHereError, Script, listed, run, spread
-from torch_side import Crew, Taken
+from torch_processes import SpanResult, TorchProcesses
 
 from qgpu.model import NS_PER_MS
 
@@ -110,19 +110,21 @@ def programs_of(pairs: Iterable[tuple[Sequence[str], Pair]]) -> dict[str, list[s
 
 
 @contextmanager
-def _crew(script: Script, cases: Iterable[tuple[tuple[str, str], Pair]], *, cpus_apart: bool = False) -> Iterator[Crew]:
+def _workers(
+    script: Script, cases: Iterable[tuple[tuple[str, str], Pair]], *, cpus_apart: bool = False
+) -> Iterator[TorchProcesses]:
     """Run a daemon, and pods and plain processes that have loaded the programs of the pairs."""
     pods = list(cases)
     with script.bench.daemon():
-        crew = Crew(script, cpus_apart=cpus_apart)
+        workers = TorchProcesses(script, cpus_apart=cpus_apart)
         # The first plain process runs every program alone.
         every = [((PLAINS[0],) * 2, pair) for _, pair in pods]
         for name, programs in programs_of([*((PLAINS, pair) for _, pair in pods), *every]).items():
-            crew.beside(name, programs)
+            workers.outside(name, programs)
         for name, programs in programs_of(pods).items():
-            crew.pod(name, programs, pod_class="online" if name in ONLINE else "offline")
-        crew.wait_ready()
-        yield crew
+            workers.pod(name, programs, pod_class="online" if name in ONLINE else "offline")
+        workers.wait_ready()
+        yield workers
 
 
 def _share(script: Script, sharing: Sharing, pods: tuple[str, str]) -> None:
@@ -148,36 +150,36 @@ def _repeats(script: Script) -> int:
     return REPEATS if script.scale == 1 else REPEATS_QUICK
 
 
-def _alone(script: Script, crew: Crew, alone: Alone, pairs: Iterable[Pair], times: Times) -> None:
+def _alone(script: Script, workers: TorchProcesses, alone: Alone, pairs: Iterable[Pair], times: Times) -> None:
     """Measure each program of pairs alone, in a plain process, once."""
     for program in dict.fromkeys(name for pair in pairs for name in pair.programs):
-        taken = crew.take({PLAINS[0]: program}, times.plain_settle, times.plain)
-        alone.add(program, taken)
-        did = taken.did[0]
-        text = f"{did.speed:.4g} steps/s, p99 {did.p99_ms:.4g} ms, card busy {taken.busy:.2f}"
+        span = workers.take({PLAINS[0]: program}, times.plain_settle, times.plain)
+        alone.add(program, span)
+        process = span.processes[0]
+        text = f"{process.speed:.4g} steps/s, p99 {process.p99_ms:.4g} ms, card busy {span.busy:.2f}"
         script.say(f"{program}: alone {text}")
 
 
 def _in_turn(
     script: Script,
-    crew: Crew,
+    workers: TorchProcesses,
     pair: Pair,
     sharings: Sequence[Sharing],
     times: Times,
     pods: tuple[str, str] = PODS,
     alone: Alone | None = None,
-) -> Found:
+) -> PairResult:
     """Measure a pair plainly and in each way to share, in turn; the order of ways changes from round to round.
 
     With ``alone``, every round measures the programs alone too, for that round's speeds.
     """
-    found = Found(pair, shared={sharing: [] for sharing in sharings})
+    found = PairResult(pair, shared={sharing: [] for sharing in sharings})
 
     def plainly() -> None:
         asked = dict(zip(PLAINS, pair.programs, strict=True))
-        found.plain.append(crew.take(asked, times.plain_settle, times.plain))
+        found.plain.append(workers.take(asked, times.plain_settle, times.plain))
         if alone is not None:
-            _alone(script, crew, alone, [pair], times)
+            _alone(script, workers, alone, [pair], times)
 
     for number in range(_repeats(script)):
         plainly()
@@ -185,13 +187,14 @@ def _in_turn(
         for sharing in (*sharings[first:], *sharings[:first]):
             _share(script, sharing, pods)
             settle_s = times.settle + (times.learn if number == 0 else 0)
-            found.shared[sharing].append(crew.take(dict(zip(pods, pair.programs, strict=True)), settle_s, times.span))
+            asked = dict(zip(pods, pair.programs, strict=True))
+            found.shared[sharing].append(workers.take(asked, settle_s, times.span))
     plainly()
     return found
 
 
 def _by_mps(
-    script: Script, cases: Sequence[tuple[Found, str]], times: Times, alone: Alone, *, cpus_apart: bool = False
+    script: Script, cases: Sequence[tuple[PairResult, str]], times: Times, alone: Alone, *, cpus_apart: bool = False
 ) -> None:
     """Measure pairs under MPS, each with its clients; if MPS fails, say so and leave it out."""
     if not mps_present():
@@ -199,20 +202,20 @@ def _by_mps(
         return
     try:
         with mps(script.bench) as service:
-            crew = Crew(script, cpus_apart=cpus_apart)
+            workers = TorchProcesses(script, cpus_apart=cpus_apart)
             for name, programs in programs_of((CLIENTS[kind], found.pair) for found, kind in cases).items():
-                crew.beside(name, programs, service.client(PERCENT.get(name)))
-            crew.wait_ready()
+                workers.outside(name, programs, service.client(PERCENT.get(name)))
+            workers.wait_ready()
             for found, kind in cases:
                 asked = dict(zip(CLIENTS[kind], found.pair.programs, strict=True))
-                spans = [crew.take(asked, times.plain_settle, times.plain) for _ in range(REPEATS_MPS)]
+                spans = [workers.take(asked, times.plain_settle, times.plain) for _ in range(REPEATS_MPS)]
                 found.mps[kind] = spans
                 _say(script, found, kind, spans, alone)
     except (BenchError, OSError, SystemExit) as error:  # on SIGTERM too: keep the other results
         script.say(f"MPS is left out: {error}")
 
 
-def _say(script: Script, found: Found, way: str, spans: Sequence[Taken], alone: Alone) -> None:
+def _say(script: Script, found: PairResult, way: str, spans: Sequence[SpanResult], alone: Alone) -> None:
     told = row("", found, way, spans, alone)
     script.say(
         f"{found.pair.name}, {way}: over alone {listed(each or 0 for each in told['over_alone'])}"
@@ -220,14 +223,14 @@ def _say(script: Script, found: Found, way: str, spans: Sequence[Taken], alone: 
     )
 
 
-def _say_all(script: Script, found: Found, alone: Alone) -> None:
+def _say_all(script: Script, found: PairResult, alone: Alone) -> None:
     for way, spans in found.ways().items():
         _say(script, found, way, spans, alone)
 
 
-def _keep(script: Script, section: str, all_found: Sequence[Found], alone: Alone) -> None:
+def _keep(script: Script, section: str, all_found: Sequence[PairResult], alone: Alone) -> None:
     """Store a row for each pair in each way, and for each program alone."""
-    for program, spans in alone.taken.items():
+    for program, spans in alone.spans.items():
         by_itself = {
             "section": section,
             "pair": program,
@@ -243,13 +246,13 @@ def _keep(script: Script, section: str, all_found: Sequence[Found], alone: Alone
         script.rows += [row(section, found, way, spans, alone) for way, spans in found.ways().items()]
 
 
-def _plot(title: str, all_found: Sequence[Found], sharing: Sharing, alone: Alone) -> Plot:
+def _plot(title: str, all_found: Sequence[PairResult], sharing: Sharing, alone: Alone) -> Plot:
     """Draw the speeds of both programs of pairs plainly, by MPS and by qgpu."""
     lines: dict[str, list[tuple[object, ...]]] = {}
     for found in all_found:
         ways = {PLAIN: found.plain, sharing.mps: found.mps.get(sharing.mps, []), "qgpu": found.shared[sharing]}
         for way, spans in ways.items():
-            columns = zip(*(found.relative(taken, alone) for taken in spans), strict=True)
+            columns = zip(*(found.relative(span, alone) for span in spans), strict=True)
             for place, values in zip(_places(found.pair), columns, strict=False):
                 lines.setdefault(way, []).append(spread(place, values))
     return Plot(f"{title}: {sharing.name}", "", "steps over the program alone", lines)
@@ -261,7 +264,7 @@ def _places(pair: Pair) -> tuple[str, str]:
     return f"{pair.first} +", f"+ {pair.second}"
 
 
-def _sum_plot(all_found: Sequence[Found], alone: Alone) -> Plot:
+def _sum_plot(all_found: Sequence[PairResult], alone: Alone) -> Plot:
     """Draw the sum of both speeds of each pair in every way."""
     lines: dict[str, list[tuple[object, ...]]] = {}
     for found in all_found:
@@ -283,9 +286,9 @@ def gappy(script: Script) -> list[Figure]:
     _need_card(script)
     alone, all_found = Alone(), []
     sharings = (TWO_ONE, EVEN, BEST_OF)
-    with _crew(script, ((PODS, pair) for pair in GAPPY_PAIRS), cpus_apart=True) as crew:
+    with _workers(script, ((PODS, pair) for pair in GAPPY_PAIRS), cpus_apart=True) as workers:
         for pair in GAPPY_PAIRS:
-            all_found.append(_in_turn(script, crew, pair, sharings, GAPPY, alone=alone))
+            all_found.append(_in_turn(script, workers, pair, sharings, GAPPY, alone=alone))
             _say_all(script, all_found[-1], alone)
     cases = [(found, kind) for kind in (MPS_2_1, MPS_FREE) for found in all_found]
     _by_mps(script, cases, GAPPY, alone, cpus_apart=True)
@@ -295,7 +298,7 @@ def gappy(script: Script) -> list[Figure]:
     return _gappy_figures(all_found, sharings, alone)
 
 
-def _gappy_figures(all_found: Sequence[Found], sharings: Sequence[Sharing], alone: Alone) -> list[Figure]:
+def _gappy_figures(all_found: Sequence[PairResult], sharings: Sequence[Sharing], alone: Alone) -> list[Figure]:
     """Judge sums and floors; beside them, the same of plain spans: what the host's own unsteadiness makes of them."""
     sums: dict[str, Figure] = {}
     floors: dict[str, Figure] = {}
@@ -353,18 +356,18 @@ def full(script: Script) -> list[Figure]:
     """Measure programs that fill the card: twice the quota is twice the speed, and nothing is lost."""
     _need_card(script)
     alone, all_found = Alone(), []
-    with _crew(script, ((PODS, pair) for pair in FULL_PAIRS)) as crew:
+    with _workers(script, ((PODS, pair) for pair in FULL_PAIRS)) as workers:
         for pair in FULL_PAIRS:
-            _alone(script, crew, alone, FULL_PAIRS, FULL)
+            _alone(script, workers, alone, FULL_PAIRS, FULL)
             sharings = (TWO_ONE, SHORT) if pair == FULL_PAIRS[0] else (TWO_ONE,)
-            all_found.append(_in_turn(script, crew, pair, sharings, FULL))
+            all_found.append(_in_turn(script, workers, pair, sharings, FULL))
             _say_all(script, all_found[-1], alone)
-        _alone(script, crew, alone, FULL_PAIRS, FULL)
+        _alone(script, workers, alone, FULL_PAIRS, FULL)
     _by_mps(script, [(found, MPS_2_1) for found in all_found], FULL, alone)
     _keep(script, "real_full", all_found, alone)
     script.plots.append(_plot("programs that fill the card", all_found, TWO_ONE, alone))
     short = all_found[0]
-    worst = [worst_p99_ms(taken) for taken in short.shared[SHORT]]
+    worst = [worst_p99_ms(span) for span in short.shared[SHORT]]
     totals = short.totals(short.shared[SHORT], alone)
     note = f"{short.pair.name}, {SHORT.name}"
     return [
@@ -376,7 +379,7 @@ def full(script: Script) -> list[Figure]:
 
 def _two_one(
     name: str,
-    all_found: Sequence[Found],
+    all_found: Sequence[PairResult],
     sharing: Sharing,
     alone: Alone,
     ratio: tuple[float, float],
@@ -405,12 +408,12 @@ def best_effort(script: Script) -> list[Figure]:
     """Measure programs that fill the card without settings: latency and sum are near plain sharing's or better."""
     _need_card(script)
     alone, all_found = Alone(), []
-    with _crew(script, ((PODS, pair) for pair in BEST_PAIRS)) as crew:
+    with _workers(script, ((PODS, pair) for pair in BEST_PAIRS)) as workers:
         for pair in BEST_PAIRS:
-            _alone(script, crew, alone, BEST_PAIRS, BEST)
-            all_found.append(_in_turn(script, crew, pair, (BEST_OF,), BEST))
+            _alone(script, workers, alone, BEST_PAIRS, BEST)
+            all_found.append(_in_turn(script, workers, pair, (BEST_OF,), BEST))
             _say_all(script, all_found[-1], alone)
-        _alone(script, crew, alone, BEST_PAIRS, BEST)
+        _alone(script, workers, alone, BEST_PAIRS, BEST)
     _by_mps(script, [(found, MPS_FREE) for found in all_found], BEST, alone)
     _keep(script, "real_best_effort", all_found, alone)
     script.plots.append(_plot("nothing asked", all_found, BEST_OF, alone))
@@ -431,8 +434,8 @@ def best_effort(script: Script) -> list[Figure]:
     ]
 
 
-def _p99_of(number: int) -> Callable[[Taken], float]:
-    return lambda taken: taken.did[number].p99_ms
+def _p99_of(number: int) -> Callable[[SpanResult], float]:
+    return lambda span: span.processes[number].p99_ms
 
 
 def online(script: Script) -> list[Figure]:
@@ -440,13 +443,13 @@ def online(script: Script) -> list[Figure]:
     _need_card(script)
     pairs = (ONLINE_PAIR, SERVICE_PAIR)
     alone = Alone()
-    with _crew(script, ((ONLINE, ONLINE_PAIR), (MIXED, SERVICE_PAIR))) as crew:
-        _alone(script, crew, alone, pairs, SERVICE)
-        weighted = _in_turn(script, crew, ONLINE_PAIR, (WEIGHTED,), FULL, ONLINE)
+    with _workers(script, ((ONLINE, ONLINE_PAIR), (MIXED, SERVICE_PAIR))) as workers:
+        _alone(script, workers, alone, pairs, SERVICE)
+        weighted = _in_turn(script, workers, ONLINE_PAIR, (WEIGHTED,), FULL, ONLINE)
         _say_all(script, weighted, alone)
-        _alone(script, crew, alone, [ONLINE_PAIR], SERVICE)
-        service = _in_turn(script, crew, SERVICE_PAIR, (BESIDE, KEPT_OFF), SERVICE, MIXED, alone)
-        _alone(script, crew, alone, [SERVICE_PAIR], SERVICE)
+        _alone(script, workers, alone, [ONLINE_PAIR], SERVICE)
+        service = _in_turn(script, workers, SERVICE_PAIR, (BESIDE, KEPT_OFF), SERVICE, MIXED, alone)
+        _alone(script, workers, alone, [SERVICE_PAIR], SERVICE)
         _say_all(script, service, alone)
     _by_mps(script, [(weighted, MPS_2_1), (service, MPS_FREE)], SERVICE, alone)
     _keep(script, "real_online", [weighted, service], alone)
@@ -458,10 +461,10 @@ def online(script: Script) -> list[Figure]:
     return [*_weighted_figures(weighted, alone), *_service_figures(service, alone)]
 
 
-def _weighted_figures(found: Found, alone: Alone) -> list[Figure]:
+def _weighted_figures(found: PairResult, alone: Alone) -> list[Figure]:
     spans, note = found.shared[WEIGHTED], f"two online pods, {ONLINE_PAIR.name}, 66/33"
     ideal_ms = [alone.median_ms(ONLINE_PAIR.first) / part for part in (2 / 3, 1 / 3)]
-    over = [[taken.did[pod].p99_ms / ideal_ms[pod] for taken in spans] for pod in range(2)]
+    over = [[span.processes[pod].p99_ms / ideal_ms[pod] for span in spans] for pod in range(2)]
     told = f"{note}: p99 of a step over a step alone / share asked, the worse pod"
     # Two steps of one pod and one of the other need four turns, because a turn ends with its step.
     possible = [3 / (3 + 4 * (1 / total - 1)) for total in found.totals(found.plain, alone)]
@@ -474,9 +477,9 @@ def _weighted_figures(found: Found, alone: Alone) -> list[Figure]:
     ]
 
 
-def _service_figures(found: Found, alone: Alone) -> list[Figure]:
+def _service_figures(found: PairResult, alone: Alone) -> list[Figure]:
     name = SERVICE_PAIR.first
-    by_itself = [taken.did[0].p99_ms / alone.p99_ms(name) for taken in alone.taken[name]]
+    by_itself = [span.processes[0].p99_ms / alone.p99_ms(name) for span in alone.spans[name]]
     told = f"{name}: p99 of a request in one span alone over the median of such spans"
     figures = [median("eager_service_p99_alone_over_alone", by_itself, note=told, pick=max)]
     note = f"{name} (online) beside {SERVICE_PAIR.second}"
@@ -490,9 +493,9 @@ def _service_figures(found: Found, alone: Alone) -> list[Figure]:
         if not spans:
             continue
         most, least = (NOTHING, NOTHING) if tag else (at_most(1.10), at_least(0.52))
-        late = [taken.did[0].p99_ms / alone.p99_ms(name, taken.at_ns) for taken in spans]
-        middle = [taken.did[0].median_ms / alone.median_ms(name, taken.at_ns) for taken in spans]
-        kept = [found.relative(taken, alone)[1] for taken in spans]
+        late = [span.processes[0].p99_ms / alone.p99_ms(name, span.at_ns) for span in spans]
+        middle = [span.processes[0].median_ms / alone.median_ms(name, span.at_ns) for span in spans]
+        kept = [found.relative(span, alone)[1] for span in spans]
         late_note = f"{told}: p99 of a request over that alone before and after, some {alone.p99_ms(name):.4g} ms"
         figures += [
             median(f"eager_service_p99_over_alone{tag}", late, *most, note=late_note),
@@ -502,11 +505,11 @@ def _service_figures(found: Found, alone: Alone) -> list[Figure]:
     return figures
 
 
-def _p99_plot(found: Found, sharing: Sharing, alone: Alone) -> Plot:
+def _p99_plot(found: PairResult, sharing: Sharing, alone: Alone) -> Plot:
     """Draw how late the first program's steps are in each way."""
     ways = {PLAIN: found.plain, **found.mps, "qgpu": found.shared[sharing]}
     name = found.pair.first
-    lines = {way: [(name, statistics.median(taken.did[0].p99_ms for taken in s))] for way, s in ways.items() if s}
+    lines = {way: [(name, statistics.median(span.processes[0].p99_ms for span in s))] for way, s in ways.items() if s}
     title = f"{name} beside {found.pair.second}"
     return Plot(title, "", "p99, ms", {"alone": [(name, alone.p99_ms(name))], **lines})
 
@@ -516,29 +519,29 @@ def copies(script: Script) -> list[Figure]:
     _need_card(script)
     pairs = (*COPY_PAIRS, FLOOD_PAIR)
     alone, all_found = Alone(), []
-    fixed: dict[str, list[Taken]] = {}
-    with _crew(script, (*((PODS, pair) for pair in COPY_PAIRS), (MIXED, FLOOD_PAIR))) as crew:
-        _alone(script, crew, alone, pairs, BEST)
+    fixed: dict[str, list[SpanResult]] = {}
+    with _workers(script, (*((PODS, pair) for pair in COPY_PAIRS), (MIXED, FLOOD_PAIR))) as workers:
+        _alone(script, workers, alone, pairs, BEST)
         for pair in COPY_PAIRS:
-            all_found.append(_in_turn(script, crew, pair, (TWO_ONE,), BEST))
+            all_found.append(_in_turn(script, workers, pair, (TWO_ONE,), BEST))
             _say_all(script, all_found[-1], alone)
-        _alone(script, crew, alone, pairs, BEST)
+        _alone(script, workers, alone, pairs, BEST)
         # Under fixed-share every pod needs a quota, one that rests too.
         _share(script, TWO_ONE, (PODS[1], PODS[0]))
         _share(script, replace(TWO_ONE, policy=FIXED), (PODS[1], PODS[0]))
         for pair in COPY_PAIRS:
             asked = {PODS[0]: pair.first}
             settle_s = [BEST.settle + (0 if number else BEST.learn) for number in range(_repeats(script))]
-            fixed[pair.first] = [crew.take(asked, each, BEST.span) for each in settle_s]
+            fixed[pair.first] = [workers.take(asked, each, BEST.span) for each in settle_s]
         _share(script, TWO_ONE, PODS)
-        flood = _in_turn(script, crew, FLOOD_PAIR, (BESIDE,), BEST, MIXED)
+        flood = _in_turn(script, workers, FLOOD_PAIR, (BESIDE,), BEST, MIXED)
         _say_all(script, flood, alone)
-        _alone(script, crew, alone, pairs, BEST)
+        _alone(script, workers, alone, pairs, BEST)
     cases = [*((found, MPS_2_1) for found in all_found), (flood, MPS_FREE)]
     _by_mps(script, cases, BEST, alone)
     _keep(script, "real_copies", [*all_found, flood], alone)
     script.plots += [_plot("programs that copy", all_found, TWO_ONE, alone), _p99_plot(flood, BESIDE, alone)]
-    late = [taken.did[0].p99_ms / alone.p99_ms(FLOOD_PAIR.first) for taken in flood.shared[BESIDE]]
+    late = [span.processes[0].p99_ms / alone.p99_ms(FLOOD_PAIR.first) for span in flood.shared[BESIDE]]
     note = f"{FLOOD_PAIR.first} (online) beside {FLOOD_PAIR.second}: p99 of a step over that alone"
     return [
         *_two_one("copy", all_found, TWO_ONE, alone, (1.9, 2.1), 0.95),
@@ -547,10 +550,10 @@ def copies(script: Script) -> list[Figure]:
     ]
 
 
-def _fixed_figures(script: Script, fixed: Mapping[str, Sequence[Taken]], alone: Alone) -> list[Figure]:
+def _fixed_figures(script: Script, fixed: Mapping[str, Sequence[SpanResult]], alone: Alone) -> list[Figure]:
     each = {}
     for program, spans in fixed.items():
-        values = [taken.did[0].speed / alone.speed(program) for taken in spans]
+        values = [span.processes[0].speed / alone.speed(program) for span in spans]
         script.say(f"{program}, fixed-share 33 alone: over alone {listed(values)}")
         each[program] = median(f"copy_fixed_33_{program.replace('-', '_')}", values)
     values = [figure.value for figure in each.values()]

@@ -82,14 +82,14 @@ class Way:
         bench = self.script.bench
         if self.name == QGPU:
             return bench.pod(name, kernel, *options, pod_class=pod_class, cores=cores)
-        return bench.beside(name, kernel, *options, environment=self.service.client() if self.service else None)
+        return bench.outside(name, kernel, *options, environment=self.service.client() if self.service else None)
 
     def running(self, *pods: Pod) -> None:
         """Wait until loads have run for a second."""
         if self.name == QGPU:
             self.script.running(*pods)
         else:
-            self.script.running_beside(*pods)
+            self.script.running_outside(*pods)
 
 
 QGPU, PLAIN, MPS = "qgpu", "plain", "MPS"

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from figures import About, Figure, merge, write
+from figures import Figure, RunInfo, merge, write
 from harness import ROOT, Bench
 from plots import Plot, svg
 from pods import BenchError, Pod, tail
@@ -63,10 +63,15 @@ class Script:
         self.bench.wait_busy(*pods)
         self.settle()
 
-    def running_beside(self, *pods: Pod) -> None:
+    def running_outside(self, *pods: Pod) -> None:
         """Wait until loads outside of pods have run for a second."""
         for pod in pods:
             pod.wait_log('"elapsed_s"')
+
+    def need_card(self) -> None:
+        """Raise NotHereError on a simulated pGPU."""
+        if self.bench.simulated:
+            raise NotHereError("a simulated pGPU does not outlive its daemon, and nothing runs on it without one")
 
     def calibrate(self, kernels: Iterable[str] = KERNELS) -> None:
         """Calibrate the length of kernels once, alone, for all later processes."""
@@ -139,7 +144,7 @@ def run(name: str, sections: Mapping[str, Section], doc: str, *, apart: Sequence
 
     def save(stem: str, since: float) -> None:
         date = time.strftime("%Y-%m-%d %H:%M:%S %Z")
-        about = About(command, _driver(), date, script.device, plane, time.monotonic() - since, digest)
+        about = RunInfo(command, _driver(), date, script.device, plane, time.monotonic() - since, digest)
         write(options.out, stem, about, figures, errors, script.plots)
 
     try:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from qgpu.load.spec import Workload
+from qgpu.load.workload import Workload
 from qgpu.model import NS_PER_MS, NS_PER_S, NS_PER_US, Grant, Plan, PodClass, PodPlan, Window
 from qgpu.planes.sim.gate_worker import GateWorker
 from qgpu.planes.sim.gpu import SimGpu

@@ -28,10 +28,10 @@ from figures import Figure, at_most, median
 from inference import IMAGE_US, Batch, ask
 from plots import Plot
 from script import Script, claim
-from stage import Live, Stage, Virtual
+from testbed import LiveTestbed, SimulatedTestbed, Testbed
 from usage import Tick, seconds_of, watch
 
-from qgpu.load.spec import Workload
+from qgpu.load.workload import Workload
 
 QUOTAS = {"a": 66, "b": 33}
 ASKED = 2 / 3
@@ -67,17 +67,17 @@ def measure(script: Script) -> list[Figure]:
 def _equal(script: Script) -> list[Tick]:
     """Measure two pods with equal batches for a minute; on the simulator in virtual time."""
     if script.bench.simulated:
-        return _stood(script, Virtual(Workload(kernel_us=1000, batch=5, gap_us=50)))
+        return _stood(script, SimulatedTestbed(Workload(kernel_us=1000, batch=5, gap_us=50)))
     with script.bench.daemon():
-        return _stood(script, Live(script.bench, _BATCHES))
+        return _stood(script, LiveTestbed(script.bench, _BATCHES))
 
 
-def _stood(script: Script, stage: Stage) -> list[Tick]:
-    stage.policy("burst-share")
+def _stood(script: Script, testbed: Testbed) -> list[Tick]:
+    testbed.policy("burst-share")
     for name, cores in QUOTAS.items():
-        stage.start(name, cores)
-    stage.hold(_SETTLE_S)
-    return stage.watch(_LONG_S * script.scale)
+        testbed.start(name, cores)
+    testbed.hold(_SETTLE_S)
+    return testbed.watch(_LONG_S * script.scale)
 
 
 def _random(script: Script) -> list[Tick]:

@@ -64,8 +64,8 @@ def _flood(script: Script, name: str, called: str, kernel: str) -> Pod:
         flood = script.bench.pod(called, kernel)
         script.running(flood)
     else:
-        flood = script.bench.beside(called, kernel)
-        script.running_beside(flood)
+        flood = script.bench.outside(called, kernel)
+        script.running_outside(flood)
     return flood
 
 

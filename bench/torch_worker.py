@@ -21,7 +21,7 @@ from pathlib import Path
 
 from qgpu.model import NS_PER_MS, NS_PER_S
 
-_LOOK_NS = 5 * NS_PER_MS
+_POLL_NS = 5 * NS_PER_MS
 _SUFFIX = ".program"
 CHUNKS = ".chunks"
 REST = "rest"
@@ -64,7 +64,7 @@ def main() -> None:
     asked, looked_ns, due_ns = REST, 0, 0
     while not stopping:
         now_ns = time.time_ns()
-        if now_ns - looked_ns >= _LOOK_NS:
+        if now_ns - looked_ns >= _POLL_NS:
             looked_ns, before = now_ns, asked
             with suppress(FileNotFoundError):
                 asked = options.json.with_suffix(_SUFFIX).read_text()
@@ -79,7 +79,7 @@ def main() -> None:
         began_ns = now_ns
         if asked in PERIOD_MS:
             if now_ns < due_ns:
-                time.sleep(min(due_ns - now_ns, _LOOK_NS) / NS_PER_S)
+                time.sleep(min(due_ns - now_ns, _POLL_NS) / NS_PER_S)
                 continue
             began_ns, due_ns = due_ns, due_ns + PERIOD_MS[asked] * NS_PER_MS
         steps[asked]()

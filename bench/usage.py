@@ -11,7 +11,7 @@ from harness import Bench
 from qgpu.ipc.control_socket import Client
 from qgpu.model import NS_PER_S
 
-_LOOK_S = 0.03
+_POLL_S = 0.03
 #: Windows that differ by at most this part of their length count as equal.
 _SAME = 0.01
 
@@ -35,7 +35,7 @@ def watch(bench: Bench, seconds: float) -> list[Tick]:
             if len(times) == 1:  # otherwise a tick came while the daemon answered
                 now_ns = times.pop()
                 ticks.setdefault(now_ns, Tick(now_ns, {name: use["used_ns"] for name, use in usage.items()}))
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
     return list(ticks.values())
 
 

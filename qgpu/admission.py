@@ -23,8 +23,8 @@ from qgpu.policies.registry import POLICIES
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """What a prepared device holds of a pGPU, and whose it is, such as "claim shop/model"."""
+class Reservation:
+    """What a pod or a prepared device holds of a pGPU, and whose it is, such as "claim shop/model"."""
 
     who: str
     index: int
@@ -50,10 +50,10 @@ class Occupancy:
     pods: Sequence[PodInfo]
     pgpus: Sequence[Pgpu]
     settings: Mapping[int, GpuSettings]
-    prepared: Sequence[Held] = ()
+    prepared: Sequence[Reservation] = ()
     yielding: Yielding = Yielding()
 
-    def held(self, besides: str = "") -> list[Held]:
+    def held(self, besides: str = "") -> list[Reservation]:
         """Return what pods and claims hold, without the pod of this name."""
         return _held([pod for pod in self.pods if pod.name != besides], self.prepared, self.yielding)
 
@@ -75,7 +75,7 @@ def check_amended(name: str, grants: Mapping[int, Grant], beside: Occupancy) -> 
     _check_fit(_held([PodInfo(name, grants)], (), beside.yielding), beside.held(besides=name), beside)
 
 
-def check_prepared(wanted: Sequence[Held], beside: Occupancy) -> None:
+def check_prepared(wanted: Sequence[Reservation], beside: Occupancy) -> None:
     """Check the devices of one claim together, beside all other claims' devices. Raises RefusedError."""
     _check_fit(wanted, beside.held(), beside)
 
@@ -83,10 +83,12 @@ def check_prepared(wanted: Sequence[Held], beside: Occupancy) -> None:
 def check_quotas(name: str, grants: Mapping[int, Grant], settings: Mapping[int, GpuSettings]) -> None:
     """Check that a pod gets anything under the policies in force. Raises RefusedError."""
     for index, grant in grants.items():
-        _check_quota(Held(f"pod {name}", index, grant), settings[index])
+        _check_quota(Reservation(f"pod {name}", index, grant), settings[index])
 
 
-def check_settings(index: int, pods: Sequence[PodInfo], wanted: GpuSettings, prepared: Sequence[Held] = ()) -> None:
+def check_settings(
+    index: int, pods: Sequence[PodInfo], wanted: GpuSettings, prepared: Sequence[Reservation] = ()
+) -> None:
     """Check new settings of a pGPU against the existing grants. Raises RefusedError."""
     there = [each for each in _held(pods, prepared, Yielding()) if each.index == index]
     for each in there:
@@ -95,7 +97,7 @@ def check_settings(index: int, pods: Sequence[PodInfo], wanted: GpuSettings, pre
 
 
 def check_overcommit(
-    card: Pgpu, pods: Sequence[PodInfo], wanted: GpuSettings, now: GpuSettings, prepared: Sequence[Held] = ()
+    card: Pgpu, pods: Sequence[PodInfo], wanted: GpuSettings, now: GpuSettings, prepared: Sequence[Reservation] = ()
 ) -> None:
     """Check a change of a pGPU's memory overcommit against the existing grants. Raises RefusedError."""
     there = [each for each in _held(pods, prepared, Yielding()) if each.index == card.index]
@@ -110,16 +112,16 @@ def check_overcommit(
         )
 
 
-def _held(pods: Iterable[PodInfo], prepared: Iterable[Held], yielding: Yielding) -> list[Held]:
+def _held(pods: Iterable[PodInfo], prepared: Iterable[Reservation], yielding: Yielding) -> list[Reservation]:
     found = [
-        Held(f"pod {pod.name}", index, grant, resident=len(pod.grants) > 1 or pod.name in yielding.stuck)
+        Reservation(f"pod {pod.name}", index, grant, resident=len(pod.grants) > 1 or pod.name in yielding.stuck)
         for pod in pods
         for index, grant in pod.grants.items()
     ]
     return [*found, *prepared]
 
 
-def _check_fit(wanted: Iterable[Held], standing: list[Held], occupancy: Occupancy) -> None:
+def _check_fit(wanted: Iterable[Reservation], standing: list[Reservation], occupancy: Occupancy) -> None:
     """Check each of ``wanted`` beside those in ``standing``, to which it is added."""
     cards, settings = {pgpu.index: pgpu for pgpu in occupancy.pgpus}, occupancy.settings
     for each in wanted:
@@ -139,7 +141,7 @@ def _check_fit(wanted: Iterable[Held], standing: list[Held], occupancy: Occupanc
             _check_host_memory(each, standing, cards, occupancy.yielding)
 
 
-def _check_one_instance(held: Held, standing: Iterable[Held], cards: Mapping[int, Pgpu]) -> None:
+def _check_one_instance(held: Reservation, standing: Iterable[Reservation], cards: Mapping[int, Pgpu]) -> None:
     """Refuse a second MIG instance of a card: a program uses one, and a plane tells by its card which one it is."""
     if (mine := cards[held.index].mig) is None:
         return
@@ -152,7 +154,7 @@ def _check_one_instance(held: Held, standing: Iterable[Held], cards: Mapping[int
             )
 
 
-def _check_quota(held: Held, settings: GpuSettings) -> None:
+def _check_quota(held: Reservation, settings: GpuSettings) -> None:
     pod_class = held.grant.pod_class
     policy = settings.online_policy if pod_class is PodClass.ONLINE else settings.policy
     if POLICIES[policy].needs_quota and held.grant.cores is None:
@@ -162,7 +164,7 @@ def _check_quota(held: Held, settings: GpuSettings) -> None:
         )
 
 
-def _check_cores(held: Held, beside: Iterable[Grant]) -> None:
+def _check_cores(held: Reservation, beside: Iterable[Grant]) -> None:
     left = 100 - sum(other.cores or 0 for other in beside)
     cores = held.grant.cores
     if cores is not None and cores > left:
@@ -178,14 +180,14 @@ def _check_floor(index: int, grants: Iterable[Grant], settings: GpuSettings) -> 
         )
 
 
-def _check_limit(held: Held, settings: GpuSettings) -> None:
+def _check_limit(held: Reservation, settings: GpuSettings) -> None:
     if settings.memory_overcommit > 1 and held.grant.memory is None:
         raise RefusedError(
             f"pGPU {held.index}: its memory is overcommitted, and {held.who} has no limit; give it one (--memory)"
         )
 
 
-def _check_memory(held: Held, card: Pgpu, beside: Sequence[Held], settings: GpuSettings) -> None:
+def _check_memory(held: Reservation, card: Pgpu, beside: Sequence[Reservation], settings: GpuSettings) -> None:
     memory = held.grant.memory
     if memory is None:
         return
@@ -198,11 +200,13 @@ def _check_memory(held: Held, card: Pgpu, beside: Sequence[Held], settings: GpuS
         )
 
 
-def _resident(held: Held) -> bool:
+def _resident(held: Reservation) -> bool:
     return held.resident or held.grant.pod_class is PodClass.ONLINE
 
 
-def _check_host_memory(held: Held, granted: Iterable[Held], cards: Mapping[int, Pgpu], yielding: Yielding) -> None:
+def _check_host_memory(
+    held: Reservation, granted: Iterable[Reservation], cards: Mapping[int, Pgpu], yielding: Yielding
+) -> None:
     """Check that host memory holds what does not fit on the cards."""
     if yielding.host_room is None:
         return

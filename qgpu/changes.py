@@ -6,20 +6,20 @@ import pwd
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from qgpu.units import format_duration, format_memory
+from qgpu.units import format_duration, format_factor, format_memory, format_percent
 
 #: How settings of pGPUs and grants are named and written for people.
 _WRITTEN: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "period_ns": ("period", format_duration),
-    "offline_floor": ("offline floor", "{} %".format),
+    "offline_floor": ("offline floor", format_percent),
     "online_policy": ("online policy", str),
     "temporary_policy": ("temporary policy", str),
     "gpu": ("pGPU", str),
-    "memory_overcommit": ("memory overcommit", "{:g} times".format),
-    "cores": ("quota", "{} %".format),
+    "memory_overcommit": ("memory overcommit", format_factor),
+    "cores": ("quota", format_percent),
     "memory": ("limit", format_memory),
     "latency_target_ns": ("latency target", format_duration),
-    "member_sm_percent": ("later members' SMs", "{} %".format),
+    "member_sm_percent": ("later members' SMs", format_percent),
     "member_memory_bytes": ("later members' limit", format_memory),
     "profiling": ("profiling", lambda allowed: "allowed" if allowed else "refused"),
     "graphics": ("graphics", lambda allowed: "allowed" if allowed else "refused"),

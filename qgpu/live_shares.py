@@ -25,7 +25,7 @@ _READINGS, _MOST, _FEW = 10, 0.6, 0.3
 _NUMBERS = re.compile(r"(\D*)(\d*)")
 
 
-def look(client: Client) -> dict[str, Any]:
+def read(client: Client) -> dict[str, Any]:
     """Return the daemon's status together with all pods."""
     return client.call("status") | {"pods": client.call("pod.list")["pods"]}
 

@@ -94,6 +94,16 @@ def format_duration(duration_ns: int) -> str:
     return f"{duration_ns / _NS[unit]:.4g} {unit}"
 
 
+def format_percent(value: int) -> str:
+    """Write a whole number of per cent, such as ``30 %``."""
+    return f"{value} %"
+
+
+def format_factor(value: float) -> str:
+    """Write a factor, such as ``1.5 times``."""
+    return f"{value:g} times"
+
+
 _TOO_LITTLE = f"less than any CUDA context takes (the least limit is {format_memory(LEAST_LIMIT)})"
 
 

@@ -58,6 +58,11 @@ def test_a_size_is_written_without_an_exponent() -> None:
     assert units.format_memory(999_999_999 << 30) == "953.7 PiB"
 
 
+def test_per_cent_and_factors_are_read_as_they_are_written() -> None:
+    assert (units.format_percent(30), units.format_factor(1.5)) == ("30 %", "1.5 times")
+    assert units.parse_percent(units.format_percent(30)) == 30
+
+
 @given(st.integers(0, 1 << 62))
 def test_a_size_survives_being_written_and_read(size: int) -> None:
     assert units.parse_memory(units.format_memory(size)) == pytest.approx(size, rel=0.01)

@@ -60,7 +60,7 @@ _LOOKS = 8
 _TRIES = 3
 
 
-class Look(NamedTuple):
+class StepReading(NamedTuple):
     """The neighbour's steps, and between which moments they were read."""
 
     before: float
@@ -68,7 +68,7 @@ class Look(NamedTuple):
     steps: float
 
 
-class CardLook(NamedTuple):
+class CardReading(NamedTuple):
     """Bytes in use on the card and its clock, and when they were read."""
 
     at: float
@@ -85,8 +85,8 @@ class Watch:
     """
 
     world: World
-    seen: list[Look] = field(default_factory=list)
-    card: list[CardLook] = field(default_factory=list)
+    seen: list[StepReading] = field(default_factory=list)
+    card: list[CardReading] = field(default_factory=list)
     _over: threading.Event = field(default_factory=threading.Event)
     _threads: list[threading.Thread] = field(default_factory=list)
 
@@ -104,13 +104,13 @@ class Watch:
     def _look(self) -> None:
         while not self._over.wait(self.world.look_s):
             before, steps, after = now(), self.world.steps(), now()
-            self.seen.append(Look(before, after, steps))
+            self.seen.append(StepReading(before, after, steps))
 
     def _look_at_card(self) -> None:
         while not self._over.wait(self.world.card_look_s):
-            self.card.append(CardLook(now(), self.world.card_used(), self.world.clock_mhz()))
+            self.card.append(CardReading(now(), self.world.card_used(), self.world.clock_mhz()))
 
-    def between(self, start: float, end: float) -> list[Look]:
+    def between(self, start: float, end: float) -> list[StepReading]:
         """Return what was seen of the neighbour from one moment to another."""
         first = bisect_left(self.seen, start, key=lambda look: look.before)
         last = bisect_right(self.seen, end, key=lambda look: look.after)
@@ -305,7 +305,7 @@ def _command(world: World, case: Case) -> list[str]:
 
 def _attacked(world: World, case: Case, process: subprocess.Popen[bytes], started: float, report: Path) -> float:
     """Wait until an attacker has reported and the case is over; return when it reported."""
-    longest_s = _READY_S * world.bench.patience
+    longest_s = _READY_S * world.bench.timeout_factor
     while not report.exists() and process.poll() is None and now() < started + longest_s:
         time.sleep(0.01)
     reported = now()
@@ -340,7 +340,7 @@ def _once(world: World, watch: Watch, case: Case, alone_rate: float, quota: floa
     policy(bench, "burst-share", _PERIOD_MS)
     gone = now() + _SETTLE_S
     time.sleep(_SETTLE_S + _AFTER_S)
-    until = now() + 10 * bench.patience
+    until = now() + 10 * bench.timeout_factor
     while len(watch.between(gone, now())) < _LOOKS and now() < until:  # an emulated machine may have held us up
         time.sleep(0.1)
     after_ended = now()

@@ -25,7 +25,7 @@ def resized(world: World) -> Row:
     process = start_attacker(world, _NAME, ["--cores", "40", "--memory", f"{quota >> 20}MiB"], command, log)
 
     def says(what: str) -> bool:
-        until = now() + _READY_S * bench.patience
+        until = now() + _READY_S * bench.timeout_factor
         while now() < until and process.poll() is None:
             if report.exists() and what in report.read_text():
                 return True

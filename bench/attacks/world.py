@@ -76,7 +76,7 @@ def start_pod(
     bench: Bench, name: str, grant: Sequence[str] | None, command: Sequence[str], log: Path
 ) -> subprocess.Popen[bytes]:
     """Start a command as a pod, as a user would; outside of any pod without a grant."""
-    timeout = ("--timeout", f"{10 * bench.patience:g}")
+    timeout = ("--timeout", f"{10 * bench.timeout_factor:g}")
     qgpuctl = [*QGPUCTL, "--runtime-dir", str(bench.runtime_dir), *timeout]
     run = list(command) if grant is None else [*qgpuctl, "run", "--name", name, *grant, "--", *command]
     with log.open("wb") as output:
@@ -140,7 +140,7 @@ def end_pod(bench: Bench, name: str, process: subprocess.Popen[bytes] | None) ->
                 continue
         return found is None
 
-    wait_for(f"pod {name} to end", gone, 30 * bench.patience)
+    wait_for(f"pod {name} to end", gone, 30 * bench.timeout_factor)
     if process is None:
         return
     try:
@@ -244,7 +244,7 @@ class VmWorld:
         qg.nodes()
         self.driver = "simulated"
         daemon = [sys.executable, "-m", "tests.hostile.vm_daemon"]
-        self.bench = Bench(self.plane, daemon, patience=6)
+        self.bench = Bench(self.plane, daemon, timeout_factor=6)
         self.arguments = dict.fromkeys(("control", "profile", "monitors"), "sim") | {"race": "3"}
         self._client: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -257,7 +257,7 @@ class VmWorld:
         command = [program, "none", report, str(self.quota), "sim"]
         grant = None if cores is None else ["--cores", str(cores)]
         self._process = start_pod(self.bench, NEIGHBOUR, grant, command, log)
-        wait_for("the neighbour's flood", lambda: bool(self._qg.sim_tsgs()), 30 * self.bench.patience)
+        wait_for("the neighbour's flood", lambda: bool(self._qg.sim_tsgs()), 30 * self.bench.timeout_factor)
         self._client = self._qg.sim_tsgs()[0]["client"]
 
     def end_neighbour(self) -> None:

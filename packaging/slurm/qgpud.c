@@ -110,7 +110,7 @@ void pass_on(const char *answer)
 static int connected(void)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
-	struct timeval patience = { .tv_sec = TIMEOUT_S };
+	struct timeval timeout = { .tv_sec = TIMEOUT_S };
 	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
 	struct ucred peer = { .uid = -1 };
@@ -118,8 +118,8 @@ static int connected(void)
 
 	strcpy(address.sun_path, socket_path);
 	if (fd >= 0) {
-		setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
-		setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
+		setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
+		setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
 	}
 	if (fd < 0 || connect(fd, (struct sockaddr *)&address, sizeof(address)))
 		refuse("%s: %s; the task does not start without its limits; is qgpud running?", socket_path,

@@ -29,7 +29,7 @@ _MPS = "nvidia-cuda-mps"
 #: How many of a process's descriptors are looked at.
 _MOST_FILES = 1024
 #: How long a look at a pod's processes may take: the pod decides how many there are, and how much each of them maps.
-_LOOK_S = 30.0
+_SCAN_S = 30.0
 #: How long a call may take: about ten times what an H200 took, for a process as large as its card.
 _CALL_S, _LONG_CALL_S = 20.0, 900.0
 #: What Lock may take beyond its own limit.
@@ -59,7 +59,7 @@ class ProcessCheckpointer:
 
     def processes(self, pod: PodInfo) -> Sequence[GpuProcess]:
         """Return the pod's processes with a context on any card."""
-        mine, in_time = set(pod.pids), partial(_in_time, pod, time.monotonic() + _LOOK_S)
+        mine, in_time = set(pod.pids), partial(_in_time, pod, time.monotonic() + _SCAN_S)
         clients = {pid for uuid in self._uuids.values() for pid in self._mps_clients(uuid)} & mine
         for pid in sorted(clients | {pid for pid in in_time(mine) if proc.name(pid).startswith(_MPS)}):
             raise RefusedError(f"pod {pod.name}: process {pid} uses MPS, which the driver cannot suspend; end it first")
@@ -165,7 +165,7 @@ def _in_time(pod: PodInfo, until_s: float, pids: Iterable[int]) -> Iterator[int]
     for pid in pids:
         if time.monotonic() > until_s:
             raise RefusedError(
-                f"pod {pod.name}: its {len(pod.pids)} processes cannot be looked at within {_LOOK_S:.0f} s; end some "
+                f"pod {pod.name}: its {len(pod.pids)} processes cannot be looked at within {_SCAN_S:.0f} s; end some "
                 "of them first"
             )
         yield pid

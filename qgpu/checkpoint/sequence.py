@@ -16,7 +16,7 @@ from qgpu.model.checkpointer import Checkpointer, GpuProcess, ProcessState
 
 _NONE_MOVED: Mapping[str, str] = {}
 #: How often a process is looked at again while a call that was cut off may still take effect.
-_LOOK_S = 0.1
+_POLL_S = 0.1
 
 
 def suspend(
@@ -83,7 +83,7 @@ def settle(
     while _all_off(driver, processes):
         if time.monotonic() >= deadline:
             return True
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     run_all(driver, processes, late_s, moves if resuming else _NONE_MOVED)
     return False
 
@@ -138,7 +138,7 @@ def _repeat(
                     problem = error
         if time.monotonic() >= deadline:
             break
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     for each in processes:  # one that failed in the driver stays so; what the driver said of it was raised before
         if (state := driver.state(each)) not in (wanted, ProcessState.FAILED, None):
             raise CheckpointError(

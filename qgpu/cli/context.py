@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from qgpu.ipc.control_socket import Client
 
 #: How often to look for a daemon that is not there yet, and after how long a person is told what we wait for.
-_LOOK_S, _SAY_AFTER_S = 0.05, 1.0
+_POLL_S, _SAY_AFTER_S = 0.05, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Context:
             if not said and waited_s > _SAY_AFTER_S:
                 said = True
                 click.echo(f"qgpuctl: waiting for qgpud in {self.runtime_dir}, up to {self.timeout_s:g} s", err=True)
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
     def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
         """Make one request and return its answer, its pods in order. Raises a QgpuError."""

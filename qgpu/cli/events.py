@@ -13,7 +13,7 @@ from qgpu.entry_point import IntRange
 
 _HEADER = ("WHEN", "WHO", "WHAT", "ON", "CHANGE")
 #: Columns that a narrow terminal does without.
-_LEAST = ("WHO",)
+_DROPPABLE = ("WHO",)
 
 
 @click.command()
@@ -28,7 +28,7 @@ def events(context: Context, count: int, settings: bool, output: str) -> None:
     its log.
     """
     answer = context.ask("events", count=count, settings=settings)
-    print_as(output, answer, _HEADER, [_row(event) for event in answer["events"]], _LEAST)
+    print_as(output, answer, _HEADER, [_row(event) for event in answer["events"]], _DROPPABLE)
     if not answer["kept"]:
         click.echo("qgpuctl: qgpud has no state directory: these end with it", err=True)
 

@@ -12,18 +12,16 @@ from qgpu.changes import changed, who
 from qgpu.cli import completion
 from qgpu.cli.context import Context, pass_context
 from qgpu.cli.output import (
-    factor,
     memory,
     output_option,
-    part,
-    per_cent,
+    percentage,
     print_as,
     print_facts,
     print_json,
     print_table,
 )
 from qgpu.cli.params import DURATION, FACTOR, PERCENT, PGPU
-from qgpu.cli.pod import USE_HEADER, USE_LEAST, at_rest, follow, use_rows
+from qgpu.cli.pod import USE_DROPPABLE, USE_HEADER, at_rest, follow, use_rows
 from qgpu.errors import InvalidValueError, QgpuError, RefusedError
 from qgpu.ipc.control_socket import SCHEMA
 from qgpu.policies.registry import POLICIES
@@ -33,7 +31,7 @@ _HEADER = (
     *("PODS", "ENGINE ACTIVE", "UTILIZATION", "PROBLEM"),
 )
 #: Columns that a narrow terminal does without, the first one first.
-_LEAST = ("ONLINE POLICY", "OFFLINE FLOOR", "PERIOD", "ENGINE ACTIVE", "NAME", "UTILIZATION")
+_DROPPABLE = ("ONLINE POLICY", "OFFLINE FLOOR", "PERIOD", "ENGINE ACTIVE", "NAME", "UTILIZATION")
 
 
 @click.command()
@@ -50,10 +48,10 @@ def status(context: Context, output: str) -> None:
     click.echo(f"up {answer['uptime_s']:.0f} s")
     for line in _beside(answer):
         click.echo(line)
-    print_table(_HEADER, [_row(gpu) for gpu in answer["gpus"]], _LEAST)
+    print_table(_HEADER, [_row(gpu) for gpu in answer["gpus"]], _DROPPABLE)
     if answer["pods"]:
         click.echo()
-        print_table(USE_HEADER, [row for pod in answer["pods"] for row in use_rows(pod)], USE_LEAST)
+        print_table(USE_HEADER, [row for pod in answer["pods"] for row in use_rows(pod)], USE_DROPPABLE)
 
 
 def _beside(answer: dict[str, Any]) -> Iterator[str]:
@@ -90,7 +88,7 @@ def gpu() -> None:
 def list_(context: Context, output: str) -> None:
     """List the pGPUs."""
     answer = context.ask("gpu.list")
-    print_as(output, answer, _HEADER, [_row(gpu) for gpu in answer["gpus"]], _LEAST)
+    print_as(output, answer, _HEADER, [_row(gpu) for gpu in answer["gpus"]], _DROPPABLE)
 
 
 @gpu.command()
@@ -123,14 +121,14 @@ def facts(gpu: dict[str, Any], pods: list[dict[str, Any]], status: dict[str, Any
     yield "online policy", gpu["online_policy"]
     yield "temporary policy", gpu["temporary_policy"] or "-"
     yield "period", units.format_duration(gpu["period_ns"])
-    yield "offline floor", per_cent(gpu["offline_floor"])
-    yield "utilization", f"{part(gpu['utilization'])} of the time a kernel ran (NVML)"
-    yield "engine active", f"{part(gpu['engine_active'])} of the last seconds a pod was on the engine"
+    yield "offline floor", units.format_percent(gpu["offline_floor"])
+    yield "utilization", f"{percentage(gpu['utilization'])} of the time a kernel ran (NVML)"
+    yield "engine active", f"{percentage(gpu['engine_active'])} of the last seconds a pod was on the engine"
     yield "memory", memory(gpu["memory"])
     yield "held by pods", memory(gpu["memory_used"])
     yield "limits granted", memory(sum(grant["memory"] or 0 for _, grant in grants))
     yield "memory overcommit", _overcommit(gpu)
-    yield "quotas granted", per_cent(sum(grant["cores"] or 0 for _, grant in grants))
+    yield "quotas granted", units.format_percent(sum(grant["cores"] or 0 for _, grant in grants))
     yield "pods", ", ".join(name for name, _ in grants) or "-"
     yield "below their quota", "; ".join(below) or "-"
     yield "cannot yield memory", "; ".join(stuck) or "-"
@@ -263,7 +261,7 @@ def set_(
 
 def _overcommit(gpu: dict[str, Any]) -> str:
     """Describe how often memory may be granted, and what of it is off the card or missing now."""
-    parts = ["-" if gpu["memory_overcommit"] == 1 else factor(gpu["memory_overcommit"])]
+    parts = ["-" if gpu["memory_overcommit"] == 1 else units.format_factor(gpu["memory_overcommit"])]
     if gpu["memory_yielded"]:
         parts.append(f"{memory(gpu['memory_yielded'])} of pods that take turns in host memory")
     if gpu["memory_shortage"]:
@@ -280,9 +278,9 @@ def _row(gpu: dict[str, Any]) -> tuple[str, ...]:
         gpu["policy"],
         gpu["online_policy"],
         units.format_duration(gpu["period_ns"]),
-        f"{gpu['offline_floor']} %" if gpu["offline_floor"] else "-",
+        units.format_percent(gpu["offline_floor"]) if gpu["offline_floor"] else "-",
         str(gpu["pods"]),
-        part(gpu["engine_active"]),
-        part(gpu["utilization"]),
+        percentage(gpu["engine_active"]),
+        percentage(gpu["utilization"]),
         gpu["problem"] or "-",
     )

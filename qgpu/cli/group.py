@@ -25,10 +25,10 @@ from qgpu.groups.supervisor import Supervisor
 from qgpu.ipc.control_socket import SCHEMA
 from qgpu.linux import cgroup, proc
 from qgpu.linux.shutdown import Shutdown
-from qgpu.model.member_part import MemberPart
+from qgpu.model.member_limits import MemberLimits
 
 _HEADER = ("GROUP", "GPU", "CLASS", "QUOTA", "LIMIT", "HELD", "MEMBERS", "PROBLEM")
-_LOOK_S = 0.05
+_POLL_S = 0.05
 #: The keeper ends MPS in this time; it kills what does not end.
 _END_S = 30.0
 
@@ -65,7 +65,7 @@ def create(
             gpu = first_gpu(client)
     context.gpu(gpu)
     GroupFiles(context.runtime_dir, name).server.environment(sm, member_memory)  # a part that is none is refused
-    part = MemberPart(sm, member_memory)
+    part = MemberLimits(sm, member_memory)
     grant = {"class": pod_class, "cores": quota, "memory": limit, "latency_target_ns": target}
     keeper_process.start(context.runtime_dir, name, {str(gpu): grant}, part)
     click.echo(f"group {name}: made on pGPU {gpu}")
@@ -140,7 +140,7 @@ def set_(context: Context, /, name: str, sm: Any, member_memory: Any, **options:
     files.need_keeper()
     check_not_claims(context.ask("grant.list")["grants"], name, "it has what its claim holds; make another claim")
     changes, before = given(options), files.part
-    part = MemberPart(
+    part = MemberLimits(
         before.sm if sm is None else or_none(sm), before.memory if member_memory is None else or_none(member_memory)
     )
     if not changes and sm is None and member_memory is None:
@@ -154,7 +154,7 @@ def set_(context: Context, /, name: str, sm: Any, member_memory: Any, **options:
         _set_part(context, files, before, part)
 
 
-def _set_part(context: Context, files: GroupFiles, before: MemberPart, part: MemberPart) -> None:
+def _set_part(context: Context, files: GroupFiles, before: MemberLimits, part: MemberLimits) -> None:
     """Change what later members get, and say what has changed; nothing is if it cannot be recorded."""
     with context.connect() as client:
         if part != before:
@@ -192,7 +192,7 @@ def remove(context: Context, name: str, force: bool) -> None:
     while files.keeper() is not None:
         if time.monotonic() > until:
             raise TimedOutError(f"group {name}: its keeper (pid {keeper}) does not end; see {files.directory}/log")
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
 
 
 def _cgroup(pid: int) -> str:

@@ -46,7 +46,7 @@ _COMMANDS = {
 }
 
 
-class _Lazy(click.Group):
+class _LazyGroup(click.Group):
     """A group that imports a command's module on first use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
@@ -91,7 +91,7 @@ def _document(command: click.Command, path: str) -> None:
             _document(below, f"{path} {name}")
 
 
-@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.option("--runtime-dir", type=entry_point.Directory(), help="Directory of the daemon's control socket.")
 @click.option(
     "--timeout",

@@ -88,19 +88,19 @@ def print_as(
     answer: dict[str, Any],
     header: Sequence[str],
     rows: Sequence[Sequence[str]],
-    least: Sequence[str] = (),
+    droppable: Sequence[str] = (),
 ) -> None:
-    """Print an answer, as JSON or as a table of ``rows``; ``least`` is as for ``narrow``."""
+    """Print an answer, as JSON or as a table of ``rows``; ``droppable`` is as for ``fit_table``."""
     if output == "json":
         print_json(answer)
     else:
-        print_table(header, rows, least)
+        print_table(header, rows, droppable)
 
 
-def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], least: Sequence[str] = ()) -> None:
-    """Print rows below their header, in columns of fitting width; ``least`` is as for ``narrow``."""
-    width = terminal_width() if least else 0
-    click.echo("\n".join(narrow(header, rows, least, width) if width else table(header, rows)))
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], droppable: Sequence[str] = ()) -> None:
+    """Print rows below their header, in columns of fitting width; ``droppable`` is as for ``fit_table``."""
+    width = terminal_width() if droppable else 0
+    click.echo("\n".join(fit_table(header, rows, droppable, width) if width else table(header, rows)))
 
 
 def terminal_width() -> int:
@@ -108,17 +108,17 @@ def terminal_width() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
 
 
-def narrow(header: Sequence[str], rows: Sequence[Sequence[str]], least: Sequence[str], width: int) -> list[str]:
+def fit_table(header: Sequence[str], rows: Sequence[Sequence[str]], droppable: Sequence[str], width: int) -> list[str]:
     """Return rows below their header as lines of at most ``width`` characters.
 
-    Columns without content are left out first, then those of ``least`` in this order; then lines are cut.
+    Columns without content are left out first, then those of ``droppable`` in this order; then lines are cut.
     """
     empty = [name for name, *cells in zip(header, *rows, strict=True) if all(cell == "-" for cell in cells)]
-    droppable = [*(name for name in reversed(empty) if rows), *least]
-    while max(map(len, lines := table(header, rows))) > width and droppable:
-        kept = [at for at, name in enumerate(header) if name != droppable[0]]
+    to_drop = [*(name for name in reversed(empty) if rows), *droppable]
+    while max(map(len, lines := table(header, rows))) > width and to_drop:
+        kept = [at for at, name in enumerate(header) if name != to_drop[0]]
         header, *rows = ([row[at] for at in kept] for row in (header, *rows))
-        del droppable[0]
+        del to_drop[0]
     return [each if len(each) <= width else f"{each[: width - 1]}…" for each in lines]
 
 
@@ -155,32 +155,22 @@ def memory(size: int | None) -> str:
 
 
 def duration(duration_ns: int | None) -> str:
-    """Format a time, or none."""
+    """Format a time in ns, or none."""
     return "-" if duration_ns is None else units.format_duration(duration_ns)
 
 
-def moment(seconds: float | None) -> str:
-    """Format a time since the epoch as events have it, or an unknown one."""
+def timestamp(seconds: float | None) -> str:
+    """Format a time in seconds since the epoch as events have it (UTC, to the millisecond), or an unknown one."""
     if not seconds:
         return "-"
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def per_cent(value: int) -> str:
-    """Format a whole number of per cent."""
-    return f"{value} %"
-
-
-def factor(value: float) -> str:
-    """Format a factor."""
-    return f"{value:g} times"
-
-
-def part(value: float | None) -> str:
-    """Format a part of a whole, 0 to 1, or unknown."""
+def percentage(value: float | None) -> str:
+    """Format a part of a whole, 0 to 1, as per cent with one decimal, or an unknown one."""
     return "-" if value is None else f"{value:.1%}"
 
 
 def cores(quota: int | None) -> str:
-    """Format a quota, or none."""
-    return "-" if quota is None else f"{quota} %"
+    """Format a quota in per cent, or none."""
+    return "-" if quota is None else units.format_percent(quota)

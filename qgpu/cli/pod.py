@@ -13,7 +13,17 @@ from qgpu.changes import who
 from qgpu.cli import completion
 from qgpu.cli.context import Context, pass_context
 from qgpu.cli.grant_options import change, given, grant_options
-from qgpu.cli.output import cores, duration, memory, moment, output_option, part, print_as, print_facts, print_json
+from qgpu.cli.output import (
+    cores,
+    duration,
+    memory,
+    output_option,
+    percentage,
+    print_as,
+    print_facts,
+    print_json,
+    timestamp,
+)
 from qgpu.cli.params import DURATION, PGPU
 from qgpu.errors import InvalidValueError, RefusedError
 from qgpu.ipc.control_socket import SCHEMA
@@ -36,14 +46,14 @@ _HEADER = (
 )
 
 #: Columns that a narrow terminal does without, the first one first.
-_LEAST = ("PIDS", "BUSY", "USED", "TARGET", "CLAIM", "CLASS", "LIMIT")
+_DROPPABLE = ("PIDS", "BUSY", "USED", "TARGET", "CLAIM", "CLASS", "LIMIT")
 
 #: What pods get, beside what they were promised: the header of ``use_rows``.
 USE_HEADER = ("POD", "GPU", "QUOTA", "SHARE", "GATED", "GATE TIME", "SWITCHES", "SWITCH TIME", "LIMIT", "HELD")
-USE_LEAST = ("SWITCHES", "SWITCH TIME", "GATE TIME", "LIMIT")
+USE_DROPPABLE = ("SWITCHES", "SWITCH TIME", "GATE TIME", "LIMIT")
 
 #: How often a pod that is on the way is looked at.
-_LOOK_S = 0.1
+_POLL_S = 0.1
 
 
 @click.group()
@@ -57,7 +67,7 @@ def pod() -> None:
 def list_(context: Context, output: str) -> None:
     """List the pods."""
     answer = context.ask("pod.list")
-    print_as(output, answer, _HEADER, [row for pod in answer["pods"] for row in _rows(pod)], _LEAST)
+    print_as(output, answer, _HEADER, [row for pod in answer["pods"] for row in _rows(pod)], _DROPPABLE)
 
 
 @pod.command()
@@ -164,7 +174,7 @@ def follow(context: Context, name: str, wanted: str, *, moved: bool = False) -> 
 def at_rest(context: Context, name: str) -> dict[str, Any]:
     """Return a pod as soon as it is not on its way."""
     while (found := context.pod(name))["moving"] or found["state"] not in ("running", "suspended"):
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     return found
 
 
@@ -172,7 +182,7 @@ def _facts(pod: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield what is known about a pod as a whole."""
     yield "pod", pod["name"]
     yield "state", "; ".join(filter(None, [_state(pod), pod["state_error"]]))
-    yield "in that state since", moment(pod["state_since_s"])
+    yield "in that state since", timestamp(pod["state_since_s"])
     yield "in host memory", memory(sum(pod["suspended_memory"].values()) if pod["suspended_memory"] else None)
     yield "started", f"{pod['created_at']}, by {who(pod['created_by'])}" if pod["created_at"] else "-"
     yield "pids", ", ".join(map(str, pod["pids"])) or "-"
@@ -197,7 +207,7 @@ def _on_gpu(grant: dict[str, Any], usage: dict[str, Any]) -> Iterator[tuple[str,
     """Yield what is known about a pod on one pGPU."""
     yield "class", grant["class"]
     yield "quota", cores(grant["cores"])
-    yield "share, last seconds", part(usage["share"])
+    yield "share, last seconds", percentage(usage["share"])
     yield "below its quota", usage["below_quota_reason"] or "no"
     yield "latency target", duration(grant["latency_target_ns"])
     wait_ns = usage["expected_wait_p99_ns"]
@@ -209,7 +219,7 @@ def _on_gpu(grant: dict[str, Any], usage: dict[str, Any]) -> Iterator[tuple[str,
     yield "busy", "yes" if usage["busy"] else "no"
     yield "TSGs", str(usage["tsgs"])
     yield "GPU time", f"{usage['used_ns'] / NS_PER_S:.3f} s"
-    yield "gate closed", f"{usage['gate_time_ns'] / NS_PER_S:.3f} s, {part(usage['gated'])} of the last seconds"
+    yield "gate closed", f"{usage['gate_time_ns'] / NS_PER_S:.3f} s, {percentage(usage['gated'])} of the last seconds"
     yield "switched in", f"{usage['switches']} times, about {duration(usage['switch_time_ns'])} in all"
     yield "debt", duration(usage["debt_ns"])
 
@@ -221,8 +231,8 @@ def use_rows(pod: dict[str, Any]) -> list[tuple[str, ...]]:
             pod["name"],
             str(grant["gpu"]),
             cores(grant["cores"]),
-            part(used["share"]),
-            part(used["gated"]),
+            percentage(used["share"]),
+            percentage(used["gated"]),
             f"{used['gate_time_ns'] / NS_PER_S:.2f} s",
             str(used["switches"]),
             duration(used["switch_time_ns"]),

@@ -39,7 +39,7 @@ _WRITTEN = {
     "allow_graphics": "allow-graphics",
 }
 #: How often a pod that waits for memory asks whether it may begin.
-_LOOK_S = 0.2
+_POLL_S = 0.2
 _NOT_EXECUTABLE, _NO_SUCH_COMMAND, _BY_SIGNAL = 126, 127, 128
 
 
@@ -117,7 +117,7 @@ def _wait_for_room(client: Client, pod: dict[str, Any]) -> None:
         return
     click.echo(f"pod {pod['name']} waits for {waits}", err=True)
     while client.call("pod.waits", name=pod["name"])["waits"]:
-        if (received := signal.sigtimedwait(_FORWARDED - {signal.SIGINT}, _LOOK_S)) is not None:
+        if (received := signal.sigtimedwait(_FORWARDED - {signal.SIGINT}, _POLL_S)) is not None:
             sys.exit(_BY_SIGNAL + received.si_signo)
 
 

@@ -21,7 +21,7 @@ _HOME, _CLEAR_LINE, _CLEAR_BELOW, _PLAIN = "\x1b[H", "\x1b[K", "\x1b[J", "\x1b[0
 _COMMON = 80, 24
 
 #: The eight colours of any terminal, so that they follow its theme.
-_LOOKS = {
+_SGR = {
     Style.PLAIN: "",
     Style.HEADING: "1",
     Style.QUIET: "2",
@@ -47,7 +47,7 @@ class Screen:
     """The controlling terminal, in full-screen mode inside ``with``."""
 
     def __enter__(self) -> Screen:
-        self._looks = _COLOURLESS if os.environ.get("NO_COLOR") else _LOOKS
+        self._sgr = _COLOURLESS if os.environ.get("NO_COLOR") else _SGR
         self._as_found = termios.tcgetattr(sys.stdin)
         self._resized, self._wakeup = os.pipe()
         os.set_blocking(self._wakeup, False)
@@ -112,7 +112,7 @@ class Screen:
         self._take()
 
     def _painted(self, text: str, style: Style) -> str:
-        look = self._looks.get(style, "")
+        look = self._sgr.get(style, "")
         return f"\x1b[{look}m{text}{_PLAIN}" if look else text
 
 

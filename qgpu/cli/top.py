@@ -27,7 +27,7 @@ from qgpu.ipc.control_socket import Client
 #: How many shares of each pod are kept: as many as the widest history shows.
 _HISTORY = 60
 #: How long a daemon may take to answer before the page says that it does not; keys wait as long.
-_PATIENCE_S = 2.0
+_TIMEOUT_S = 2.0
 
 
 @click.command()
@@ -48,16 +48,16 @@ def top(context: Context, once: bool, every: float, output: str) -> None:
             if plain:
                 _print(client, once, every, output)
         if not plain:
-            connect = partial(Client, context.runtime_dir, min(context.timeout_s, _PATIENCE_S))
+            connect = partial(Client, context.runtime_dir, min(context.timeout_s, _TIMEOUT_S))
             _show(_Watch(connect), every)
 
 
 def _print(client: Client, once: bool, every: float, output: str) -> None:
     """Print a table, or a line of JSON, at each update: the output for files and other programs."""
-    before = live_shares.look(client)
+    before = live_shares.read(client)
     while True:
         time.sleep(every)
-        now = live_shares.look(client)
+        now = live_shares.read(client)
         shares = live_shares.shares(before, now)
         if output == "json":
             click.echo(json.dumps(with_units({"schema": now["schema"], "shares": shares})))
@@ -78,7 +78,7 @@ class _Watch:
         self._before: dict[str, Any] | None = None
         self._history: dict[tuple[int, str], deque[float]] = {}
         self._below_quota = live_shares.BelowQuota()
-        now = live_shares.look(self._client)
+        now = live_shares.read(self._client)
         self._before = now
         self.view = View(now, live_shares.shares(now, now))
 
@@ -87,7 +87,7 @@ class _Watch:
         came_back = bool(self.view.lost)
         try:
             self._client = self._client or self._connect()
-            now = live_shares.look(self._client)
+            now = live_shares.read(self._client)
         except QgpuError as error:
             self.close()
             self.view = View(self.view.now, self.view.shares, self._history, str(error))

@@ -25,7 +25,7 @@ from qgpu.model.plane_names import Plane
 from qgpu.model.prepared_grant import PreparedGrant
 
 #: How long a request waits for a group to begin or to end; whoever asked then asks again. A driver waits 20 s.
-_WAIT_S, _LOOK_S = 8.0, 0.05
+_WAIT_S, _POLL_S = 8.0, 0.05
 
 
 class ClaimGroups:
@@ -77,7 +77,7 @@ class ClaimGroups:
         while grant.group and (why := self._missing(grant.group)):
             if (problem := self._files(grant.group).problem) or time.monotonic() > until:
                 raise RefusedError(f"{grant}: sharing MPS: {problem or why}; it is tried again")
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
     def check_ready(self, grant: PreparedGrant) -> None:
         """Raise BackendGoneError, upon which a container's hook asks again, if a group takes no members now."""
@@ -103,7 +103,7 @@ class ClaimGroups:
                 raise RefusedError(
                     f"{grant}: its group {name} has not ended, and it stays prepared; does qgpu-groups.service run?"
                 )
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
     def forget(self, grant: PreparedGrant) -> None:
         """Forget the group of a claim that is given up."""

@@ -18,9 +18,9 @@ import structlog
 
 from qgpu import claim_division
 from qgpu.claim_division import LEAST_MEMORY, DeviceUser
-from qgpu.daemon import bound_containers
-from qgpu.daemon.bound_containers import BoundContainer, users
+from qgpu.daemon import container_notes
 from qgpu.daemon.claim_groups import ClaimGroups
+from qgpu.daemon.container_notes import ContainerNote, users
 from qgpu.daemon.pods import Pods
 from qgpu.daemon.prepared_grants import prepared_devices, shown
 from qgpu.daemon.request_args import Arguments
@@ -44,7 +44,7 @@ class _User:
     """A pod with prepared devices, or a container that is about to be one: it has no grants and no memory yet."""
 
     name: str
-    bound: BoundContainer
+    bound: ContainerNote
     grants: Mapping[int, Grant]
     memory: Mapping[int, int]
 
@@ -139,10 +139,10 @@ class ClaimRequests:
         self.groups.check_ready(grant)
         return grant.group
 
-    def bind(self, container: Container, bound: BoundContainer, at: str) -> str:
+    def bind(self, container: Container, bound: ContainerNote, at: str) -> str:
         """Make a container a pod with the grants of its prepared devices, and return its name. Raises a QgpuError."""
         found = self._reserved(container, bound.devices)
-        self._pods.left.used(bound.devices, self.owner(container, bound.devices))
+        self._pods.orphaned.used(bound.devices, self.owner(container, bound.devices))
         pods = self._pods.reap()
         last = [pod for pod in pods if pod.cgroup == at]
         self._check_cards(container, found)
@@ -153,11 +153,11 @@ class ClaimRequests:
             self._pods.check_quotas(name, grants)  # a policy from the configuration holds whatever is prepared
             for pod in last:
                 self._pods.retire(pod)
-            bound_containers.record(at, bound)
+            container_notes.write(at, bound)
             try:
                 self._pods.make(name, grants, at)
             except BaseException:
-                bound_containers.forget(at)
+                container_notes.remove(at)
                 raise
         except BaseException:
             with suppress(QgpuError):  # the others get back what was to be its part; later, if that fails
@@ -223,7 +223,7 @@ class ClaimRequests:
 
         One with a device that is not known any more is left as it is, and counts by what it has.
         """
-        there = [(pod, bound_containers.recorded(pod)) for pod in pods if pod.name not in besides]
+        there = [(pod, container_notes.read(pod)) for pod in pods if pod.name not in besides]
         found = [
             _User(pod.name, bound, pod.grants, pod.memory)
             for pod, bound in there
@@ -301,14 +301,14 @@ class ClaimRequests:
             if index in other.grants
         }
         room = claim_division.spare(group, devices, taken) - self._pods.overdrawn(index)
-        if left := self._pods.left.of(whose := self._whose(user), index):
+        if left := self._pods.orphaned.of(whose := self._whose(user), index):
             beside = sum(taken.get(other.name, 0) for other in others if self._whose(other) == whose)
-            room = min(room, self._pods.left.held(whose, index) - left - beside)
+            room = min(room, self._pods.orphaned.held(whose, index) - left - beside)
         before = user.grants[index].memory if index in user.grants else 0
         return replace(aim, memory=max(before or 1, min(aim.memory, room)))
 
     def _whose(self, user: _User) -> str:
-        return self._pods.left.owner(user.bound.devices[0])
+        return self._pods.orphaned.owner(user.bound.devices[0])
 
     def _wanted(self, users: Sequence[_User]) -> dict[str, dict[int, Grant]]:
         """Return what each user should have, by its name and card. Raises RefusedError."""

@@ -13,9 +13,9 @@ from typing import Any
 
 import structlog
 
-from qgpu.daemon import bound_containers
-from qgpu.daemon.bound_containers import BoundContainer
+from qgpu.daemon import container_notes
 from qgpu.daemon.claim_requests import ClaimRequests
+from qgpu.daemon.container_notes import ContainerNote
 from qgpu.daemon.pods import Pods
 from qgpu.daemon.request_args import Arguments
 from qgpu.errors import RefusedError
@@ -69,7 +69,7 @@ class ContainerRequests:
         if group in self._pods.prepared.by_group:
             raise RefusedError(f"container {container.id}: group {group} is a claim's; name the claim in its pod")
         claimed = self._claims.group_of(container, devices)
-        bound = bound_containers.bound_now(container, devices)
+        bound = container_notes.note_of(container, devices)
         with self._pods.lock:
             self._pods.check_free(at)
             if group or claimed:
@@ -78,7 +78,7 @@ class ContainerRequests:
             else:
                 self._pods.leave(at)
                 for pod in self._pods.listed():
-                    if pod.cgroup == at and bound_containers.recorded(pod) == bound:
+                    if pod.cgroup == at and container_notes.read(pod) == bound:
                         self._pods.users.note_owner(pod.name, at, whose)  # the daemon may have ended before it did
                         return {"name": pod.name}
                 name = self._claims.bind(container, bound, at) if devices else self._bind(container, bound, at)
@@ -86,7 +86,7 @@ class ContainerRequests:
         _log.info("container bound", pod=name, container=container.id, cgroup=at, devices=devices)
         return {"name": name}
 
-    def _join(self, container: Container, bound: BoundContainer, group: str, at: str) -> str:
+    def _join(self, container: Container, bound: ContainerNote, group: str, at: str) -> str:
         """Make a container a member of a group: a part of the group's pod, under its grant. Raises a QgpuError."""
         self._groups(group).need_keeper()  # a pod of that name may be no group, or one of another
         pod = self._pods.named(group)
@@ -98,19 +98,19 @@ class ContainerRequests:
                 "group's device alone"
             )
         cgroup.set_xattr(at, _BEYOND, container.beyond_limits())
-        bound_containers.record(at, bound)
+        container_notes.write(at, bound)
         for last in [each for each in self._pods.listed() if each.cgroup == at]:
             self._pods.retire(last)
         self._pods.join(group, at)
         return group
 
-    def _bind(self, container: Container, bound: BoundContainer, at: str) -> str:
+    def _bind(self, container: Container, bound: ContainerNote, at: str) -> str:
         container.check_devices()
         wanted = container.wanted()
         grants = {index: wanted.on(self._pods.cards[index].memory) for index in container.gpus(self._nodes())}
         cgroup.set_xattr(at, _BEYOND, container.beyond_limits())
         name = self._pods.admit(container.pod, grants, at)
-        bound_containers.record(at, bound)
+        container_notes.write(at, bound)
         return name
 
     def _nodes(self) -> dict[int, dict[Number, str]]:
@@ -142,7 +142,7 @@ class ContainerRequests:
         if not inside:
             raise RefusedError(f"process {pid}: its cgroup {at} belongs to no pod")
         own, pod = max(inside, key=lambda found: len(found[0]))
-        noted = bound_containers.recorded_at(own)
+        noted = container_notes.read_at(own)
         if noted is not None and noted.container != container:
             raise RefusedError(
                 f"process {pid}: it is in container {noted.container} now, and its listener was sent for {container}; "

@@ -27,7 +27,7 @@ from qgpu.runtime.claim_cdi import ClaimCdiFiles
 _log = structlog.get_logger("containers")
 
 #: How long to wait before the next try after the CDI file could not be written. Each try reads the loader's cache.
-_AGAIN_S = 10.0
+_RETRY_S = 10.0
 
 
 class ContainerRuntimes:
@@ -46,19 +46,19 @@ class ContainerRuntimes:
         directory = cdi_directory(plane, config)
         self._cdi_file = cdi.CdiFileWriter(pgpus, root_socket_path(runtime_dir), directory) if directory else None
         self._failure = RepeatedError(_log, "no CDI file: containers cannot ask for a pGPU")
-        self._again_s = 0.0
+        self._retry_at_s = 0.0
         listener = agent_socket(plane, runtime_dir)
         self._agent = Agent(listener, take, store, pod_of) if listener else None
         self.refresh()
 
     def refresh(self) -> None:
         """Rewrite the CDI file if it is out of date. A failure is logged once and retried later."""
-        if self._failure.text and time.monotonic() < self._again_s:
+        if self._failure.text and time.monotonic() < self._retry_at_s:
             return
         with self._failure.logged(QgpuError):
             if self._cdi_file is not None and self._cdi_file.refresh():
                 _log.info("CDI file written", directory=str(self._cdi_file.directory))
-        self._again_s = time.monotonic() + _AGAIN_S
+        self._retry_at_s = time.monotonic() + _RETRY_S
 
     def restore(self) -> None:
         """Listen for runtimes again if somebody removed the socket. Raises OSError."""

@@ -49,4 +49,4 @@ class GangExchange:
         with self._lock:
             self._bids[snapshot.pgpu] = bids_here
             period_ns, turns = agree(self._bids, snapshot.pgpu)
-        return replace(snapshot, period_ns=period_ns, turns=turns) if turns else snapshot
+        return replace(snapshot, period_ns=period_ns, gang_turns=turns) if turns else snapshot

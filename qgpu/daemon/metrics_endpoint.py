@@ -17,7 +17,7 @@ from qgpu.ipc.http_server import HttpServer
 _log = structlog.get_logger("metrics")
 
 #: How long to wait before the next try.
-_AGAIN_S = 2.0
+_RETRY_S = 2.0
 
 
 class MetricsEndpoint:
@@ -27,15 +27,15 @@ class MetricsEndpoint:
         """Begin to serve. Raises ConfigError if the address is unusable for any other reason than being in use."""
         self._serve = serve
         self._server: HttpServer | None = None
-        self._again_s = 0.0
+        self._retry_at_s = 0.0
         self._told = False
         self.refresh()
 
     def refresh(self) -> None:
         """Retry if a retry is due. Raises ConfigError like the constructor."""
-        if self._server is not None or time.monotonic() < self._again_s:
+        if self._server is not None or time.monotonic() < self._retry_at_s:
             return
-        self._again_s = time.monotonic() + _AGAIN_S
+        self._retry_at_s = time.monotonic() + _RETRY_S
         try:
             self._server = self._serve()
         except ConfigError as error:

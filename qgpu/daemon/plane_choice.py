@@ -63,10 +63,10 @@ def open_host(
         kept.close()
     if plane is Plane.SIM:
         from qgpu.planes.sim.host import Clock, SimHost
-        from qgpu.planes.sim.kept_pods import FILE, KeptPods
+        from qgpu.planes.sim.pods_file import FILE, PodsFile
 
         gpus, instances = simulated
-        return SimHost(gpus, Clock.REAL, kept=KeptPods(runtime_dir / FILE), mig=instances)
+        return SimHost(gpus, Clock.REAL, pods_file=PodsFile(runtime_dir / FILE), mig=instances)
     if os.geteuid() != 0:
         raise PermissionDeniedError(f"plane {plane}: only root can share a GPU; run qgpud as root or with --plane sim")
     if plane is Plane.KMOD:

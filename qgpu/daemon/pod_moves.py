@@ -14,7 +14,7 @@ from functools import partial
 import structlog
 
 from qgpu import units
-from qgpu.daemon import bound_containers
+from qgpu.daemon import container_notes
 from qgpu.daemon.pods import Pods
 from qgpu.daemon.suspensions import Suspensions
 from qgpu.errors import NotSupportedError, QgpuError, RefusedError, no_pgpu
@@ -99,7 +99,7 @@ class PodMoves:
             raise RefusedError(f"pod {name}: it has no grant on pGPU {leaves}; see: qgpuctl pod show {name}")
         if target in pod.grants:
             raise RefusedError(f"pod {name}: it has a grant on pGPU {target} already; choose another")
-        if bound_containers.devices_of(pod):
+        if container_notes.devices_of(pod):
             raise RefusedError(f"pod {name}: its cards are those of its claim; change the claim")
         if pod.cgroup and not cgroup.is_made_for(name, pod.cgroup):
             raise RefusedError(

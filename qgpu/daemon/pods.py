@@ -19,13 +19,13 @@ import structlog
 from qgpu import admission
 from qgpu.admission import Occupancy, Yielding
 from qgpu.config import GpuSettings
-from qgpu.daemon import bound_containers, caller
+from qgpu.daemon import caller, container_notes
 from qgpu.daemon.device_isolation import DeviceIsolation
-from qgpu.daemon.member_turn import MemberTurn
 from qgpu.daemon.orphaned_memory import OrphanedMemory
 from qgpu.daemon.peer_filter import pods_by_cgroup
 from qgpu.daemon.pod_users import PodUsers
 from qgpu.daemon.prepared_grants import PreparedGrants
+from qgpu.daemon.socket_group_turn import SocketGroupTurn
 from qgpu.errors import QgpuError, RefusedError, no_pod
 from qgpu.ipc.control_socket import Session
 from qgpu.ipc.wire import has_ended
@@ -42,7 +42,7 @@ _log = structlog.get_logger("pods")
 #: The key of a note at a pod's cgroup: it waits for room in its card's memory. A daemon that starts finds it there.
 _WAITS = "waits"
 #: How long a pod waits for its owner's pods that have just ended, and how often it looks.
-_LEFT_S, _LEFT_LOOK_S = 1.0, 0.05
+_LEFT_S, _LEFT_POLL_S = 1.0, 0.05
 
 
 class Pods:
@@ -75,11 +75,11 @@ class Pods:
         self.by_cgroup = pods_by_cgroup(host.pods())
         #: Pods whose launcher is still connected, with the launcher's session.
         self._launchers: dict[str, Session] = {}
-        self.turn = MemberTurn()
+        self.turn = SocketGroupTurn()
         self.users = PodUsers(host.pods())
-        self.left = OrphanedMemory(host, prepared)
+        self.orphaned = OrphanedMemory(host, prepared)
         for pod in host.pods():
-            self.left.used(bound_containers.devices_of(pod), self.users.owner_of(pod.name))
+            self.orphaned.used(container_notes.devices_of(pod), self.users.owner_of(pod.name))
 
     def listed(self) -> Sequence[PodInfo]:
         """Return the pods."""
@@ -108,7 +108,7 @@ class Pods:
                 else:
                     left.append(self._without_ended(pod))
             self._isolation.set_pods(left)
-            self.left.forget_gone()
+            self.orphaned.forget_gone()
             return left
 
     def launch(self, wanted: str | None, grants: dict[int, Grant], launcher: Session, *, may_wait: bool) -> str:
@@ -201,9 +201,9 @@ class Pods:
             late = time.monotonic() > until
             with self.lock, suppress(*() if late else (RefusedError,)):
                 self.users.check_left(whose, self.host.names_in_use)
-                if late or not self.left.any_of(whose):
+                if late or not self.orphaned.any_of(whose):
                     return
-            time.sleep(_LEFT_LOOK_S)
+            time.sleep(_LEFT_POLL_S)
 
     def check_free(self, at: str) -> None:
         """Raise RefusedError unless a container may be a pod in its cgroup, where no other process is.
@@ -259,7 +259,7 @@ class Pods:
         self.host.admit(name, grants, at)
         self._new.add(name)
         self.users.forget(name)
-        self.left.began(name)
+        self.orphaned.began(name)
         now = self.host.pods()
         self.by_cgroup = pods_by_cgroup(now)
         self._isolation.set_pods(now)
@@ -273,7 +273,7 @@ class Pods:
 
     def retire(self, pod: PodInfo) -> None:
         """Remove a pod, and the cgroup if qgpu made it. Raises a QgpuError."""
-        with self.left.ending(pod.name, self.users.owner_of(pod.name)):
+        with self.orphaned.ending(pod.name, self.users.owner_of(pod.name)):
             self.host.retire(pod.name)
         self._launchers.pop(pod.name, None)
         self.users.forget(pod.name)
@@ -308,20 +308,20 @@ class Pods:
         known = self.prepared.by_name.keys() | {device.name for device in grant.devices}
         groups = self.prepared.by_group.keys() | {grant.group}
         # Containers whose claim was lost count to it again.
-        others = bound_containers.outside(pods, known, groups)
+        others = container_notes.outside(pods, known, groups)
         beside = replace(self._occupancy(()), pods=others, prepared=self.prepared.held(besides=grant.uid))
         admission.check_prepared(self.prepared.wanted(grant), beside)
 
     def outside(self, pods: Sequence[PodInfo]) -> list[PodInfo]:
         """Return the pods as admission counts them beside the prepared grants."""
-        return bound_containers.outside(pods, self.prepared.by_name.keys(), self.prepared.by_group.keys())
+        return container_notes.outside(pods, self.prepared.by_name.keys(), self.prepared.by_group.keys())
 
     def held_outside(self, pods: Sequence[PodInfo]) -> dict[int, dict[str, int]]:
         """Return what pods without prepared grants hold of each pGPU: quotas in per cent, memory in bytes.
 
         A pod without a memory limit holds what it has now. What is held on behalf of pods that are gone counts, too.
         """
-        left = self.left.outside()
+        left = self.orphaned.outside()
         others = self.outside([pod for pod in pods if not self._is_over(pod)])
         result = {}
         for index in self.cards:
@@ -336,7 +336,7 @@ class Pods:
         """Return how many bytes of a pGPU are granted, or held for ended pods, beyond what may be granted."""
         granted = [held.grant for held in self.prepared.held() if held.index == index]
         granted += [pod.grants[index] for pod in self.outside(self.host.pods()) if index in pod.grants]
-        left = self.left.outside().get(index, 0)
+        left = self.orphaned.outside().get(index, 0)
         most = int(self.cards[index].memory * self._settings()[index].memory_overcommit)
         return max(0, left + sum(grant.memory or 0 for grant in granted) - most)
 
@@ -344,7 +344,7 @@ class Pods:
         """Return what Kubernetes calls a pod's container."""
         if (grant := self.prepared.by_group.get(pod.name)) is not None:
             return ContainerLabels(grant.namespace, claim=grant.name)
-        return bound_containers.labels_of(pod, self.prepared.by_name)
+        return container_notes.labels_of(pod, self.prepared.by_name)
 
     def _without_ended(self, pod: PodInfo) -> PodInfo:
         """Let cgroups of ended containers count to a pod no longer, and return the pod. Raises a QgpuError."""
@@ -394,7 +394,7 @@ class Pods:
 
     def _free_pgpus(self) -> list[Pgpu]:
         """Return the pGPUs without the memory that is held on behalf of removed pods and belongs to no claim."""
-        left = self.left.outside()
+        left = self.orphaned.outside()
         return [replace(pgpu, memory=pgpu.memory - left.get(index, 0)) for index, pgpu in self.cards.items()]
 
     def _let_go(self, name: str, session: Session) -> None:

@@ -18,14 +18,14 @@ from typing import Any
 
 import structlog
 
-from qgpu.admission import Held
+from qgpu.admission import Reservation
 from qgpu.daemon.request_args import Arguments
 from qgpu.errors import InvalidValueError, PermissionDeniedError, QgpuError, RefusedError, UnknownNameError
 from qgpu.ipc.codec import prepared_to_json
 from qgpu.linux import atomic_file
 from qgpu.linux.repeated_error import RepeatedError
 from qgpu.model import Grant
-from qgpu.model.member_part import MemberPart
+from qgpu.model.member_limits import MemberLimits
 from qgpu.model.plane_api import Pgpu
 from qgpu.model.prepared_grant import ANY_POD, PreparedDevice, PreparedGrant
 from qgpu.runtime.claim_cdi import ClaimCdiFiles, qualified
@@ -67,14 +67,14 @@ class PreparedGrants:
         """Return the number of a device's card; None if the card is gone."""
         return self._indices.get(device.gpu)
 
-    def held(self, besides: str = "") -> list[Held]:
+    def held(self, besides: str = "") -> list[Reservation]:
         """Return what all claims hold, or all but the one with this UID."""
         return [each for uid, grant in self.by_uid.items() if uid != besides for each in self.wanted(grant)]
 
-    def wanted(self, grant: PreparedGrant) -> list[Held]:
+    def wanted(self, grant: PreparedGrant) -> list[Reservation]:
         """Return what one claim holds of the cards that are there."""
         return [
-            Held(str(grant), index, device.grant)
+            Reservation(str(grant), index, device.grant)
             for device in grant.devices
             if (index := self.index(device)) is not None
         ]
@@ -250,7 +250,7 @@ def _grant(arguments: Arguments) -> PreparedGrant:
         _matched("name", arguments.need("name", str), _NAME),
         tuple(_consumer(each) for each in _bounded(arguments, "consumers", MAX_CONSUMERS)),
         tuple(made),
-        None if part is None else MemberPart(part.get("sm", int), part.get("memory", int)),
+        None if part is None else MemberLimits(part.get("sm", int), part.get("memory", int)),
     )
 
 

@@ -10,13 +10,13 @@ from typing import Any
 from qgpu.daemon.request_args import Arguments
 from qgpu.errors import NotSupportedError, no_pgpu
 from qgpu.ipc.control_socket import Session
-from qgpu.load.spec import Workload
+from qgpu.load.workload import Workload
 from qgpu.model.plane_api import Host
 from qgpu.planes.sim.host import SimHost
 
 
 class SimulatedLoads:
-    """The running loads, by number. ``lock`` is the service's: it is held while pods come and go."""
+    """The running loads, by number. ``lock`` is the pods': it is held while pods come and go."""
 
     def __init__(self, host: Host, lock: threading.RLock) -> None:
         self._host = host

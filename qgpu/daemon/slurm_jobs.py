@@ -109,7 +109,7 @@ class SlurmJobs:
         """
         found = dict(grants)
         for index, grant in grants.items():
-            left = self._pods.left.of(whose, index) if whose and grant.memory is not None else 0
+            left = self._pods.orphaned.of(whose, index) if whose and grant.memory is not None else 0
             if left and grant.memory is not None:
                 if grant.memory - left < units.LEAST_LIMIT and not begun:
                     raise RefusedError(

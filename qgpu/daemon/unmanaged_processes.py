@@ -21,7 +21,7 @@ from qgpu.model.plane_api import Pgpu, PodInfo
 _log = structlog.get_logger("unmanaged_processes")
 
 #: How often the cards are checked. A process that lives shorter may be missed.
-_LOOK_S = 5.0
+_POLL_S = 5.0
 #: The most log lines per check; the rest are only counted.
 _LINES = 10
 
@@ -76,7 +76,7 @@ class UnmanagedProcesses:
         self._stop.set()
 
     def _run(self) -> None:
-        while not self._stop.wait(_LOOK_S):
+        while not self._stop.wait(_POLL_S):
             try:
                 self.look()
             except Exception:  # noqa: BLE001 - otherwise the thread would end unnoticed

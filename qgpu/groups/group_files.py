@@ -14,7 +14,7 @@ from typing import Any
 from qgpu.errors import PermissionDeniedError, RefusedError, UnknownNameError
 from qgpu.groups.mps_server import MpsServer
 from qgpu.linux import atomic_file, cgroup, mounts, proc
-from qgpu.model.member_part import MemberPart
+from qgpu.model.member_limits import MemberLimits
 
 _TAIL_BYTES = 1 << 14
 
@@ -67,15 +67,15 @@ class GroupFiles:
             return None
 
     @property
-    def part(self) -> MemberPart:
+    def part(self) -> MemberLimits:
         """What a member gets that does not ask for another part. Only its owner can set it. PermissionDeniedError."""
         try:
-            return MemberPart(**json.loads((self.directory / "part.json").read_text()))
+            return MemberLimits(**json.loads((self.directory / "part.json").read_text()))
         except (OSError, ValueError, TypeError):
-            return MemberPart()
+            return MemberLimits()
 
     @part.setter
-    def part(self, part: MemberPart) -> None:
+    def part(self, part: MemberLimits) -> None:
         with self._errors():
             atomic_file.replace(self.directory / "part.json", json.dumps(asdict(part)) + "\n", 0o644)
 

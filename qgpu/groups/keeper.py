@@ -38,7 +38,7 @@ from qgpu.linux.interpreter import python
 from qgpu.linux.parent_death import terminated_with_parent
 from qgpu.linux.proc import start_time
 from qgpu.linux.shutdown import Shutdown
-from qgpu.model.member_part import MemberPart
+from qgpu.model.member_limits import MemberLimits
 from qgpu.nvidia import abi
 from qgpu.paths import default_runtime_dir
 
@@ -51,9 +51,9 @@ _START_S = 60.0
 _PAUSES_S = 0.2, 5.0
 #: A control daemon that ran this long did not die at once.
 _STEADY_S = 5.0
-_LOOK_S = 0.1
+_POLL_S = 0.1
 #: How often the pod's processes are listed.
-_POD_LOOK_S = 0.5
+_POD_POLL_S = 0.5
 #: How long clients of an MPS server that has ended have after SIGTERM; then SIGKILL follows.
 _GRACE_S = 1.0
 #: Nobody else may put a socket in MPS's place, whatever the umask of who makes a group.
@@ -70,7 +70,7 @@ class Keeper:
         runtime_dir: Path,
         name: str,
         grants: dict[str, Any],
-        part: MemberPart | None = None,
+        part: MemberLimits | None = None,
         with_mps: Set[str] = WITH_MPS,
         card_major: int = abi.NV_MAJOR,
         *,
@@ -78,7 +78,7 @@ class Keeper:
     ) -> None:
         """Take ``of_claim`` for a claim's group: its grants are the claim's, and its members are in containers."""
         self._runtime_dir, self._name, self._grants = runtime_dir, name, grants
-        self._part = part or MemberPart()
+        self._part = part or MemberLimits()
         self._files = GroupFiles(runtime_dir, name)
         self._with_mps, self._card_major, self._of_claim = with_mps, card_major, of_claim
         self._client: Client | None = None
@@ -92,7 +92,7 @@ class Keeper:
         self._control = self._ended = 0
         #: An MPS server has ended, and its clients are still to be.
         self._orphaned = False
-        self._next_look_s = 0.0
+        self._next_poll_s = 0.0
         self._cgroups: list[str] = []
 
     def begin(self) -> None:
@@ -118,7 +118,7 @@ class Keeper:
     def keep(self, stop: Shutdown) -> None:
         """Start the control daemon again whenever it ends, until told to stop; then end it and remove the pod."""
         pause_s, began, problem, failure = _PAUSES_S[0], time.monotonic(), "", ""
-        while not stop.wait(_LOOK_S):
+        while not stop.wait(_POLL_S):
             try:
                 if not self._has_mps or (self._server is not None and self._server.poll() is None):
                     self._look_after_pod(stop)
@@ -165,9 +165,9 @@ class Keeper:
             self._end_clients(stop)
             self._ended = ended_children(self._control)
             self._orphaned = False
-        if time.monotonic() < self._next_look_s:
+        if time.monotonic() < self._next_poll_s:
             return
-        self._next_look_s = time.monotonic() + _POD_LOOK_S
+        self._next_poll_s = time.monotonic() + _POD_POLL_S
         try:
             with Client(self._runtime_dir, _TIMEOUT_S) as client:
                 self._list(client)
@@ -257,7 +257,7 @@ class Keeper:
                 stderr=log,
             )
         until = time.monotonic() + _START_S
-        while not server.wait(_LOOK_S):
+        while not server.wait(_POLL_S):
             if self._server.poll() is not None or time.monotonic() > until:
                 said = self._files.last_words() or "it says nothing"
                 raise NotSupportedError(f"group {self._name}: {server.command[0]} does not start: {said}")
@@ -279,8 +279,8 @@ class Keeper:
             until = time.monotonic() + _GRACE_S
             while any(map(self._is_client, self._pids())) and time.monotonic() < until:
                 if stop is None:
-                    time.sleep(_LOOK_S)
-                elif stop.wait(_LOOK_S):
+                    time.sleep(_POLL_S)
+                elif stop.wait(_POLL_S):
                     return
 
     def _is_client(self, pid: int) -> bool:
@@ -381,7 +381,7 @@ def main(with_mps: Set[str] = WITH_MPS, card_major: int = abi.NV_MAJOR) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     os.umask(_UMASK)
     wanted = json.load(sys.stdin)
-    part = MemberPart(**wanted["part"])
+    part = MemberLimits(**wanted["part"])
     of_claim = bool(wanted["of_claim"])
     keeper = Keeper(default_runtime_dir(), name, wanted["grants"], part, with_mps, card_major, of_claim=of_claim)
     with os.fdopen(ready, "w") as told:

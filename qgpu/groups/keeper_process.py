@@ -14,7 +14,7 @@ from qgpu import errors
 from qgpu.errors import RefusedError
 from qgpu.groups.group_files import GroupFiles
 from qgpu.linux.interpreter import python
-from qgpu.model.member_part import MemberPart
+from qgpu.model.member_limits import MemberLimits
 
 #: What runs a keeper; its arguments follow.
 PROGRAM = tuple(python("-m", "qgpu.groups.keeper"))
@@ -24,7 +24,7 @@ def start(
     runtime_dir: Path,
     name: str,
     grants: Mapping[str, Any],
-    part: MemberPart,
+    part: MemberLimits,
     *,
     of_claim: bool = False,
     program: tuple[str, ...] = PROGRAM,

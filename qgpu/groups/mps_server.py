@@ -32,7 +32,7 @@ _SERVER = b"nvidia-cuda-mps-server"
 _PARENT, _CHILDREN_FAULTS = 1, 8
 #: The most that one of MPS's logs may take. A client that comes and goes makes it longer, as fast as it can.
 _LOG_BYTES, _BLOCK = 16 << 20, 512
-_QUIT_S, _ANSWER_S, _LOOK_S = 10, 1.0, 0.05
+_QUIT_S, _ANSWER_S, _POLL_S = 10, 1.0, 0.05
 _MIB = 1 << 20
 
 
@@ -124,7 +124,7 @@ class MpsServer:
         while not self.answers:
             if time.monotonic() > until:
                 return False
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         return True
 
     def quit(self) -> None:

@@ -28,16 +28,16 @@ from qgpu.groups.mps_server import has_members
 from qgpu.ipc.control_socket import Client
 from qgpu.linux import lock_file
 from qgpu.linux.shutdown import Shutdown
-from qgpu.model.member_part import MemberPart
+from qgpu.model.member_limits import MemberLimits
 from qgpu.model.prepared_grant import GROUP_PREFIX
 
 _log = structlog.get_logger("groups")
 
 _TIMEOUT_S = 10
 #: How often claims and keepers are compared.
-_LOOK_S = 0.2
+_POLL_S = 0.2
 #: The pause after a keeper that could not begin.
-_AGAIN_S = 2.0
+_RETRY_S = 2.0
 
 
 class Supervisor:
@@ -52,12 +52,12 @@ class Supervisor:
         self._children: list[subprocess.Popen[bytes]] = []
         self._told: dict[str, str] = {}
         #: When a group may be tried again, on CLOCK_MONOTONIC.
-        self._again_s: dict[str, float] = {}
+        self._retry_at_s: dict[str, float] = {}
 
     def run(self, stop: Shutdown) -> None:
         """Compare now and then until told to stop; keepers go on. AlreadyRunningError, PermissionDeniedError."""
         with self._lock():
-            while not stop.wait(_LOOK_S):
+            while not stop.wait(_POLL_S):
                 with suppress(QgpuError):  # the daemon is being replaced
                     self.compare()
             for thread in self._busy.values():
@@ -71,12 +71,12 @@ class Supervisor:
         self._busy = {name: thread for name, thread in self._busy.items() if thread.is_alive()}
         self._children = [child for child in self._children if child.poll() is None]
         self._told = {name: told for name, told in self._told.items() if name in grants}
-        self._again_s = {name: at_s for name, at_s in self._again_s.items() if name in grants}
+        self._retry_at_s = {name: at_s for name, at_s in self._retry_at_s.items() if name in grants}
         for name in sorted((self._kept() | grants.keys()) - self._busy.keys()):
             files, grant = GroupFiles(self._runtime_dir, name), grants.get(name)
             kept = files.keeper()
             if grant is not None and not grant["ending"]:
-                if kept is None and time.monotonic() >= self._again_s.get(name, 0.0):
+                if kept is None and time.monotonic() >= self._retry_at_s.get(name, 0.0):
                     self._meanwhile(name, partial(self._begin, name, grant))
             elif grant is None and has_members(pods.get(name, ())):
                 continue  # qgpud has lost its claim: they go on with what they have
@@ -89,10 +89,10 @@ class Supervisor:
     def _begin(self, name: str, grant: Mapping[str, Any]) -> None:
         files = GroupFiles(self._runtime_dir, name)
         try:
-            part = MemberPart(grant["part"]["sm"], grant["part"]["memory"])
+            part = MemberLimits(grant["part"]["sm"], grant["part"]["memory"])
             child = keeper_process.start(self._runtime_dir, name, {}, part, of_claim=True, program=self._program)
         except QgpuError as error:
-            self._again_s[name] = time.monotonic() + _AGAIN_S
+            self._retry_at_s[name] = time.monotonic() + _RETRY_S
             files.problem = str(error)
             if self._told.get(name) != str(error):
                 self._told[name] = str(error)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from qgpu.model import Grant, OnIdle, Plan, PodClass, PodPlan, PodSample, Sample, Span, TsgSample, Window
-from qgpu.model.member_part import MemberPart
+from qgpu.model.member_limits import MemberLimits
 from qgpu.model.plane_api import MigInstance, Pgpu
 from qgpu.model.prepared_grant import PreparedGrant
 
@@ -69,7 +69,7 @@ def prepared_to_json(grant: PreparedGrant) -> dict[str, Any]:
     }
 
 
-def part_to_json(part: MemberPart | None) -> dict[str, Any] | None:
+def part_to_json(part: MemberLimits | None) -> dict[str, Any] | None:
     """Convert what the members of a claim's group get to JSON types; None for no group."""
     return None if part is None else {"sm": part.sm, "memory": part.memory}
 

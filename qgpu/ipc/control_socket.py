@@ -129,7 +129,7 @@ MAX_GUESTS, MAX_OF_PODS, MAX_OF_USER, MAX_OF_POD = 128, 64, 16, 8
 #: Whoever is neither root nor the daemon's own user, outside of pods, sends at most this much at once, finishes a
 #: message within this time, and takes its answer within it. Who may only read, or is in a pod, also begins a message
 #: within it; others may be silent, as launchers of pods are.
-_MOST_BYTES, _PATIENCE_S = 1 << 16, 30.0
+_MOST_BYTES, _TIMEOUT_S = 1 << 16, 30.0
 #: Root and the daemon's own user send at most this much at once: while it is parsed, no other thread of Python's runs.
 #: Their largest message has a container's environment, which the kernel bounds to a quarter of a program's stack: 2 MiB
 #: as a rule.
@@ -274,7 +274,7 @@ class Server:
             connection.sock.settimeout(None)
             if not connection.fill():
                 return None
-        deadline, pause_s = time.monotonic() + _PATIENCE_S, 0.0
+        deadline, pause_s = time.monotonic() + _TIMEOUT_S, 0.0
         while (received := self._parsed(connection)) is None:
             if connection.unread:
                 pause_s = min(max(2 * pause_s, _PART_PAUSE_S), _MOST_PART_PAUSE_S)
@@ -282,7 +282,7 @@ class Server:
             connection.sock.settimeout(max(deadline - time.monotonic(), _MOMENT_S))
             if time.monotonic() > deadline or not connection.fill():
                 return None
-        connection.sock.settimeout(_PATIENCE_S)  # for the answer
+        connection.sock.settimeout(_TIMEOUT_S)  # for the answer
         return received
 
     def _parsed(self, connection: wire.Connection) -> tuple[dict[str, Any], list[int]] | None:

@@ -18,7 +18,7 @@ from qgpu.k8s import parameters, quantities
 from qgpu.k8s.names import DRIVER, card_uuid
 from qgpu.k8s.qgpud import Card
 from qgpu.model import Grant, PodClass
-from qgpu.model.member_part import MemberPart
+from qgpu.model.member_limits import MemberLimits
 from qgpu.model.prepared_grant import PreparedDevice, PreparedGrant
 
 #: The capacities of a device that a grant is made of.
@@ -120,7 +120,7 @@ def may_be_shared(claim: ResourceClaim) -> bool:
     return not any(owner.kind == "Pod" and owner.controller for owner in owners)
 
 
-def _device(claim: ResourceClaim, result: DeviceRequestAllocationResult) -> tuple[PreparedDevice, MemberPart | None]:
+def _device(claim: ResourceClaim, result: DeviceRequestAllocationResult) -> tuple[PreparedDevice, MemberLimits | None]:
     """Read one device of an allocation, which qgpud names, and its members' part. Raises InvalidValueError."""
     about = f"request {result.request}"
     if result.adminAccess:

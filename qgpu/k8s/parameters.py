@@ -27,7 +27,7 @@ from qgpu.errors import InvalidValueError
 from qgpu.k8s import quantities
 from qgpu.k8s.names import PARAMETERS_API, PARAMETERS_KIND
 from qgpu.model import PodClass
-from qgpu.model.member_part import MemberPart
+from qgpu.model.member_limits import MemberLimits
 from qgpu.policies.registry import POLICIES
 
 #: What a container of a claim with MPS gets, as NVIDIA's DRA driver calls it.
@@ -57,7 +57,7 @@ class Parameters:
     #: The policy that the card must have for pods of this class; None: any.
     policy: str | None = None
     #: What each container gets of the claim's share group; None: they take turns.
-    part: MemberPart | None = None
+    part: MemberLimits | None = None
 
 
 def merge(configurations: Iterable[tuple[str, Mapping[str, Any]]]) -> Parameters:
@@ -90,9 +90,9 @@ def merge(configurations: Iterable[tuple[str, Mapping[str, Any]]]) -> Parameters
     return Parameters(pod_class, latency_target_ns, policy, _part(sharing))
 
 
-def _part(sharing: Mapping[str, Any]) -> MemberPart | None:
+def _part(sharing: Mapping[str, Any]) -> MemberLimits | None:
     if sharing.get("sharing") is Sharing.MPS:
-        return MemberPart(sharing.get(_SM), sharing.get(_MEMORY))
+        return MemberLimits(sharing.get(_SM), sharing.get(_MEMORY))
     if alone := sorted(sharing.keys() - {"sharing"}):
         raise InvalidValueError(f"{alone[0]}: only sharing MPS has it; write sharing: MPS too, or drop it")
     return None

@@ -23,7 +23,7 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class PodResources:
     """All that containers hold, at one moment."""
 
     #: Namespaces and names of claims.
@@ -31,7 +31,7 @@ class Held:
     units: tuple[Holding, ...]
 
 
-def held(socket: Path) -> Held:
+def read(socket: Path) -> PodResources:
     """Ask the kubelet. Raises DaemonUnreachableError."""
     method = POD_RESOURCES.services["PodResourcesLister"].methods["List"]
     answer = grpc_server.call(socket, method, POD_RESOURCES.messages.ListPodResourcesRequest(), _TIMEOUT_S)
@@ -44,4 +44,4 @@ def held(socket: Path) -> Held:
                 Holding(pod.namespace, pod.name, container.name, each.resource_name, tuple(each.device_ids))
                 for each in container.devices
             )
-    return Held(frozenset(claims), tuple(units))
+    return PodResources(frozenset(claims), tuple(units))

@@ -94,7 +94,7 @@ def share_of_memory(card: Card, reserve: int, per_cent: int) -> int:
     return (card.memory - reserve) // _PER_CENT // _MI * _MI * per_cent
 
 
-def worth(card: Card, reserve: int, units: Mapping[Resource, Iterable[int]]) -> dict[Resource, Grant]:
+def grants_for_units(card: Card, reserve: int, units: Mapping[Resource, Iterable[int]]) -> dict[Resource, Grant]:
     """Return what a container's units of one family give it, by resource; it gets all of it.
 
     Units of time bring memory in proportion, unless there are units of memory. Raises InvalidValueError if that is

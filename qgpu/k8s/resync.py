@@ -30,7 +30,7 @@ _log = structlog.get_logger("k8s.resync")
 _SHARED_INTERVAL_S = 1.0
 #: A node may not read a claim that no pod of it refers to, nor one that does not exist. Just after the API server's
 #: start, that holds for every claim. So it counts only after this many looks in a row.
-_LOOKS = 3
+_CONFIRMATIONS = 3
 
 
 class Resync:
@@ -117,9 +117,9 @@ class Resync:
 
     def _hidden_for_good(self, uid: str, grant: Mapping[str, Any]) -> str:
         """Return why a claim that the API server hides is gone; "" while it may be there. Raises QgpuError."""
-        held = pod_resources.held(self._kubelet_socket)
+        held = pod_resources.read(self._kubelet_socket)
         if (grant["namespace"], grant["name"]) in held.claims:
             self._hidden.pop(uid, None)
             return ""
         self._hidden[uid] = self._hidden.get(uid, 0) + 1
-        return "no pod of this node refers to the claim" if self._hidden[uid] >= _LOOKS else ""
+        return "no pod of this node refers to the claim" if self._hidden[uid] >= _CONFIRMATIONS else ""

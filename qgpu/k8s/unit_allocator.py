@@ -107,7 +107,7 @@ class UnitAllocator:
         """
         uuid, numbers = device_units.read_units(names)
         units = resource, uuid, numbers
-        listed = pod_resources.held(self._socket)
+        listed = pod_resources.read(self._socket)
         with self._lock:
             containers = self._listed(listed).values()
             found = [container for container in containers if _uid(units) in map(_uid, container)]
@@ -130,7 +130,7 @@ class UnitAllocator:
     def compare(self) -> None:
         """Give up grants whose units the kubelet does not list any more; prepare what is missing. Raises QgpuError."""
         kubelet = socket_identity(self._socket)
-        listed = pod_resources.held(self._socket)
+        listed = pod_resources.read(self._socket)
         with self._lock:
             if kubelet != self._kubelet or kubelet is None:  # it lists nothing until it has found its pods again
                 self._kubelet = kubelet
@@ -180,7 +180,7 @@ class UnitAllocator:
             names = ", ".join(resource.name for resource, _, _ in container)
             _log.error("units of a container have no grant", resources=names, error=str(error))
 
-    def _listed(self, listed: pod_resources.Held) -> dict[_Container, list[_Stretch]]:
+    def _listed(self, listed: pod_resources.PodResources) -> dict[_Container, list[_Stretch]]:
         """Return the units of each container and family, with resource, card and numbers."""
         by_name = {resource.name: resource for resource in self._served}
         found: dict[_Container, list[_Stretch]] = {}
@@ -241,7 +241,7 @@ class UnitAllocator:
         card = self._card(cards.pop())
         units = {resource: numbers for resource, _, numbers in container}
         cdi = ""
-        for resource, grant in resources.worth(card, self._reserve, units).items():
+        for resource, grant in resources.grants_for_units(card, self._reserve, units).items():
             if only not in (None, resource):
                 continue
             uid = device_units.claim_uid(resource.name, card.uuid, units[resource])

@@ -46,7 +46,7 @@ def taken(grants: Iterable[Mapping[str, Any]], served: Sequence[Resource]) -> li
     return found
 
 
-def for_sale(
+def allocatable(
     resource: Resource,
     cards: Sequence[Card],
     reserve: int,

@@ -42,7 +42,7 @@ class UnitWatch(Watched[Mapping[Resource, Units]]):
         held = unit_usage.taken(grants, self._served)
         self.set(
             {
-                resource: unit_usage.for_sale(resource, node.cards, self._reserve, grants, held, bool(self.conflict))
+                resource: unit_usage.allocatable(resource, node.cards, self._reserve, grants, held, bool(self.conflict))
                 for resource in self._served
             }
         )

@@ -22,7 +22,7 @@ from qgpu.entry_point import IntRange
 from qgpu.errors import NoGpuError
 from qgpu.load.processes import run as run_processes
 from qgpu.load.record import Record, Stop
-from qgpu.load.spec import Workload
+from qgpu.load.workload import Workload
 from qgpu.model import NS_PER_S
 from qgpu.units import parse_duration, parse_memory
 

@@ -20,7 +20,7 @@ from qgpu.linux.interpreter import python
 from qgpu.load.record import Stop
 from qgpu.model import NS_PER_S
 
-_LOOK_S = 0.02
+_POLL_S = 0.02
 
 
 def run(processes: int, arguments: Sequence[str], stop: Stop) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def _wait(children: Sequence[subprocess.Popen[str]], stop: Stop) -> None:
             told = True
             for child in children:
                 child.send_signal(signal.SIGTERM)
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     for child in children:
         if child.returncode:
             raise QgpuError(f"one of {len(children)} processes ended with code {child.returncode}")

@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from qgpu.load.spec import Workload
 from qgpu.load.stats import summary
+from qgpu.load.workload import Workload
 from qgpu.model import NS_PER_MS, NS_PER_S
 
 _HOP_NS = 20_000_000

@@ -13,14 +13,14 @@ from typing import Any
 
 from qgpu.load.kernel import Kernel
 from qgpu.load.record import Record
-from qgpu.load.spec import Workload
+from qgpu.load.workload import Workload
 from qgpu.model import NS_PER_US
 
 #: A flood keeps this much work queued, records an event this often, and checks this often what has finished. So the
 #: card never waits for the host, counts are recent, and the host sleeps most of the time.
 _QUEUE_US = 32_000
 _MARK_US = 1_000
-_LOOK_S = 0.001
+_POLL_S = 0.001
 #: With more than about a thousand launches queued, the driver blocks in the launch, where signals are not handled.
 _MOST_QUEUED = 512
 _LEAST_MARKS = 2
@@ -69,7 +69,7 @@ def _flood(kernel: Kernel, record: Record) -> None:
             mark = spare.popleft()
             cuda.call("cuEventRecord", mark, stream)
             marks.append(mark)
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
 
 
 def _persistent(kernel: Kernel, record: Record) -> None:
@@ -80,7 +80,7 @@ def _persistent(kernel: Kernel, record: Record) -> None:
             rounds = running.rounds
             record.done(now_ns, rounds - counted)
             counted = rounds
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
     finally:
         running.stop()
 

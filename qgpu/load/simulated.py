@@ -14,7 +14,7 @@ from qgpu.load.record import Record
 from qgpu.model import NS_PER_S
 from qgpu.paths import client_runtime_dir
 
-_LOOK_NS = 20_000_000
+_POLL_NS = 20_000_000
 
 
 class SimulatedDevice:
@@ -31,7 +31,7 @@ class SimulatedDevice:
         endless = replace(record.work, duration_s=0.0, count=0, warmup_s=0.0)
         answer = self._client.call("sim.start", pod=self._pod, gpu=self._gpu, workload=endless.to_dict())
         began_ns, kernels = time.perf_counter_ns(), 0
-        look_ns = min(_LOOK_NS, record.window_ns // 2)
+        look_ns = min(_POLL_NS, record.window_ns // 2)
         while True:
             try:
                 progress = self._client.call("sim.progress", load=answer["load"])

@@ -236,7 +236,7 @@ class Pod(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class GangTurn:
     """A gang's turn: the part of the period in which it runs on all of its pGPUs at once."""
 
     pod: str
@@ -254,7 +254,7 @@ class Snapshot:
     period_ns: int
     pods: tuple[Pod, ...] = ()
     #: Gangs' turns, as agreed with other pGPUs, ordered by start; they do not overlap.
-    turns: tuple[Turn, ...] = ()
+    gang_turns: tuple[GangTurn, ...] = ()
     #: Per cent of the GPU that offline pods get whatever online pods want.
     offline_floor: int = 0
     #: How much offline pods came short of the floor, in ns; bounded.

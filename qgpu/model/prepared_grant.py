@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from qgpu.errors import InvalidValueError
 from qgpu.model import Grant
-from qgpu.model.member_part import MemberPart
+from qgpu.model.member_limits import MemberLimits
 
 #: A consumer that stands for every Kubernetes pod: a device plugin is not told which pod its units are for.
 ANY_POD = "*"
@@ -43,7 +43,7 @@ class PreparedGrant:
     consumers: tuple[str, ...]
     devices: tuple[PreparedDevice, ...]
     #: What each container of the claim gets of its share group; None: they divide the claim.
-    part: MemberPart | None = None
+    part: MemberLimits | None = None
 
     def __post_init__(self) -> None:
         """Raise InvalidValueError for a group that there cannot be."""

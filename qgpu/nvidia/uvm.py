@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 INITIALIZE = 0x30000001
+REGISTER_CHANNEL, UNREGISTER_CHANNEL = 27, 28
 MAP_EXTERNAL_ALLOCATION = 33
 FREE = 34
 REGISTER_GPU = 37
@@ -28,7 +29,7 @@ TABLES_ALONE = frozenset({MAP_DYNAMIC_PARALLELISM_REGION, ALLOC_SEMAPHORE_POOL, 
 WATCHED = frozenset(
     {
         *(INITIALIZE, MAP_EXTERNAL_ALLOCATION, FREE, REGISTER_GPU, UNMAP_EXTERNAL),
-        *(ALLOC_DEVICE_P2P, *TABLES_ALONE),
+        *(ALLOC_DEVICE_P2P, REGISTER_CHANNEL, *TABLES_ALONE),
     }
 )
 
@@ -39,6 +40,8 @@ STATUS_AT_INITIALIZE = 8
 #: MAP_EXTERNAL_ALLOCATION has attributes for 32 cards, and since 550.54.14 for 256, of 36 bytes each.
 _ATTRIBUTES_BYTES, _FEW, _MANY = 36, 32, 256
 _MANY_SINCE = (550, 54, 14)
+#: UNREGISTER_CHANNEL names the card before the channel, but no longer since 590.
+_WITHOUT_CARD_SINCE = (590,)
 
 BASE_AND_LENGTH = struct.Struct("<QQ")
 CLIENT_AND_OBJECT = struct.Struct("<II")
@@ -56,8 +59,9 @@ class Layout:
 
 def layouts(version: str) -> dict[int, Layout]:
     """Return the calls' layouts in a driver version such as "580.159.04"."""
-    many = tuple(int(part) for part in version.split(".")) >= _MANY_SINCE
-    attributes = _ATTRIBUTES_BYTES * (_MANY if many else _FEW)
+    parts = tuple(int(part) for part in version.split("."))
+    attributes = _ATTRIBUTES_BYTES * (_MANY if parts >= _MANY_SINCE else _FEW)
+    channel_at = 0 if parts >= _WITHOUT_CARD_SINCE else UUID_BYTES
     # base, length, offset; the attributes; their count; a descriptor, client, memory, status
     status_at = (24 + attributes + 7) // 8 * 8 + 8 + 12
     return {
@@ -65,6 +69,7 @@ def layouts(version: str) -> dict[int, Layout]:
         FREE: Layout(24, 16),
         UNMAP_EXTERNAL: Layout(40, 32),
         REGISTER_GPU: Layout(40, 36),
+        UNREGISTER_CHANNEL: Layout(channel_at + 12, channel_at + 8, channel_at),
         MAP_DYNAMIC_PARALLELISM_REGION: Layout(40, 32),
         MAP_EXTERNAL_SPARSE: Layout(40, 32),
         # base, length; the attributes; their count; status

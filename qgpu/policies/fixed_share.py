@@ -20,8 +20,8 @@ from qgpu.model import OnIdle, Plan, Pod, PodPlan, Snapshot
 from qgpu.model.hardware_traits import HardwareTraits, traits
 from qgpu.policies.mechanism import (
     MAX_SHORTER,
-    SENSIBLE_US,
-    SHORT_US,
+    MIN_WORTHWHILE_US,
+    SHORT_SLICE_US,
     STEP_NS,
     consecutive_windows,
     debt_corrected,
@@ -62,7 +62,7 @@ def _may_start(quota_ns: int, pod: Pod) -> bool:
 
 
 def _short_us(quota_ns: int, pod: Pod, hardware: HardwareTraits) -> int:
-    return min(timeslice_us(quota_ns, pod, hardware), max(SENSIBLE_US, SHORT_US // pod.busy_tsgs))
+    return min(timeslice_us(quota_ns, pod, hardware), max(MIN_WORTHWHILE_US, SHORT_SLICE_US // pod.busy_tsgs))
 
 
 def _debt_corrected_quota(quota_ns: int, pod: Pod, period_ns: int) -> int:

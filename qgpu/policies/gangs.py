@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from qgpu.model import NS_PER_MS, NS_PER_US, OnIdle, Plan, PodPlan, Policy, Sharing, Snapshot, Turn, Window
+from qgpu.model import NS_PER_MS, NS_PER_US, GangTurn, OnIdle, Plan, PodPlan, Policy, Sharing, Snapshot, Window
 from qgpu.model.hardware_traits import traits
 from qgpu.policies.mechanism import MIN_TURN_NS, debt_corrected, lengths, period_of_turns, slices_within_windows, split
 
@@ -61,7 +61,7 @@ def bids(plan: Plan, snapshot: Snapshot) -> Bids:
     )
 
 
-def agree(every: Mapping[int, Bids], pgpu: int) -> tuple[int, tuple[Turn, ...]]:
+def agree(every: Mapping[int, Bids], pgpu: int) -> tuple[int, tuple[GangTurn, ...]]:
     """Return the period and the turns of gangs on one pGPU, from the bids of all pGPUs; (0, ()) if there are none.
 
     The turns of a gang are the same whichever pGPU asks.
@@ -72,7 +72,7 @@ def agree(every: Mapping[int, Bids], pgpu: int) -> tuple[int, tuple[Turn, ...]]:
     period_ns = max(
         every[card].period_ns for by_card in gangs.values() for card, bid in by_card.items() if bid.contended
     )
-    turns: dict[str, Turn] = {}
+    turns: dict[str, GangTurn] = {}
     for name, by_card in sorted(gangs.items()):
         contended = [bid for bid in by_card.values() if bid.contended]
         due_ns = max(MIN_TURN_NS, int(min(bid.part for bid in contended) * period_ns))
@@ -80,7 +80,7 @@ def agree(every: Mapping[int, Bids], pgpu: int) -> tuple[int, tuple[Turn, ...]]:
         taken = [turn for other, turn in turns.items() if gangs[other].keys() & by_card.keys()]
         length_ns = debt_corrected(due_ns, debt_ns, period_ns)
         start_ns = _first_gap(taken, length_ns)
-        turns[name] = Turn(name, start_ns, start_ns + length_ns, due_ns)
+        turns[name] = GangTurn(name, start_ns, start_ns + length_ns, due_ns)
     end_ns = max(turn.end_ns for turn in turns.values())
     return period_ns, tuple(
         _scaled(turn, period_ns, end_ns) if end_ns > period_ns else turn
@@ -107,7 +107,7 @@ def _gangs_near(every: Mapping[int, Bids], pgpu: int) -> dict[str, Mapping[int, 
     return {name: by_card for name, by_card in gangs.items() if by_card.keys() & near}
 
 
-def _first_gap(taken: Sequence[Turn], length_ns: int) -> int:
+def _first_gap(taken: Sequence[GangTurn], length_ns: int) -> int:
     at_ns = 0
     for turn in sorted(taken, key=lambda turn: turn.start_ns):
         if turn.start_ns >= at_ns + length_ns:
@@ -116,20 +116,20 @@ def _first_gap(taken: Sequence[Turn], length_ns: int) -> int:
     return at_ns
 
 
-def _scaled(turn: Turn, period_ns: int, end_ns: int) -> Turn:
+def _scaled(turn: GangTurn, period_ns: int, end_ns: int) -> GangTurn:
     """Scale a turn so that turns that end after the period fit into it."""
     start_ns, stop_ns, due_ns = (at * period_ns // end_ns for at in (turn.start_ns, turn.end_ns, turn.due_ns))
-    return Turn(turn.pod, start_ns, stop_ns, due_ns)
+    return GangTurn(turn.pod, start_ns, stop_ns, due_ns)
 
 
 def gangs_first(policy: Policy) -> Policy:
     """Compose a policy that gives gangs the agreed turns and divides the rest by ``policy``."""
 
     def plan(snapshot: Snapshot) -> Plan:
-        if not snapshot.turns:
+        if not snapshot.gang_turns:
             return policy(snapshot)
-        own = policy(replace(snapshot, turns=(), offline=Sharing()))
-        turns = {turn.pod: turn for turn in snapshot.turns}
+        own = policy(replace(snapshot, gang_turns=(), offline=Sharing()))
+        turns = {turn.pod: turn for turn in snapshot.gang_turns}
         dues = split(snapshot.period_ns - sum(turn.due_ns for turn in turns.values()), _weights(own, snapshot, turns))
         whole = [turn.due_ns for turn in turns.values()]
         parts = own.pods if own.gated else slices_within_windows(own.pods, [*whole, *dues], traits(snapshot.card))
@@ -148,7 +148,7 @@ def gangs_first(policy: Policy) -> Policy:
     return plan
 
 
-def _weights(own: Plan, snapshot: Snapshot, turns: Mapping[str, Turn]) -> list[int]:
+def _weights(own: Plan, snapshot: Snapshot, turns: Mapping[str, GangTurn]) -> list[int]:
     """Return the weights of busy pods that are not gangs, and 0 for all others."""
     return [
         part.weight if pod.busy and part.pod not in turns else 0
@@ -156,7 +156,7 @@ def _weights(own: Plan, snapshot: Snapshot, turns: Mapping[str, Turn]) -> list[i
     ]
 
 
-def _lengths(own: Plan, snapshot: Snapshot, turns: Mapping[str, Turn]) -> list[int]:
+def _lengths(own: Plan, snapshot: Snapshot, turns: Mapping[str, GangTurn]) -> list[int]:
     """Return the window length of each pod that is not a gang, out of the time that gangs leave."""
     left_ns = max(0, snapshot.period_ns - sum(turn.end_ns - turn.start_ns for turn in turns.values()))
     if own.gated:
@@ -172,7 +172,7 @@ def _planned_ns(part: PodPlan) -> int:
 def _gaps(snapshot: Snapshot) -> list[tuple[int, int]]:
     """Return the gaps between the turns of gangs, as (start, end)."""
     gaps, at_ns = [], 0
-    for turn in sorted(snapshot.turns, key=lambda turn: turn.start_ns):
+    for turn in sorted(snapshot.gang_turns, key=lambda turn: turn.start_ns):
         gaps.append((at_ns, turn.start_ns))
         at_ns = turn.end_ns
     return [(start, end) for start, end in (*gaps, (at_ns, snapshot.period_ns)) if end > start]
@@ -197,7 +197,7 @@ def _place_windows(
     return laid
 
 
-def _with_turn(part: PodPlan, turn: Turn | None, due_ns: int, own: tuple[Window, ...], busy: bool) -> PodPlan:
+def _with_turn(part: PodPlan, turn: GangTurn | None, due_ns: int, own: tuple[Window, ...], busy: bool) -> PodPlan:
     """Give a gang its turn and a busy pod its windows; the ledger measures both against the planned time.
 
     No gate moves for an idle pod with a weight. A pod held to its quota keeps its windows even when idle.

@@ -30,17 +30,17 @@ from qgpu.model.hardware_traits import HardwareTraits, traits
 
 #: The mean slice beside a satisfied pod, and beside a pod that starts. A CUDA program starts in many short steps, and
 #: each of them would wait for whole turns.
-SHORT_US = 2_000
+SHORT_SLICE_US = 2_000
 
 #: About the length of the driver's own timeslice.
-PLAIN_NS = 2 * NS_PER_MS
+DRIVER_SLICE_NS = 2 * NS_PER_MS
 
 #: The shortest timeslice worth its switch; below it, switching takes too much of the card.
-SENSIBLE_US = 500
+MIN_WORTHWHILE_US = 500
 
 #: A debt is repaid over this many periods. A quicker repayment would make shares oscillate, because samples are a
 #: period late.
-PAID_OVER = 4
+REPAYMENT_PERIODS = 4
 
 #: Windows are corrected in steps of this length, so that noise does not move gates.
 STEP_NS = 100 * NS_PER_US
@@ -109,17 +109,17 @@ def by_weights(snapshot: Snapshot, weights: Sequence[int], *, gates: bool = True
         for pod, works, weight in zip(snapshot.pods, busy, weights, strict=True)
     ]
     if sharing.by_gate and not (gates and sum(turn > 0 for turn in turns) > 1):
-        sharing = Sharing(round_ns=sum(busy) * PLAIN_NS)
+        sharing = Sharing(round_ns=sum(busy) * DRIVER_SLICE_NS)
     if not gates and sharing.round_ns is not None:
-        longest = max(weight for weight, works in zip(weights, busy, strict=True) if works)
-        least_ns = PLAIN_NS * sum(weight for weight, works in zip(weights, busy, strict=True) if works) // longest
+        working = [weight for weight, works in zip(weights, busy, strict=True) if works]
+        least_ns = DRIVER_SLICE_NS * sum(working) // max(working)
         sharing = Sharing(round_ns=max(sharing.round_ns, least_ns))
     if not gates and sharing.slice_factors:
         sharing = replace(sharing, slice_factors=())
     if starting := True in [pod.starting for pod in snapshot.pods]:
-        parts = shortened(parts, SHORT_US, hardware)
+        parts = shortened(parts, SHORT_SLICE_US, hardware)
     elif sharing.equal:
-        parts = tuple(replace(part, timeslice_us=PLAIN_NS // NS_PER_US) for part in parts)
+        parts = tuple(replace(part, timeslice_us=DRIVER_SLICE_NS // NS_PER_US) for part in parts)
     elif sharing.round_ns is not None:
         pods = snapshot.pods if gates else tuple([pod._replace(debt_ns=0, fits_slice=False) for pod in snapshot.pods])
         parts = in_round(parts, pods, sharing.round_ns)
@@ -130,7 +130,7 @@ def by_weights(snapshot: Snapshot, weights: Sequence[int], *, gates: bool = True
         # A satisfied pod competes with only one of the pods that take turns at a time, so that pod stands for all of
         # them.
         beside = [sum(turns) if turn else weight for turn, weight in zip(turns, weights, strict=True)]
-        slices = shortened(by_timeslices(replace(snapshot, period_ns=MAX_PERIOD_NS), beside), SHORT_US, hardware)
+        slices = shortened(by_timeslices(replace(snapshot, period_ns=MAX_PERIOD_NS), beside), SHORT_SLICE_US, hardware)
         parts = tuple(replace(part, weight=weight) for part, weight in zip(slices, weights, strict=True))
     period_ns = period_of_turns(snapshot.period_ns, [turn for turn in turns if turn])
     windows = consecutive_windows(lengths(period_ns, turns, snapshot.pods), OnIdle.YIELD)
@@ -149,8 +149,8 @@ def in_round(parts: Sequence[PodPlan], pods: Sequence[Pod], round_ns: int) -> tu
     A pod that owes work gets a still shorter slice, in a few steps, because each change costs an RM call.
     """
     busy = [(part.timeslice_us, max(1, pod.busy_tsgs)) for part, pod in zip(parts, pods, strict=True) if pod.busy]
-    whole_us, least_us = sum(us * tsgs for us, tsgs in busy), min((us for us, _ in busy), default=SENSIBLE_US)
-    scale = min(1.0, max(round_ns / NS_PER_US / max(1, whole_us), SENSIBLE_US / least_us))
+    whole_us, least_us = sum(us * tsgs for us, tsgs in busy), min((us for us, _ in busy), default=MIN_WORTHWHILE_US)
+    scale = min(1.0, max(round_ns / NS_PER_US / max(1, whole_us), MIN_WORTHWHILE_US / least_us))
     return tuple(
         replace(part, timeslice_us=_bounded(part.timeslice_us * scale * _slice_factor(pod)))
         for part, pod in zip(parts, pods, strict=True)
@@ -191,7 +191,7 @@ def slices_within_windows(
     shortest_us = min((length for length in lengths_ns if length), default=0) // NS_PER_US
     if not shortest_us:
         return tuple(parts)
-    return shortened(parts, max(SENSIBLE_US, shortest_us // (2 * len(parts))), hardware)
+    return shortened(parts, max(MIN_WORTHWHILE_US, shortest_us // (2 * len(parts))), hardware)
 
 
 def shortened(parts: Sequence[PodPlan], mean_us: int, hardware: HardwareTraits) -> tuple[PodPlan, ...]:
@@ -201,7 +201,7 @@ def shortened(parts: Sequence[PodPlan], mean_us: int, hardware: HardwareTraits) 
     change the ratio. It never exceeds the original mean.
     """
     turns = [hardware.turn_ns(part.timeslice_us) for part in parts]
-    mean_ns, least_ns = hardware.turn_ns(mean_us), hardware.turn_ns(SENSIBLE_US)
+    mean_ns, least_ns = hardware.turn_ns(mean_us), hardware.turn_ns(MIN_WORTHWHILE_US)
     scale = min(1.0, max(mean_ns * len(turns) / sum(turns), least_ns / min(turns)))
     return tuple(
         replace(part, timeslice_us=hardware.slice_of_us(turn * scale)) for part, turn in zip(parts, turns, strict=True)
@@ -234,7 +234,7 @@ def debt_corrected(length_ns: int, debt_ns: int, period_ns: int) -> int:
 
     This is integral control, because debt is the sum of all errors.
     """
-    change_ns = -(debt_ns // (PAID_OVER * STEP_NS)) * STEP_NS
+    change_ns = -(debt_ns // (REPAYMENT_PERIODS * STEP_NS)) * STEP_NS
     longest_ns = length_ns + max(MAX_LONGER_NS, round(MAX_LONGER * period_ns))
     return min(longest_ns, max(length_ns - round(MAX_SHORTER * length_ns), length_ns + change_ns))
 

@@ -65,8 +65,8 @@ TURN_NS = 251 * NS_PER_MS
 
 #: From this target on, the time to move a gate (1.2 ms with preemption) is within the target, so turns need not be odd:
 #: their period is one that divides a second into whole periods.
-LOOSE_NS = 2 * NS_PER_MS
-LOOSE_TURN_NS = 100 * NS_PER_MS
+LOOSE_TARGET_NS = 2 * NS_PER_MS
+LOOSE_TARGET_TURN_NS = 100 * NS_PER_MS
 
 
 def online_first(offline: Policy, online: Policy) -> Policy:
@@ -150,14 +150,14 @@ def _tsgs_in_turns(parts: tuple[PodPlan, ...], pods: tuple[Pod, ...], target_ns:
 
     A TSG that waits for its turn runs nothing, so the number of busy TSGs is unknown here. The planes skip idle TSGs.
     """
-    turn_ns = LOOSE_TURN_NS if _is_loose(target_ns) else TURN_NS
+    turn_ns = LOOSE_TARGET_TURN_NS if _is_loose(target_ns) else TURN_NS
     return tuple(
         replace(part, tsg_turn_ns=turn_ns) if len(pod.tsgs) > 1 else part for part, pod in zip(parts, pods, strict=True)
     )
 
 
 def _is_loose(target_ns: int | None) -> bool:
-    return target_ns is not None and target_ns >= LOOSE_NS
+    return target_ns is not None and target_ns >= LOOSE_TARGET_NS
 
 
 def _round_us(parts: tuple[PodPlan, ...], pods: tuple[Pod, ...]) -> int:
@@ -171,7 +171,7 @@ def _period_of_turns(period_ns: int, offline_plan: Plan, others: tuple[Pod, ...]
     if len(turns) < 2:
         return period_ns
     if _is_loose(target_ns):
-        return period_of_turns(period_ns, turns, LOOSE_TURN_NS)
+        return period_of_turns(period_ns, turns, LOOSE_TARGET_TURN_NS)
     return max(period_ns, min(MAX_PERIOD_NS, len(turns) * TURN_NS))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from qgpu.errors import UnknownNameError
 from qgpu.model import Plan, Policy, Snapshot
 from qgpu.policies import best_effort, burst_share, fixed_share
-from qgpu.policies.copies import copies_shared
+from qgpu.policies.copy_engines import share_copy_engines
 from qgpu.policies.gangs import gangs_first
 from qgpu.policies.online_first import online_first
 
@@ -47,7 +47,7 @@ def find(name: str) -> str:
 
 def compose(offline: str, online: str) -> Policy:
     """Build the loop's policy: online pods first, then gangs, then all others; copies share in the same ratio."""
-    return _remembered(copies_shared(online_first(gangs_first(POLICIES[offline].plan), POLICIES[online].plan)))
+    return _remembered(share_copy_engines(online_first(gangs_first(POLICIES[offline].plan), POLICIES[online].plan)))
 
 
 def _remembered(policy: Policy) -> Policy:

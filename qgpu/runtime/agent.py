@@ -32,7 +32,7 @@ from qgpu.ipc import wire
 from qgpu.ipc.listener import SocketListener
 from qgpu.ipc.systemd import FdStore
 from qgpu.linux import untrusted_fds
-from qgpu.runtime.hook import AGAIN_S
+from qgpu.runtime.hook import RETRY_S
 
 _log = structlog.get_logger("agent")
 
@@ -42,7 +42,7 @@ _INT = array("i").itemsize
 #: How long a runtime may take to say what it sends.
 _SILENCE_S = 5.0
 #: How long a listener waits for the data plane. Longer than the hook: a refusal here is for the process's life.
-_PATIENCE_S = 30.0
+_TIMEOUT_S = 30.0
 _SECCOMP_FD = "seccompFd"
 
 #: The kernel's name of a listener, as /proc/PID/fd shows it.
@@ -127,7 +127,7 @@ class Agent:
 
     def _attached(self, pid: int, container: str, listener: int) -> bool:
         """Give a listener to its pod; False if the daemon ends before. Raises a QgpuError."""
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + _TIMEOUT_S
         while True:
             try:
                 self._attach(pid, container, listener)
@@ -136,7 +136,7 @@ class Agent:
                     raise
             else:
                 return True
-            if self._ending.wait(AGAIN_S):
+            if self._ending.wait(RETRY_S):
                 return False
 
 

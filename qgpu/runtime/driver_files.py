@@ -25,7 +25,7 @@ from qgpu.nvidia import abi, mig
 Number = tuple[int, int]
 
 #: How long ``ldconfig -p`` may take.
-_PATIENCE_S = 10.0
+_TIMEOUT_S = 10.0
 
 #: Stems of the driver's libraries for compute, management and video.
 LIBRARIES = (
@@ -124,7 +124,7 @@ def _cache() -> str:
     if tool is None:
         return ""
     try:
-        done = subprocess.run([tool, "-p"], capture_output=True, check=True, timeout=_PATIENCE_S)
+        done = subprocess.run([tool, "-p"], capture_output=True, check=True, timeout=_TIMEOUT_S)
     except (OSError, subprocess.SubprocessError) as error:
         raise NotSupportedError(f"{tool} -p: {error}; the driver's libraries cannot be found") from error
     return os.fsdecode(done.stdout)

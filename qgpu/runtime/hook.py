@@ -16,7 +16,7 @@ import syslog
 import time
 
 #: How long it waits for a daemon and a data plane, for all that it asks, and the pause between two tries, in seconds.
-PATIENCE_S, AGAIN_S = 10, 0.05
+TIMEOUT_S, RETRY_S = 10, 0.05
 #: The code of a refusal because the data plane is gone (qgpu.errors.ExitCode.GPU_LOST): its successor may not refuse.
 _GONE = 15
 #: How the names of prepared devices and of groups begin (qgpu.runtime.oci_container).
@@ -24,7 +24,7 @@ _NAMED = "qgpu.io/claim=", "qgpu.io/group="
 #: How the annotations begin by which crun has the output of hooks written to a file of the host.
 _OUTPUT = "run.oci.hooks."
 #: How long a container waits for room in its GPU's memory, and how often it asks. A kubelet gives it two minutes.
-_ROOM_S, _LOOK_S = 100, 0.2
+_ROOM_TIMEOUT_S, _POLL_S = 100, 0.2
 
 
 def main() -> int:
@@ -67,13 +67,13 @@ def main() -> int:
         return refuse(f"the runtime's description of the container cannot be read: {error!r}", to_stderr=False)
     try:
         answer = answered(path, request)
-        name, end_s = answer.get("name"), time.monotonic() + _ROOM_S
+        name, end_s = answer.get("name"), time.monotonic() + _ROOM_TIMEOUT_S
         while answer.get("waits"):  # memory of its GPU is being made free for it
             if time.monotonic() > end_s:
                 return refuse(
                     f"pod {name}: no room yet, it waits for {answer['waits']}; start it again later", to_stderr
                 )
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
             answer = answered(path, {"op": "pod.waits", "name": name})
     except RefusedError as why:
         return refuse(why, to_stderr)
@@ -86,7 +86,7 @@ class RefusedError(Exception):
 
 def answered(path: str, request: dict[str, object]) -> dict[str, object]:
     """Make a request, again while daemon or data plane are being replaced. Raises RefusedError, with why."""
-    deadline, why = time.monotonic() + PATIENCE_S, None
+    deadline, why = time.monotonic() + TIMEOUT_S, None
     while True:
         try:
             answer = ask(path, request, deadline)
@@ -98,9 +98,9 @@ def answered(path: str, request: dict[str, object]) -> dict[str, object]:
         except (OSError, ValueError) as error:
             if why is None or not isinstance(error, TimeoutError):  # at the deadline the last answer says more
                 why = f"{path}: {error}; a container gets a GPU only with its grant, and qgpud does not answer"
-        if time.monotonic() + AGAIN_S > deadline:
-            raise RefusedError(f"{why} (tried for {PATIENCE_S} s)")
-        time.sleep(AGAIN_S)
+        if time.monotonic() + RETRY_S > deadline:
+            raise RefusedError(f"{why} (tried for {TIMEOUT_S} s)")
+        time.sleep(RETRY_S)
 
 
 def ask(path: str, request: dict[str, object], deadline: float) -> dict[str, object]:
@@ -109,8 +109,8 @@ def ask(path: str, request: dict[str, object], deadline: float) -> dict[str, obj
     with socket.socket(socket.AF_UNIX) as sock:
         whole_s, rest_s = divmod(max(deadline - time.monotonic(), 0), 1)
         # It blocks: a full queue fails a socket with Python's timeout at once (unix_stream_connect).
-        patience = struct.pack("@ll", int(whole_s), int(rest_s * 1e6) or 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
+        timeval = struct.pack("@ll", int(whole_s), int(rest_s * 1e6) or 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
         try:
             sock.connect(path)
         except BlockingIOError:

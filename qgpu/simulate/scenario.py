@@ -13,8 +13,8 @@ from pathlib import Path
 from qgpu import admission
 from qgpu.admission import Occupancy
 from qgpu.errors import ConfigError, QgpuError
-from qgpu.load.spec import Workload
 from qgpu.load.stats import percentile
+from qgpu.load.workload import Workload
 from qgpu.model import NS_PER_S, Grant
 from qgpu.planes.sim.engine import EngineTimes
 from qgpu.planes.sim.host import SimHost

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from qgpu import toml_tables, units
 from qgpu.config import GPU_KEYS, GpuSettings, gpu_settings
-from qgpu.load.spec import Workload
+from qgpu.load.workload import Workload
 from qgpu.model import Grant, PodClass
 from qgpu.toml_tables import Table
 

@@ -23,7 +23,7 @@ _BLIND_TICKS = 2
 #: The mean utilization counts if it is known of more than this part of the recorded time.
 _KNOWN_PART = 0.9
 #: How much longer than requested a recording may take before it fails.
-_PATIENCE_S = 15.0
+_GRACE_S = 15.0
 
 
 @dataclass(slots=True)
@@ -186,7 +186,7 @@ def record(client: Client, seconds: float, gpu: int | None, stopped: Callable[[f
             if gpu in (None, each["index"])
         }
     )
-    deadline = time.monotonic() + seconds + _PATIENCE_S
+    deadline = time.monotonic() + seconds + _GRACE_S
     while recording.span_ns < seconds * NS_PER_S and not stopped(_FETCH_S):
         answer = client.call("trace.read")
         for tick in answer["ticks"]:

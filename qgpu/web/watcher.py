@@ -79,7 +79,7 @@ class Watcher:
         while not self._stop.is_set():
             try:
                 client = client or self._connect()
-                now = live_shares.look(client)
+                now = live_shares.read(client)
                 before, last = now, before
                 if last is None:  # a share needs two answers
                     self._stop.wait(_EVERY_S)

@@ -81,7 +81,9 @@ class Place:
 
     def __init__(self, folder: Path, attacker: Attacker, said: str) -> None:
         self.attacker, self.said, self.asked = attacker, said, []
-        self.bench = SimpleNamespace(directory=folder, patience=0, ask=lambda op, **more: self.asked.append((op, more)))
+        self.bench = SimpleNamespace(
+            directory=folder, timeout_factor=0, ask=lambda op, **more: self.asked.append((op, more))
+        )
 
     def card_used(self) -> int:
         return 0

@@ -5,12 +5,12 @@ import math
 from dataclasses import replace
 
 import pytest
-from figures import NOTHING, About, Figure, at_least, at_most, between, median, merge, read, write
+from figures import NOTHING, Figure, RunInfo, at_least, at_most, between, median, merge, read, write
 from plots import Plot, svg
 from report import main, page, results_in
 from script import EVERY
 
-ABOUT = About("python bench/x.py", "580.1", "2026-01-01", "card", "sim", 3.0)
+ABOUT = RunInfo("python bench/x.py", "580.1", "2026-01-01", "card", "sim", 3.0)
 PLOTS = [
     Plot("a line", "size", "ratio", {"us": [(16, 2.0, 1.9, 2.1), (32, 2.0, 2.0, 2.0)]}, (1.96, 2.04), log_x=True),
     Plot("bars & more", "", "µs", {"us": [("one", 1.0)], "them": [("one", 2.0)]}, (1.5,)),

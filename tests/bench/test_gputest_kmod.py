@@ -55,11 +55,11 @@ def test_stage_ends_with_the_runner(tmp_path):
     ended = tmp_path / "ended"
     theirs, ours = os.pipe()
     command = [sys.executable, module_host.__file__, str(theirs), str(ended)]
-    undertaker = subprocess.Popen(command, pass_fds=[theirs], env=os.environ | {"PYTHONPATH": str(ROOT)})
+    unloader = subprocess.Popen(command, pass_fds=[theirs], env=os.environ | {"PYTHONPATH": str(ROOT)})
     os.close(theirs)
     os.write(ours, f"{stage.pid}\n".encode())
-    assert (undertaker.poll(), stage.poll()) == (None, None)
+    assert (unloader.poll(), stage.poll()) == (None, None)
     os.close(ours)
 
-    assert (stage.wait(), undertaker.wait()) == (-9, 0)
+    assert (stage.wait(), unloader.wait()) == (-9, 0)
     assert json.loads(ended.read_text())["unloaded"]

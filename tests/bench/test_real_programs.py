@@ -14,10 +14,10 @@ import torch_worker
 from hypothesis import given
 from hypothesis import strategies as st
 from pods import BenchError, wait_for
-from real_pairs import Alone, Found, Pair, farthest, floor, least_by_chance, row, twice
+from real_pairs import Alone, Pair, PairResult, farthest, floor, least_by_chance, row, twice
 from real_programs import BEST_OF, EVEN, TWO_ONE, programs_of
 from script import keep_rows
-from torch_side import Crew, Did, Taken, did, halves, p99, speed
+from torch_processes import SpanResult, StepStats, TorchProcesses, p99, speed, split_cpus, step_stats
 
 MS = 1_000_000
 S = 1_000 * MS
@@ -47,7 +47,7 @@ def _in_turns(took_ms, part, phase, until_s=5.0, period_ms=100.0):
 
 
 def _taken(*speeds, p99_ms=1.0, busy=math.nan, at_s=0.0):
-    return Taken(tuple(Did(each, 1000 / each, p99_ms) for each in speeds), busy, round(at_s * S))
+    return SpanResult(tuple(StepStats(each, 1000 / each, p99_ms) for each in speeds), busy, round(at_s * S))
 
 
 def _alone(**speeds):
@@ -78,7 +78,7 @@ def test_who_does_nothing_has_no_speed():
 
 def test_steps_count_for_latency_where_they_end():
     steps = [(90 * MS, 80 * MS), (110 * MS, 20 * MS), (150 * MS, 40 * MS), (210 * MS, 60 * MS)]
-    found = did(steps, 100 * MS, 200 * MS)
+    found = step_stats(steps, 100 * MS, 200 * MS)
 
     assert (found.median_ms, found.p99_ms) == (30, 40)
 
@@ -106,14 +106,14 @@ def test_the_farthest_may_lie_on_either_side():
 
 def test_a_round_is_compared_to_plain_spans_on_both_sides():
     plain = [_taken(4.0, 4.0), _taken(6.0, 6.0), _taken(5.0, 5.0)]
-    found = Found(twice("x"), plain, {EVEN: [_taken(5.0, 5.0), _taken(5.5, 11.0)]})
+    found = PairResult(twice("x"), plain, {EVEN: [_taken(5.0, 5.0), _taken(5.5, 11.0)]})
 
     assert found.gained(EVEN, _alone(x=10.0)) == pytest.approx([1.0, 1.5])
     assert found.plain_again(_alone(x=10.0)) == pytest.approx([6 / 4.5])
 
 
 def test_a_speed_is_over_those_alone_before_and_after_it():
-    found = Found(twice("x"), [], {EVEN: [_taken(5.0, 5.0, at_s=2), _taken(5.0, 5.0, at_s=4)]})
+    found = PairResult(twice("x"), [], {EVEN: [_taken(5.0, 5.0, at_s=2), _taken(5.0, 5.0, at_s=4)]})
     alone = Alone()
     for at_s, each, busy in ((1, 10.0, 0.5), (3, 5.0, 0.25), (5, 5.0, 0.75)):
         alone.add("x", _taken(each, busy=busy, at_s=at_s))
@@ -139,7 +139,7 @@ def test_more_ways_have_a_lesser_least_by_chance():
 
 @given(st.sets(st.integers(0, 255), max_size=64))
 def test_two_processes_get_equal_cpus_and_some_are_left(cpus):
-    first, second = halves(cpus)
+    first, second = split_cpus(cpus)
 
     assert len(first) == len(second) != 1
     assert len({*first, *second}) == 2 * len(first) <= max(0, len(cpus) - 2)
@@ -148,7 +148,7 @@ def test_two_processes_get_equal_cpus_and_some_are_left(cpus):
 
 
 def test_speeds_are_over_those_of_the_same_program_alone():
-    found = Found(Pair("x", "y"), [], {TWO_ONE: [_taken(6.0, 7.0)]})
+    found = PairResult(Pair("x", "y"), [], {TWO_ONE: [_taken(6.0, 7.0)]})
     alone = _alone(x=10.0, y=20.0)
 
     assert found.totals(found.shared[TWO_ONE], alone) == pytest.approx([0.95])
@@ -175,7 +175,7 @@ def test_a_process_loads_what_it_is_to_run_and_no_more():
 
 def test_a_row_has_medians_and_null_for_what_is_not_known():
     spans = [_taken(5.0, 2.0), _taken(6.0, 2.0), _taken(7.0, 2.0)]
-    told = row("s", Found(twice("x")), "plain", spans, _alone(x=10.0))
+    told = row("s", PairResult(twice("x")), "plain", spans, _alone(x=10.0))
 
     assert (told["steps_per_s"], told["over_alone"], told["sum_over_alone"]) == ([6.0, 2.0], [0.6, 0.2], 0.8)
     assert told["utilisation"] is None
@@ -192,7 +192,7 @@ def test_a_section_replaces_its_own_rows_only(tmp_path):
 
 
 class _Worker:
-    """What a crew asks of a process, with a worker that answers at once or has ended."""
+    """What TorchProcesses asks of a process, with one that answers at once or has ended."""
 
     def __init__(self, tmp_path, code=None):
         self.name, self.file, self.log = "pa", tmp_path / "1-pa.json", tmp_path / "1-pa.log"
@@ -216,26 +216,26 @@ class _Script:
         pass
 
 
-def _crew(worker):
-    crew = Crew(_Script())
-    crew._keep(worker)
-    return crew
+def _workers(worker):
+    workers = TorchProcesses(_Script())
+    workers._keep(worker)
+    return workers
 
 
 def test_a_crew_reads_each_chunk_once(tmp_path):
     worker = _Worker(tmp_path)
-    crew = _crew(worker)
-    crew.wait_ready()
+    workers = _workers(worker)
+    workers.wait_ready()
     worker.tell([[10, 5]])
-    first = crew._steps("pa", "x")
+    first = workers._steps("pa", "x")
     worker.tell([[20, 5], [30, 5]])
 
-    assert (first, crew._steps("pa", "x")) == ([(10, 5)], [(20, 5), (30, 5)])
+    assert (first, workers._steps("pa", "x")) == ([(10, 5)], [(20, 5), (30, 5)])
 
 
 def test_a_process_that_ends_is_an_error_with_its_last_words(tmp_path):
     with pytest.raises(BenchError, match=r"pa: ended with code 3: .*out of memory"):
-        _crew(_Worker(tmp_path, 3)).take({"pa": "x"}, 0.1, 0.1)
+        _workers(_Worker(tmp_path, 3)).take({"pa": "x"}, 0.1, 0.1)
 
 
 def test_a_process_that_does_nothing_is_an_error(tmp_path):
@@ -243,7 +243,7 @@ def test_a_process_that_does_nothing_is_an_error(tmp_path):
     worker.tell([])
 
     with pytest.raises(BenchError, match="pa: no step of x"):
-        _crew(worker).take({"pa": "x"}, 0.0, 0.05)
+        _workers(worker).take({"pa": "x"}, 0.0, 0.05)
 
 
 PROGRAMS = """

@@ -18,7 +18,7 @@ from qgpu.daemon.suspension_file import SuspensionFile
 from qgpu.daemon.suspensions import Suspensions
 from qgpu.model.plane_api import Pgpu, PodInfo
 
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 #: How long a call of the fake may take after its caller died: here, none takes longer.
 suspensions._LATE_S = 0.5  # type: ignore[misc]
 
@@ -50,7 +50,7 @@ def main() -> None:
             moves.suspend("one", 0.3)
         elif line == "resume\n":
             moves.resume("one")
-        print(moves.wait("one", PATIENCE_S).residency.value, flush=True)
+        print(moves.wait("one", TIMEOUT_S).residency.value, flush=True)
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def test_a_helper_killed_at_random_moments_loses_no_pod(libcuda: Path, start: St
             moves.resume("one")
         killer = threading.Timer(dice.uniform(0.2, LATEST_S), kill_helpers)
         killer.start()
-        found = moves.wait("one", moving.PATIENCE_S)
+        found = moves.wait("one", moving.TIMEOUT_S)
         killer.join()
         running = found.residency is Residency.RUNNING
 
@@ -94,12 +94,12 @@ def test_a_process_killed_while_suspended_is_no_obstacle(libcuda: Path, start: S
     one, other = start(), start()
     moves = moving.made(tmp_path, [one.pid, other.pid])
     moves.suspend("one", 0.3)
-    assert moves.wait("one", moving.PATIENCE_S).residency is Residency.SUSPENDED
+    assert moves.wait("one", moving.TIMEOUT_S).residency is Residency.SUSPENDED
     one.kill()
     one.wait()
     moves.resume("one")
 
-    assert moves.wait("one", moving.PATIENCE_S).residency is Residency.RUNNING
+    assert moves.wait("one", moving.TIMEOUT_S).residency is Residency.RUNNING
     assert states([other.pid]) == {ProcessState.RUNNING}
     moves.close()
 
@@ -111,7 +111,7 @@ def test_a_process_that_cannot_be_suspended_lets_the_pod_go_on(
     pids = [start().pid, start(f"{call}=fail").pid, start().pid]
     moves = moving.made(tmp_path, pids)
     moves.suspend("one", 0.3)
-    found = moves.wait("one", moving.PATIENCE_S)
+    found = moves.wait("one", moving.TIMEOUT_S)
 
     assert found.residency is Residency.RUNNING
     assert found.error == f"process {pids[1]}: cuCheckpointProcess{call.title()}: CUDA_ERROR_NOT_READY"

@@ -145,7 +145,7 @@ def test_who_got_an_ended_processs_pid_is_not_held(libcuda: Path, start: Start) 
 @pytest.mark.parametrize("named", [False, True])
 def test_looking_at_a_pods_processes_has_an_end(start: Start, monkeypatch: pytest.MonkeyPatch, named: bool) -> None:
     pid = start().pid
-    monkeypatch.setattr(process_checkpointer, "_LOOK_S", -1.0)
+    monkeypatch.setattr(process_checkpointer, "_SCAN_S", -1.0)
     with pytest.raises(RefusedError, match="pod web: its 1 processes cannot be looked at within"):
         checkpointer({"GPU-a": [pid]} if named else {}).processes(PodInfo("web", pids=(pid,)))
 

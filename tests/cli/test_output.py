@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qgpu.cli.output import narrow, table
+from qgpu.cli.output import fit_table, table
 from tests.cli import programs
 from tests.cli.programs import LOAD, Daemon, environment
 
@@ -53,7 +53,7 @@ def at_a_terminal(daemon: Daemon, *arguments: str, **more: str) -> str:
 
 
 def test_a_table_that_fits_is_whole() -> None:
-    assert narrow(HEADER, ROWS, ("PERIOD",), 100) == table(HEADER, ROWS)
+    assert fit_table(HEADER, ROWS, ("PERIOD",), 100) == table(HEADER, ROWS)
 
 
 @pytest.mark.parametrize(
@@ -61,12 +61,12 @@ def test_a_table_that_fits_is_whole() -> None:
     [(25, "POD    PERIOD  QUOTA"), (16, "POD    QUOTA"), (8, "POD    …")],
 )
 def test_a_narrow_terminal_loses_what_says_least(width: int, header: str) -> None:
-    assert narrow(HEADER, ROWS, ("PERIOD",), width)[0] == header
+    assert fit_table(HEADER, ROWS, ("PERIOD",), width)[0] == header
 
 
 @given(st.integers(1, 40), st.sampled_from([(), ("PERIOD",), HEADER[1:]]), st.sampled_from([ROWS, []]))
-def test_a_table_fits_every_terminal(width: int, least: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    assert max(map(len, narrow(HEADER, rows, least, width))) <= width
+def test_a_table_fits_every_terminal(width: int, droppable: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    assert max(map(len, fit_table(HEADER, rows, droppable, width))) <= width
 
 
 @pytest.mark.parametrize("arguments", [("pod", "list"), ("gpu", "list"), ("events",), ("top", "-1")])

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from qgpu.config import GpuSettings
-from qgpu.daemon.state import State
+from qgpu.daemon.settings_file import SettingsFile
 from qgpu.errors import ExitCode, QgpuError
 from qgpu.ipc.control_socket import Client
 from tests import pasting
@@ -106,16 +106,16 @@ def test_a_state_directory_that_cannot_be_is_one_line(tmp_path: Path) -> None:
 
 
 def test_changed_configuration_overrides_kept_settings(tmp_path: Path) -> None:
-    State(tmp_path).keep("GPU-1", CONFIGURED, SET)
+    SettingsFile(tmp_path).keep("GPU-1", CONFIGURED, SET)
 
-    assert State(tmp_path).settings("GPU-1", CONFIGURED) == SET
-    assert State(tmp_path).settings("GPU-2", CONFIGURED) == CONFIGURED
+    assert SettingsFile(tmp_path).settings("GPU-1", CONFIGURED) == SET
+    assert SettingsFile(tmp_path).settings("GPU-2", CONFIGURED) == CONFIGURED
     changed = GpuSettings(policy="best-effort")
-    assert State(tmp_path).settings("GPU-1", changed) == changed
+    assert SettingsFile(tmp_path).settings("GPU-1", changed) == changed
 
 
 def test_setting_what_is_configured_leaves_nothing_behind(tmp_path: Path) -> None:
-    state = State(tmp_path)
+    state = SettingsFile(tmp_path)
     state.keep("GPU-1", CONFIGURED, SET)
     state.keep("GPU-1", CONFIGURED, CONFIGURED)
 
@@ -146,22 +146,22 @@ def test_bad_state_file_is_one_line_and_configuration_applies(
     tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "state.json").write_text(content)
-    state = State(tmp_path)
+    state = SettingsFile(tmp_path)
 
     assert state.settings("GPU-1", CONFIGURED) == CONFIGURED
     assert len(capsys.readouterr().out.splitlines()) == 1
     state.keep("GPU-1", CONFIGURED, SET)
-    assert State(tmp_path).settings("GPU-1", CONFIGURED) == SET
+    assert SettingsFile(tmp_path).settings("GPU-1", CONFIGURED) == SET
 
 
 def test_a_state_file_that_is_not_text_is_one_line_too(tmp_path: Path) -> None:
     (tmp_path / "state.json").write_bytes(b"\xff\xfe")
 
-    assert State(tmp_path).settings("GPU-1", CONFIGURED) == CONFIGURED
+    assert SettingsFile(tmp_path).settings("GPU-1", CONFIGURED) == CONFIGURED
 
 
 def test_a_setting_that_cannot_be_kept_is_not_made(tmp_path: Path) -> None:
-    state = State(tmp_path)
+    state = SettingsFile(tmp_path)
     (tmp_path / "state.json").symlink_to("/dev/full")
     with pytest.raises(QgpuError, match="No space left on device; nothing was changed"):
         state.keep("GPU-1", CONFIGURED, SET)

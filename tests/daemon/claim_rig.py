@@ -1,6 +1,6 @@
-"""A daemon's service with claims, containers in cgroups of their own, and a simulated host that remembers memory.
+"""A daemon's requests with claims, containers in cgroups of their own, and a simulated host that remembers memory.
 
-The host outlives the service, as the kernel module and the guardian outlive the daemon.
+The host outlives the daemon, as the kernel module and the guardian do.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from qgpu.config import Config
+from qgpu.daemon.control_requests import ControlRequests
 from qgpu.daemon.plane_choice import PlaneChoice
 from qgpu.daemon.prepared_grants import FOLDER, PreparedGrants
-from qgpu.daemon.service import Service
-from qgpu.daemon.state import State
+from qgpu.daemon.settings_file import SettingsFile
 from qgpu.ipc import wire
 from qgpu.ipc.control_socket import Session
 from qgpu.linux import cgroup
@@ -137,7 +137,7 @@ class FakeContainer:
 
 
 class Rig:
-    """Services one after the other, over one state directory, one CDI directory and one host."""
+    """Daemons one after the other, over one state directory, one CDI directory and one host."""
 
     def __init__(self, directory: Path) -> None:
         self.state, self.cdi = directory / "state", directory / "cdi"
@@ -146,30 +146,30 @@ class Rig:
         self.containers: list[FakeContainer] = []
         self._numbers = itertools.count(1)
         self.session = self._session()
-        self.service = self._start()
+        self.requests = self._start()
 
     def _session(self) -> Session:
         return Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=os.pidfd_open(os.getpid()))
 
-    def _start(self, config: Config | None = None) -> Service:
+    def _start(self, config: Config | None = None) -> ControlRequests:
         files = ClaimCdiFiles(self.host.pgpus(), Path("/run/qgpu/qgpud.sock"), self.cdi)
         prepared = PreparedGrants(self.state, self.host.pgpus(), files)
-        return Service(
-            self.host, PlaneChoice(Plane.SIM, "test"), config or Config(), State(self.state), prepared=prepared
+        return ControlRequests(
+            self.host, PlaneChoice(Plane.SIM, "test"), config or Config(), SettingsFile(self.state), prepared=prepared
         )
 
     def restart(self, config: Config | None = None) -> None:
-        """Let another service take over."""
-        self.service.close()
+        """Let another daemon take over."""
+        self.requests.close()
         for call in self.session.at_end:
             call()
         os.close(self.session.process or -1)
         self.session = self._session()
-        self.service = self._start(config)
+        self.requests = self._start(config)
 
     def close(self) -> None:
         """End everything."""
-        self.service.close()
+        self.requests.close()
         for each in self.containers:
             with suppress(ProcessLookupError):
                 each.end()
@@ -177,7 +177,7 @@ class Rig:
 
     def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
         """Make a request as root."""
-        return self.service.handle(self.session, {"op": op, **arguments}, [])
+        return self.requests.handle(self.session, {"op": op, **arguments}, [])
 
     def device(self, card: int = 0, request: str = "gpu", share: str = "", **limits: Any) -> dict[str, Any]:
         """Describe a device of a claim."""
@@ -201,7 +201,7 @@ class Rig:
     def container(self, *devices: str, **more: Any) -> FakeContainer:
         """Make a container that is given these devices, and the cards that they are of."""
         made = FakeContainer(devices=devices, **more)
-        prepared = self.service.pods.prepared.by_name
+        prepared = self.requests.pods.prepared.by_name
         cards = {prepared[name][1].gpu for name in devices if name in prepared} & set(self.uuids)
         made.env += [f"QGPU_GPU_{self.uuids.index(gpu)}={gpu}" for gpu in sorted(cards)]
         self.containers.append(made)
@@ -209,7 +209,7 @@ class Rig:
 
     def bind(self, container: FakeContainer) -> str:
         """Send what its hook sends, and return the name of its pod."""
-        return str(self.service.handle(self.session, container.message(), [])["name"])
+        return str(self.requests.handle(self.session, container.message(), [])["name"])
 
     def pods(self) -> dict[str, dict[str, Any]]:
         """Return the daemon's pods by name."""

@@ -12,7 +12,7 @@ from tests.daemon.claim_rig import Rig
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
-    """Return a daemon's service with claims."""
+    """Return a daemon's requests with claims, and their host."""
     made = Rig(tmp_path)
     yield made
     made.close()

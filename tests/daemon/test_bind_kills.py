@@ -15,22 +15,22 @@ import pytest
 
 import qgpu
 from qgpu.config import Config
-from qgpu.daemon import bound_containers, slurm_steps
+from qgpu.daemon import container_notes, slurm_steps
+from qgpu.daemon.control_requests import ControlRequests
 from qgpu.daemon.plane_choice import PlaneChoice
 from qgpu.daemon.prepared_grants import PreparedGrants
-from qgpu.daemon.service import Service
+from qgpu.daemon.settings_file import SettingsFile
 from qgpu.daemon.slurm_jobs import SlurmJobs
-from qgpu.daemon.state import State
 from qgpu.ipc import wire
 from qgpu.ipc.control_socket import Session
 from qgpu.linux import cgroup
 from qgpu.model.plane_names import Plane
 from qgpu.planes.sim.host import Clock, SimHost
-from qgpu.planes.sim.kept_pods import KeptPods
+from qgpu.planes.sim.pods_file import PodsFile
 from qgpu.runtime.claim_cdi import ClaimCdiFiles
 from tests.daemon.claim_rig import GIB, FakeContainer
 from tests.daemon.killed_daemon import DONE, KILLED, in_process, killed_after
-from tests.stage import MORE
+from tests.simulation import MORE
 
 pytestmark = pytest.mark.root
 
@@ -45,17 +45,19 @@ class Node:
     """A daemon over a host whose pods outlive it, as the module's and the guardian's do."""
 
     def __init__(self, directory: Path) -> None:
-        self.host = SimHost(1, Clock.REAL, kept=KeptPods(directory / "kept"))
+        self.host = SimHost(1, Clock.REAL, pods_file=PodsFile(directory / "kept"))
         files = ClaimCdiFiles(self.host.pgpus(), Path("/run/qgpu/root.sock"), directory / "cdi")
         prepared = PreparedGrants(directory, self.host.pgpus(), files)
-        self.service = Service(self.host, PlaneChoice(Plane.SIM, "test"), Config(), State(directory), prepared=prepared)
-        self.service._changing["slurm.bind"] = SlurmJobs(self.service.pods, Plane.SECCOMP).bind
+        self.requests = ControlRequests(
+            self.host, PlaneChoice(Plane.SIM, "test"), Config(), SettingsFile(directory), prepared=prepared
+        )
+        self.requests._changing["slurm.bind"] = SlurmJobs(self.requests.pods, Plane.SECCOMP).bind
 
     def ask(self, message: dict[str, Any], pid: int = 0) -> dict[str, Any]:
         """Make a request as a process of root's."""
         pid = pid or os.getpid()
         peer = Session(wire.Peer(pid, 0, 0), may_change=True, process=os.pidfd_open(pid))
-        return self.service.handle(peer, message, [])
+        return self.requests.handle(peer, message, [])
 
 
 class Start:
@@ -91,7 +93,7 @@ class Plain(Start):
         (pod,) = node.host.pods()
         assert (pod.name, pod.grants[0].cores, pod.grants[0].memory) == ("web", 30, 4 * GIB)
         assert pod.pids == (self.container.process.pid,)
-        assert bound_containers.recorded(pod) is not None
+        assert container_notes.read(pod) is not None
         node.ask({"op": "pod.set", "name": "web", "cores": 100})  # nothing else holds a part of the card
 
     def close(self) -> None:
@@ -121,7 +123,7 @@ class Second(Start):
     def check(self, node: Node) -> None:
         pods = {pod.name: pod.grants[0] for pod in node.host.pods()}
         assert pods.keys() == {"shop.web.1", "shop.web.2"}
-        assert {node.service.pods.users.owner_of(name) for name in pods} == {"namespace shop"}
+        assert {node.requests.pods.users.owner_of(name) for name in pods} == {"namespace shop"}
         assert sum(grant.cores or 0 for grant in pods.values()) == 60
         assert sum(grant.memory or 0 for grant in pods.values()) <= 8 * GIB
 
@@ -148,7 +150,7 @@ class Job(Start):
         (pod,) = node.host.pods()
         assert (pod.name, pod.cgroup, pod.grants[0].cores) == ("slurm-7", self.at, 30)
         assert slurm_steps.places(self.at) == [f"{self.at}/step_0"]
-        assert node.service.pods.users.owner_of(pod.name) == "user 1234"
+        assert node.requests.pods.users.owner_of(pod.name) == "user 1234"
 
     def close(self) -> None:
         self.task.kill()
@@ -181,7 +183,7 @@ def test_who_asks_again_after_a_kill_has_all(tmp_path: Path, kind: type[Start]) 
             assert killed in (KILLED, DONE)
 
             def again(node: Node, start: Start = start) -> None:
-                node.service.reap()
+                node.requests.reap()
                 start.ask(node)
                 start.check(node)
 

@@ -16,7 +16,7 @@ from qgpu.groups.group_files import GroupFiles
 from qgpu.ipc import wire
 from qgpu.ipc.control_socket import Session
 from qgpu.model import Grant
-from qgpu.model.member_part import MemberPart
+from qgpu.model.member_limits import MemberLimits
 from qgpu.model.plane_names import Plane
 from qgpu.model.prepared_grant import PreparedDevice, PreparedGrant
 from tests.daemon.claim_rig import GIB, Rig
@@ -67,7 +67,7 @@ def kept(rig: Rig) -> str:
 
 def grant(uid: str = "u") -> PreparedGrant:
     device = PreparedDevice("gpu", "", "GPU-0", Grant(), "u-gpu")
-    return PreparedGrant(uid, "shop", "llm", ("pod-1",), (device,), MemberPart())
+    return PreparedGrant(uid, "shop", "llm", ("pod-1",), (device,), MemberLimits())
 
 
 def test_pod_gets_what_the_claim_holds_whatever_is_asked(rig: Rig, files: GroupFiles) -> None:
@@ -106,7 +106,7 @@ def test_groups_own_device_does_not_lead_into_a_claims_group(rig: Rig, files: Gr
     forger = rig.container()
     message = forger.message() | {"prepared": ["qgpu.io/group=claim-u"]}
     with pytest.raises(RefusedError, match="is a claim's; name the claim in its pod"):
-        rig.service.handle(rig.session, message, [])
+        rig.requests.handle(rig.session, message, [])
 
 
 def test_only_root_keeps_a_claims_group(rig: Rig) -> None:
@@ -114,7 +114,7 @@ def test_only_root_keeps_a_claims_group(rig: Rig) -> None:
         prepare(rig)
     user = Session(wire.Peer(os.getpid(), 1000, 1000), may_change=True, process=rig.session.process)
     with pytest.raises(PermissionDeniedError, match="which root keeps"):
-        rig.service.handle(user, {"op": "pod.create", "name": "claim-u", "grants": {}}, [])
+        rig.requests.handle(user, {"op": "pod.create", "name": "claim-u", "grants": {}}, [])
 
 
 def test_second_keeper_is_refused(rig: Rig, files: GroupFiles) -> None:
@@ -134,9 +134,9 @@ def test_pod_of_that_name_with_other_limits_is_not_the_group(rig: Rig) -> None:
 def test_group_is_refused_where_mps_is_not_installed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(NotSupportedError, match="nvidia-cuda-mps-control is not installed"):
-        ClaimGroups(rig.service.pods, Plane.SECCOMP, lambda name: GroupFiles(Path("/"), name)).check(grant())
+        ClaimGroups(rig.requests.pods, Plane.SECCOMP, lambda name: GroupFiles(Path("/"), name)).check(grant())
 
 
 def test_claim_whose_groups_name_is_too_long_is_refused(rig: Rig) -> None:
     with pytest.raises(InvalidValueError, match="use up to 63"):
-        ClaimGroups(rig.service.pods, Plane.SIM, lambda name: GroupFiles(Path("/"), name)).check(grant("u" * 60))
+        ClaimGroups(rig.requests.pods, Plane.SIM, lambda name: GroupFiles(Path("/"), name)).check(grant("u" * 60))

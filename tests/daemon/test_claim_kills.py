@@ -15,7 +15,7 @@ from qgpu.linux import atomic_file
 from qgpu.runtime import claim_cdi
 from tests.daemon.claim_rig import Rig
 from tests.daemon.killed_daemon import DONE, KILLED, UNCHANGED, in_process, killed_after
-from tests.stage import MORE
+from tests.simulation import MORE
 
 pytestmark = pytest.mark.root
 

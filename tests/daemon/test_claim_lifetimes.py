@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from qgpu.claim_division import LEAST_MEMORY
-from qgpu.daemon.bound_containers import devices_of
+from qgpu.daemon.container_notes import devices_of
 from qgpu.errors import RefusedError
 from qgpu.linux import cgroup
 from tests.daemon.claim_rig import CARDS, GIB, MEMORY, FakeContainer, Rig
-from tests.stage import MORE
+from tests.simulation import MORE
 
 pytestmark = pytest.mark.root
 
@@ -110,7 +110,7 @@ class Lifetimes(RuleBasedStateMachine):
     @precondition(lambda self: self.claims)
     @rule(data=st.data(), pod=st.sampled_from(PODS), name=st.sampled_from(["model", "sidecar"]))
     def binds(self, data: st.DataObject, pod: str, name: str) -> None:
-        there = sorted(self.rig.service.pods.prepared.by_name)
+        there = sorted(self.rig.requests.pods.prepared.by_name)
         names = data.draw(st.lists(st.sampled_from(there), min_size=1, max_size=4, unique=True))
         made = self.rig.container(*names, uid=pod, names=("shop", pod, name))
         try:
@@ -125,7 +125,7 @@ class Lifetimes(RuleBasedStateMachine):
     @precondition(lambda self: self.claims)
     @rule(data=st.data())
     def is_killed_while_it_binds(self, data: st.DataObject) -> None:
-        there = sorted(self.rig.service.pods.prepared.by_name)
+        there = sorted(self.rig.requests.pods.prepared.by_name)
         made = self.rig.container(data.draw(st.sampled_from(there)), names=("shop", "killed", "model"))
         monkeypatch = pytest.MonkeyPatch()
 
@@ -133,7 +133,7 @@ class Lifetimes(RuleBasedStateMachine):
             raise KilledError
 
         monkeypatch.setattr(self.rig.host, "admit", killed)
-        monkeypatch.setattr("qgpu.daemon.bound_containers.forget", lambda _: None)
+        monkeypatch.setattr("qgpu.daemon.container_notes.remove", lambda _: None)
         with suppress(KilledError, RefusedError):
             self.rig.bind(made)
         monkeypatch.undo()
@@ -169,7 +169,7 @@ class Lifetimes(RuleBasedStateMachine):
 
     @rule()
     def reaps(self) -> None:
-        self.rig.service.reap()
+        self.rig.requests.reap()
 
     @invariant()
     def nothing_is_sold_twice(self) -> None:
@@ -196,7 +196,7 @@ class Lifetimes(RuleBasedStateMachine):
 
     def is_out(self, pod: Any, card: int) -> bool:
         """Tell whether a pod has a grant of its own; one that has ended is only still to be retired."""
-        there = pod.name in self.outsiders or self.rig.service.pods.runs(pod)
+        there = pod.name in self.outsiders or self.rig.requests.pods.runs(pod)
         return card in pod.grants and there and not devices_of(pod)
 
     @invariant()
@@ -238,7 +238,7 @@ class Lifetimes(RuleBasedStateMachine):
             assert made.process.poll() is None
             assert cgroup.of(made.process.pid) == made.at
         left = set(self.rig.pods()) - set(self.running) - set(self.outsiders)
-        assert all(not self.rig.service.pods.runs(self.rig.service.pods.named(name)) for name in left)
+        assert all(not self.rig.requests.pods.runs(self.rig.requests.pods.named(name)) for name in left)
 
 
 Lifetimes.TestCase.settings = settings(max_examples=15 * MORE, stateful_step_count=30, deadline=None)

@@ -162,7 +162,7 @@ def test_containers_of_one_claim_divide_it(rig):
     assert (rig.grant(one), rig.grant(two)) == (("offline", 30, 4 * GIB),) * 2
     assert rig.listed()["a"]["pods"] == [one, two]
     first.end()
-    rig.service.reap()
+    rig.requests.reap()
     assert rig.grant(two) == ("offline", 60, 8 * GIB)
 
 
@@ -175,7 +175,7 @@ def test_a_second_container_gets_what_the_first_has_left(rig):
     assert (rig.grant(one)[2], rig.grant(two)[2]) == (6 * GIB, 2 * GIB)
     assert not rig.host.allocate(one, 0, 1)
     rig.host.had[one, 0] = GIB
-    rig.service.reap()
+    rig.requests.reap()
     assert (rig.grant(one)[2], rig.grant(two)[2]) == (4 * GIB, 4 * GIB)
 
 
@@ -188,7 +188,7 @@ def test_who_takes_memory_meanwhile_takes_it_from_the_next(rig):
     assert rig.host.had[one, 0] == 15 * GIB
     assert rig.grant(two)[2] + rig.grant(three)[2] == 15 * GIB
     assert rig.grant(three)[2] == 5 * GIB, "the second may still take what it was left a moment ago"
-    rig.service.reap()
+    rig.requests.reap()
     assert rig.grant(two)[2] == rig.grant(three)[2] == 15 * GIB // 2
 
 
@@ -222,7 +222,7 @@ def test_memory_left_behind_is_not_given_again(rig):
     assert rig.outside() == {"cores": 0, "memory": 3 * GIB}
     assert rig.grant(web)[2] == 5 * GIB
     rig.host.left = {}
-    rig.service.reap()
+    rig.requests.reap()
 
     assert rig.grant(web)[2] == 8 * GIB
 
@@ -250,7 +250,7 @@ def leave(rig, *devices, size, **more):
     assert rig.host.allocate(name, 0, size)
     rig.host.keeps = True
     container.end()
-    rig.service.reap()
+    rig.requests.reap()
     rig.host.keeps = False
     return name
 
@@ -317,7 +317,7 @@ def test_kept_memory_that_goes_is_given_again(rig, impatient):
     again = rig.bind(rig.container(mine, names=("shop", "web", "again")))
     assert rig.grant(again)[2] == MEMORY - 3 * GIB
     del rig.host.kept[left]
-    rig.service.reap()
+    rig.requests.reap()
 
     assert rig.grant(again)[2] == MEMORY
 
@@ -385,7 +385,7 @@ def test_a_last_run_that_has_not_ended_leaves_the_rest(rig):
     assert two == new.id[:12]
     assert (rig.grant(one), rig.grant(two)) == (("offline", 1, 3 * GIB), ("offline", 59, 5 * GIB))
     last.end()
-    rig.service.reap()
+    rig.requests.reap()
     assert rig.grant(two) == ("offline", 60, 8 * GIB)
 
 
@@ -492,7 +492,7 @@ def test_a_pod_says_what_kubernetes_calls_it(rig):
 def test_what_claims_hold_is_counted(rig):
     (name,) = rig.prepare("a", rig.device(1, cores=60, memory=GIB))
     web = rig.bind(rig.container(name))
-    first, second = rig.service.counters.view().gpus
+    first, second = rig.requests.counters.view().gpus
 
     assert (first.cores_prepared, first.memory_prepared) == (0, 0)
     assert (second.cores_prepared, second.memory_prepared) == (60, GIB)
@@ -502,8 +502,8 @@ def test_what_claims_hold_is_counted(rig):
 
 def test_a_real_card_is_reached_by_its_node(rig, monkeypatch):
     names = rig.prepare("a", rig.device(0, share="s"), rig.device(1, share="t"))
-    cards = rig.service.pods.cards
-    monkeypatch.setattr(rig.service.pods, "cards", {n: replace(card, minor=4 - n) for n, card in cards.items()})
+    cards = rig.requests.pods.cards
+    monkeypatch.setattr(rig.requests.pods, "cards", {n: replace(card, minor=4 - n) for n, card in cards.items()})
     web = rig.container(names[0])
     web.env = ["QGPU_GPU_1=x"]  # an image may say that, and it means nothing
     for nodes, says in (

@@ -71,7 +71,7 @@ def test_container_in_the_cgroup_of_a_session_is_refused(rig, below):
 def test_container_in_a_cgroup_of_a_waiting_pod_is_refused(rig):
     """The keeper of a group has made its cgroup, and no process is there yet."""
     group, web = f"g-{uuid.uuid4().hex}", container(rig, "web", 1)
-    rig.service.pods.launch_group(group, {0: Grant(cores=60)}, rig.session)
+    rig.requests.pods.launch_group(group, {0: Grant(cores=60)}, rig.session)
     with moved(web, cgroup.path_of(group)), pytest.raises(RefusedError, match=f"is that of pod {group}"):
         rig.bind(web)
 

@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 
 from qgpu.admission import Yielding
 from qgpu.config import Config, GpuSettings
+from qgpu.daemon.control_requests import ControlRequests
 from qgpu.daemon.memory_turns import MemoryTurns
 from qgpu.daemon.plane_choice import PlaneChoice
-from qgpu.daemon.service import Service
-from qgpu.daemon.state import State
+from qgpu.daemon.settings_file import SettingsFile
 from qgpu.daemon.suspension_file import SuspensionFile
 from qgpu.errors import CheckpointError, RefusedError
 from qgpu.ipc import wire
 from qgpu.ipc.control_socket import Session
-from qgpu.load.spec import Workload
+from qgpu.load.workload import Workload
 from qgpu.model import NS_PER_S, Grant, PodClass
 from qgpu.model.checkpointer import GpuProcess
 from qgpu.model.plane_api import PodInfo
@@ -33,15 +33,15 @@ from qgpu.planes.sim.checkpointer import SimCheckpointer
 from qgpu.policies.memory_turns import TURN_NS
 from tests.daemon.claim_rig import FakeContainer
 from tests.daemon.quick_host import QuickHost
-from tests.stage import MORE
+from tests.simulation import MORE
 
 GIB = 1 << 30
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 CONFIG = Config(defaults=GpuSettings(memory_overcommit=2.0))
 
 
 class Card:
-    """A daemon's service on one simulated card of 141 GiB, whose memory turns are ticked by hand."""
+    """A daemon on one simulated card of 141 GiB, whose memory turns are ticked by hand."""
 
     def __init__(
         self, directory: Path, monkeypatch: pytest.MonkeyPatch, config: Config = CONFIG, gpus: int = 1
@@ -53,26 +53,26 @@ class Card:
         self.session = Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=os.pidfd_open(os.getpid()))
         self._directory, self._config = directory, config
         monkeypatch.setattr(MemoryTurns, "start", lambda _: None)
-        self.service = self._serve()
+        self.requests = self._serve()
 
-    def _serve(self) -> Service:
+    def _serve(self) -> ControlRequests:
         chosen, file = PlaneChoice(Plane.SIM, "test"), SuspensionFile(self._directory)
-        made = Service(self.host, chosen, self._config, State(self._directory), suspension_file=file)
+        made = ControlRequests(self.host, chosen, self._config, SettingsFile(self._directory), suspension_file=file)
         made.turns._now_ns = lambda: self.now_ns  # type: ignore[method-assign]
         return made
 
     def close(self) -> None:
-        self.service.close()
+        self.requests.close()
         assert self.session.process is not None
         os.close(self.session.process)
 
     def restart(self) -> None:
         """Let another daemon take over the host."""
-        self.service.close()
-        self.service = self._serve()
+        self.requests.close()
+        self.requests = self._serve()
 
     def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
-        return self.service.handle(self.session, {"op": op, **arguments}, [])
+        return self.requests.handle(self.session, {"op": op, **arguments}, [])
 
     def start(self, name: str, gib: int, pod_class: str = "offline") -> str:
         """Make a pod with this limit, and return what it waits for."""
@@ -83,7 +83,7 @@ class Card:
 
     def fill(self, name: str) -> int:
         """Let a pod use all of its limit."""
-        limit = self.service.pods.named(name).grants[0].memory
+        limit = self.requests.pods.named(name).grants[0].memory
         assert limit is not None
         self.loads[name] = self.host.start_load(name, 0, Workload(kernel_us=1000.0, batch=0, memory=limit))
         return self.loads[name]
@@ -93,12 +93,12 @@ class Card:
         end_ns = self.now_ns + round(seconds * NS_PER_S)
         while self.now_ns < end_ns:
             self.now_ns += NS_PER_S
-            self.service.turns.look()
+            self.requests.turns.look()
             self.settle()
 
     def settle(self) -> None:
         for pod in self.host.pods():
-            self.service.suspensions.wait(pod.name, PATIENCE_S)
+            self.requests.suspensions.wait(pod.name, TIMEOUT_S)
 
     def pod(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = next(each for each in self.ask("pod.list")["pods"] if each["name"] == name)
@@ -111,7 +111,7 @@ class Card:
 @pytest.fixture
 def card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
     with closing(Card(tmp_path, monkeypatch)) as made:
-        monkeypatch.setattr(made.service.pods, "runs", lambda pod: True)
+        monkeypatch.setattr(made.requests.pods, "runs", lambda pod: True)
         yield made
 
 
@@ -175,11 +175,11 @@ def test_an_online_pod_that_grows_gets_its_room(card: Card) -> None:
     card.fill("one")
     (note,) = card.ask("pod.set", name="web", memory=30 * GIB)["notes"]
     assert note == "has to wait for its memory: 10 GiB of pGPU 0 is being made free"
-    assert card.service.counters.view().gpus[0].memory_shortage == 10 * GIB
+    assert card.requests.counters.view().gpus[0].memory_shortage == 10 * GIB
     card.settle()
     assert card.states("one") == ["suspended"]
     card.pass_by()
-    assert card.service.counters.view().gpus[0].memory_shortage == 0
+    assert card.requests.counters.view().gpus[0].memory_shortage == 0
 
 
 def test_without_overcommit_nothing_waits_or_is_granted_twice(plain: Card) -> None:
@@ -271,7 +271,7 @@ def test_a_container_that_waits_waits_for_the_next_daemon_too(card: Card) -> Non
         for name, size in (("begun", 41), ("waits", 100)):
             container = FakeContainer()
             ends.callback(container.end)
-            card.service.pods.admit(name, {0: Grant(memory=size * GIB)}, container.at)
+            card.requests.pods.admit(name, {0: Grant(memory=size * GIB)}, container.at)
             card.pass_by()
         for _ in range(2):
             assert card.ask("pod.waits", name="begun") == {"waits": ""}
@@ -364,7 +364,7 @@ def test_a_pod_that_has_an_ended_pods_name_waits_for_its_own(card: Card) -> None
     card.start("one", 20)
     card.start("two", 100)
     card.fill("two")
-    card.service.pods.retire(card.service.pods.named("one"))
+    card.requests.pods.retire(card.requests.pods.named("one"))
     assert card.start("one", 100) == "memory of pGPU 0"
 
 
@@ -377,7 +377,7 @@ def test_resuming_a_pod_that_runs_does_not_end_its_turn(card: Card) -> None:
 
 
 def test_what_host_memory_cannot_hold_is_not_granted(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(card.service.pods, "yielding", lambda: Yielding(host_room=50 * GIB))
+    monkeypatch.setattr(card.requests.pods, "yielding", lambda: Yielding(host_room=50 * GIB))
     card.start("one", 141)
     card.start("two", 50)
     with pytest.raises(RefusedError, match="51 GiB of pods would be off the cards, and host memory holds 50 GiB"):
@@ -398,7 +398,7 @@ def test_a_pod_that_is_slow_to_look_at_holds_up_nobody(card: Card, monkeypatch: 
     def slow(self: SimCheckpointer, pod: PodInfo) -> Sequence[GpuProcess]:
         if pod.name == "one":  # its 65,530 mappings in each of 4,096 processes
             looking.set()
-            if not seen.wait(PATIENCE_S / 6):
+            if not seen.wait(TIMEOUT_S / 6):
                 gave_up.append(pod.name)
         return look(self, pod)
 
@@ -408,10 +408,10 @@ def test_a_pod_that_is_slow_to_look_at_holds_up_nobody(card: Card, monkeypatch: 
         card.fill(name)
     card.pass_by()
     assert card.start("web", 100, "online") == "memory of pGPU 0"  # both have to leave
-    assert looking.wait(PATIENCE_S)
+    assert looking.wait(TIMEOUT_S)
     card.ask("gpu.set", gpu=0, memory_overcommit=3.0)  # it waits for a look, under the pods' lock
-    card.service.suspensions.wait("two", PATIENCE_S)
-    card.service.turns.look()
+    card.requests.suspensions.wait("two", TIMEOUT_S)
+    card.requests.turns.look()
     assert (card.states("two"), gave_up) == (["suspended"], [])
     seen.set()
     while card.states("one") != ["suspended"]:
@@ -453,7 +453,7 @@ def play(card: Card, story: list[tuple[str, int, int]]) -> None:
                 if name in loads:
                     card.host.stop_load(loads.pop(name))
                 card.host.retire(name)
-                card.service.suspensions.forget_ended(pod.name for pod in card.host.pods())
+                card.requests.suspensions.forget_ended(pod.name for pod in card.host.pods())
                 off.discard(name)
             elif what == "suspend" and there:
                 card.ask("pod.suspend", name=name)

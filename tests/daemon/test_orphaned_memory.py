@@ -12,7 +12,7 @@ from qgpu.daemon.orphaned_memory import OrphanedMemory
 from qgpu.daemon.prepared_grants import PreparedGrants
 from qgpu.errors import BackendGoneError
 from qgpu.model import Grant
-from qgpu.model.member_part import MemberPart
+from qgpu.model.member_limits import MemberLimits
 from qgpu.model.prepared_grant import PreparedDevice, PreparedGrant
 from tests.daemon.claim_rig import RememberingHost
 
@@ -85,7 +85,7 @@ def test_while_the_plane_is_gone_memory_is_nobodys() -> None:
 def left_memory(host: RememberingHost, held: Sequence[int], *, group: bool = False) -> OrphanedMemory:
     """Return what knows claims that hold so much of a card, each of another namespace."""
     prepared = PreparedGrants(None, host.pgpus(), None)
-    part = MemberPart() if group else None
+    part = MemberLimits() if group else None
     for number, size in enumerate(held):
         device = PreparedDevice("r", "", host.pgpus()[0].uuid, Grant(memory=size or None), f"d{number}")
         prepared.by_name = {

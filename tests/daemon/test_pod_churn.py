@@ -10,9 +10,9 @@ from collections import deque
 from typing import Any
 
 from qgpu.config import Config, GpuSettings
+from qgpu.daemon.control_requests import ControlRequests
 from qgpu.daemon.plane_choice import PlaneChoice
-from qgpu.daemon.service import Service
-from qgpu.daemon.state import State
+from qgpu.daemon.settings_file import SettingsFile
 from qgpu.ipc import wire
 from qgpu.ipc.control_socket import Session
 from qgpu.model.plane_names import Plane
@@ -21,14 +21,14 @@ from qgpu.planes.sim.host import Clock, SimHost
 FLOOD = {"kernel_us": 1000, "batch": 0}
 
 
-def visit(service: Service, name: str, **grant: Any) -> None:
+def visit(requests: ControlRequests, name: str, **grant: Any) -> None:
     """Let a pod come, do some work on two cards, and go."""
     client = Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=None)
-    service.handle(client, {"op": "pod.create", "name": name, "grants": {"0": grant, "1": grant}}, [])
+    requests.handle(client, {"op": "pod.create", "name": name, "grants": {"0": grant, "1": grant}}, [])
     for gpu in (0, 1):
-        service.handle(client, {"op": "sim.start", "pod": name, "gpu": gpu, "workload": FLOOD}, [])
-    service.handle(client, {"op": "pod.list"}, [])
-    service.counters.view()
+        requests.handle(client, {"op": "sim.start", "pod": name, "gpu": gpu, "workload": FLOOD}, [])
+    requests.handle(client, {"op": "pod.list"}, [])
+    requests.counters.view()
     time.sleep(0.03)  # for loops and metrics to see it
     for call in client.at_end:
         call()
@@ -65,19 +65,21 @@ def _names(name: str, members: tuple[object, ...]) -> bool:
 
 def test_nothing_is_kept_of_pods_that_were() -> None:
     settings = GpuSettings(policy="fixed-share", online_policy="burst-share")
-    service = Service(SimHost(2, Clock.REAL), PlaneChoice(Plane.SIM, "test"), Config(defaults=settings), State(None))
+    requests = ControlRequests(
+        SimHost(2, Clock.REAL), PlaneChoice(Plane.SIM, "test"), Config(defaults=settings), SettingsFile(None)
+    )
     try:
-        visit(service, "first-visitor", cores=30)
+        visit(requests, "first-visitor", cores=30)
         for number in range(5):
-            visit(service, f"pod-{number}", cores=10, **({"class": "online"} if number % 2 else {}))
-        service.reap()
-        visit(service, "last", cores=5)
-        service.reap()
+            visit(requests, f"pod-{number}", cores=10, **({"class": "online"} if number % 2 else {}))
+        requests.reap()
+        visit(requests, "last", cores=5)
+        requests.reap()
         deadline = time.monotonic() + 30
         while (left := len(remembered("first-visitor"))) and time.monotonic() < deadline:
             gc.collect()
             time.sleep(0.1)
     finally:
-        service.close()
+        requests.close()
 
     assert left == 0

@@ -18,14 +18,14 @@ from structlog.testing import capture_logs
 
 from qgpu.config import Config
 from qgpu.daemon import pod_moves, suspensions
+from qgpu.daemon.control_requests import ControlRequests
 from qgpu.daemon.plane_choice import PlaneChoice
-from qgpu.daemon.service import Service
-from qgpu.daemon.state import State
+from qgpu.daemon.settings_file import SettingsFile
 from qgpu.daemon.suspension_file import SuspensionFile
 from qgpu.errors import BackendGoneError, CheckpointError, NotSupportedError, RefusedError, UnknownNameError
 from qgpu.ipc import wire
 from qgpu.ipc.control_socket import Session
-from qgpu.load.spec import Workload
+from qgpu.load.workload import Workload
 from qgpu.model import Grant
 from qgpu.model.checkpointer import GpuProcess
 from qgpu.model.plane_api import MigInstance, PodInfo
@@ -39,7 +39,7 @@ from tests.daemon.test_suspensions import Killed, kill, no_waiting
 GIB = 1 << 30
 LOAD = Workload(kernel_us=1000.0, batch=0, memory=GIB // 16)
 GRANT = Grant(cores=60, memory=8 * GIB)
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture
@@ -48,21 +48,21 @@ def host() -> SimHost:
 
 
 @pytest.fixture
-def service(host: SimHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    """A daemon's service on two cards, to which pods run as long as they are there."""
-    made = Service(
-        host, PlaneChoice(Plane.SIM, "test"), Config(), State(None), suspension_file=SuspensionFile(tmp_path)
+def requests(host: SimHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlRequests]:
+    """The requests of a daemon on two cards, to which pods run as long as they are there."""
+    made = ControlRequests(
+        host, PlaneChoice(Plane.SIM, "test"), Config(), SettingsFile(None), suspension_file=SuspensionFile(tmp_path)
     )
     monkeypatch.setattr(made.pods, "runs", lambda pod: True)
     yield made
     made.close()
 
 
-def ask(service: Service, op: str, **arguments: Any) -> dict[str, Any]:
+def ask(requests: ControlRequests, op: str, **arguments: Any) -> dict[str, Any]:
     process = os.pidfd_open(os.getpid())
     try:
         me = Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=process)
-        return service.handle(me, {"op": op, **arguments}, [])
+        return requests.handle(me, {"op": op, **arguments}, [])
     finally:
         os.close(process)
 
@@ -71,14 +71,14 @@ def grants(host: SimHost) -> dict[int, Grant]:
     return dict(host.pods()[0].grants)
 
 
-def test_a_moved_pod_runs_on_the_other_card_with_its_grant(host: SimHost, service: Service) -> None:
+def test_a_moved_pod_runs_on_the_other_card_with_its_grant(host: SimHost, requests: ControlRequests) -> None:
     host.admit("one", {0: GRANT})
     load = host.start_load("one", 0, LOAD)
-    ask(service, "pod.move", name="one", gpu=1)
-    found = service.suspensions.wait("one", PATIENCE_S)
+    ask(requests, "pod.move", name="one", gpu=1)
+    found = requests.suspensions.wait("one", TIMEOUT_S)
 
     assert (found.residency, found.error, found.moves) == (Residency.RUNNING, "", {})
-    totals = service.suspensions.totals("one")
+    totals = requests.suspensions.totals("one")
     assert (totals.off.count, totals.back.count, totals.between.count) == (0, 0, 1)
     assert grants(host) == {1: GRANT}
     assert host.pods()[0].memory == {1: LOAD.memory}
@@ -87,19 +87,19 @@ def test_a_moved_pod_runs_on_the_other_card_with_its_grant(host: SimHost, servic
         time.sleep(0.01)
 
 
-def test_a_suspended_pod_that_is_moved_runs_there(host: SimHost, service: Service) -> None:
+def test_a_suspended_pod_that_is_moved_runs_there(host: SimHost, requests: ControlRequests) -> None:
     host.admit("one", {0: GRANT})
     host.start_load("one", 0, LOAD)
-    ask(service, "pod.suspend", name="one")
-    service.suspensions.wait("one", PATIENCE_S)
-    ask(service, "pod.move", name="one", gpu=1)
+    ask(requests, "pod.suspend", name="one")
+    requests.suspensions.wait("one", TIMEOUT_S)
+    ask(requests, "pod.move", name="one", gpu=1)
 
-    assert service.suspensions.wait("one", PATIENCE_S).residency is Residency.RUNNING
+    assert requests.suspensions.wait("one", TIMEOUT_S).residency is Residency.RUNNING
     assert (grants(host), host.pods()[0].memory) == ({1: GRANT}, {1: LOAD.memory})
 
 
 def test_driver_that_cannot_move_pods_is_told_first(
-    host: SimHost, service: Service, monkeypatch: pytest.MonkeyPatch
+    host: SimHost, requests: ControlRequests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(self: SimCheckpointer) -> None:
         raise NotSupportedError("driver too old")
@@ -109,14 +109,14 @@ def test_driver_that_cannot_move_pods_is_told_first(
     host.admit("one", {0: GRANT})
     host.start_load("one", 0, LOAD)
     with pytest.raises(NotSupportedError, match="driver too old"):
-        ask(service, "pod.move", name="one", gpu=1)
+        ask(requests, "pod.move", name="one", gpu=1)
 
-    assert (service.suspensions.state("one").residency, grants(host)) == (Residency.RUNNING, {0: GRANT})
+    assert (requests.suspensions.state("one").residency, grants(host)) == (Residency.RUNNING, {0: GRANT})
 
 
 @pytest.mark.parametrize("call", ["checkpoint", "restore"])
 def test_a_pod_that_cannot_move_runs_where_it_was(
-    host: SimHost, service: Service, monkeypatch: pytest.MonkeyPatch, call: str
+    host: SimHost, requests: ControlRequests, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     host.admit("one", {0: GRANT})
     host.start_load("one", 0, LOAD)
@@ -129,15 +129,15 @@ def test_a_pod_that_cannot_move_runs_where_it_was(
         real(self, process, *rest)
 
     monkeypatch.setattr(SimCheckpointer, call, once)
-    ask(service, "pod.move", name="one", gpu=1)
-    found = service.suspensions.wait("one", PATIENCE_S)
+    ask(requests, "pod.move", name="one", gpu=1)
+    found = requests.suspensions.wait("one", TIMEOUT_S)
 
     assert (found.residency, found.error) == (Residency.RUNNING, "process 1: the driver refused")
     assert (grants(host), host.pods()[0].memory) == ({0: GRANT}, {0: LOAD.memory})
 
 
 def test_a_disk_that_fills_on_the_way_is_told_and_waited_for(
-    host: SimHost, service: Service, monkeypatch: pytest.MonkeyPatch
+    host: SimHost, requests: ControlRequests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, full, tried = SuspensionFile.save, [False], threading.Semaphore(0)
 
@@ -153,48 +153,48 @@ def test_a_disk_that_fills_on_the_way_is_told_and_waited_for(
     host.admit("one", {0: GRANT})
     host.start_load("one", 0, LOAD)
     with capture_logs() as logs:
-        ask(service, "pod.move", name="one", gpu=1)
+        ask(requests, "pod.move", name="one", gpu=1)
         for _ in range(4):
-            assert tried.acquire(timeout=PATIENCE_S)
+            assert tried.acquire(timeout=TIMEOUT_S)
         monkeypatch.setattr(SuspensionFile, "save", real)
-        found = service.suspensions.wait("one", PATIENCE_S)
+        found = requests.suspensions.wait("one", TIMEOUT_S)
 
     told = [line["error"] for line in logs if line["event"].startswith("pod is between")]
     assert told == ["No space left on device"]
     assert (found.residency, grants(host)) == (Residency.RUNNING, {0: GRANT})
 
 
-def test_a_pod_does_not_move_where_its_grant_does_not_fit(host: SimHost, service: Service) -> None:
+def test_a_pod_does_not_move_where_its_grant_does_not_fit(host: SimHost, requests: ControlRequests) -> None:
     host.admit("one", {0: GRANT})
     host.admit("two", {1: Grant(cores=50)})
     host.start_load("one", 0, LOAD)
     with pytest.raises(RefusedError, match="pGPU 1: 60 % for pod one does not fit; 50 % is left to grant"):
-        ask(service, "pod.move", name="one", gpu=1)
+        ask(requests, "pod.move", name="one", gpu=1)
 
     assert grants(host) == {0: GRANT}
 
 
-def test_a_pod_does_not_move_where_its_memory_does_not_fit(host: SimHost, service: Service) -> None:
+def test_a_pod_does_not_move_where_its_memory_does_not_fit(host: SimHost, requests: ControlRequests) -> None:
     host.admit("one", {0: GRANT})
     host.admit("two", {1: Grant()})
     host.start_load("one", 0, LOAD)
     host.start_load("two", 1, replace(LOAD, memory=host.free_memory(1)))
     with pytest.raises(RefusedError, match=r"of pGPU 1, which has 0.0 GiB free"):
-        ask(service, "pod.move", name="one", gpu=1)
+        ask(requests, "pod.move", name="one", gpu=1)
 
     assert grants(host) == {0: GRANT}
-    assert service.suspensions.state("one").residency is Residency.RUNNING
+    assert requests.suspensions.state("one").residency is Residency.RUNNING
 
 
 @pytest.mark.parametrize("suspended", [False, True])
 def test_a_move_whose_grant_is_refused_at_last_is_none(
-    host: SimHost, service: Service, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, suspended: bool
+    host: SimHost, requests: ControlRequests, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, suspended: bool
 ) -> None:
     host.admit("one", {0: GRANT})
     host.start_load("one", 0, LOAD)
     if suspended:
-        ask(service, "pod.suspend", name="one")
-    before = service.suspensions.wait("one", PATIENCE_S)
+        ask(requests, "pod.suspend", name="one")
+    before = requests.suspensions.wait("one", TIMEOUT_S)
 
     def refuse(*_: object) -> None:
         raise BackendGoneError("the guardian has died")
@@ -202,11 +202,11 @@ def test_a_move_whose_grant_is_refused_at_last_is_none(
     with monkeypatch.context() as patch:
         patch.setattr(SimHost, "amend", refuse)
         with pytest.raises(BackendGoneError):
-            ask(service, "pod.move", name="one", gpu=1)
-    assert service.suspensions.state("one") == before
+            ask(requests, "pod.move", name="one", gpu=1)
+    assert requests.suspensions.state("one") == before
     assert SuspensionFile(tmp_path).load().keys() == ({"one"} if suspended else set())
-    ask(service, "pod.move", name="one", gpu=1)
-    service.suspensions.wait("one", PATIENCE_S)
+    ask(requests, "pod.move", name="one", gpu=1)
+    requests.suspensions.wait("one", TIMEOUT_S)
     assert grants(host) == {1: GRANT}
 
 
@@ -221,46 +221,46 @@ def test_a_move_whose_grant_is_refused_at_last_is_none(
     ],
 )
 def test_a_move_that_makes_no_sense_is_refused(
-    host: SimHost, service: Service, held: tuple[int, ...], arguments: dict[str, Any], said: str
+    host: SimHost, requests: ControlRequests, held: tuple[int, ...], arguments: dict[str, Any], said: str
 ) -> None:
     host.admit("one", dict.fromkeys(held, GRANT))
     host.start_load("one", 0, LOAD)
     with pytest.raises((RefusedError, UnknownNameError), match=said):
-        ask(service, "pod.move", name="one", **arguments)
+        ask(requests, "pod.move", name="one", **arguments)
 
     assert grants(host) == dict.fromkeys(held, GRANT)
 
 
-def test_containers_and_other_models_are_refused(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    moves = pod_moves.PodMoves(service.pods)
+def test_containers_and_other_models_are_refused(requests: ControlRequests, monkeypatch: pytest.MonkeyPatch) -> None:
+    moves = pod_moves.PodMoves(requests.pods)
     with pytest.raises(RefusedError, match="a container has the device files of its own cards only"):
         moves._source(PodInfo("one", {0: GRANT}, cgroup="/machine/one"), 1, None)
-    cards = {0: service.pods.cards[0], 1: replace(service.pods.cards[1], name="Other")}
-    monkeypatch.setattr(service.pods, "cards", cards)
+    cards = {0: requests.pods.cards[0], 1: replace(requests.pods.cards[1], name="Other")}
+    monkeypatch.setattr(requests.pods, "cards", cards)
     with pytest.raises(RefusedError, match="pGPU 0 is a Simulated H200, pGPU 1 a Other"):
         moves._source(PodInfo("one", {0: GRANT}), 1, None)
     instance = replace(cards[0], mig=MigInstance(1, 1))
-    monkeypatch.setattr(service.pods, "cards", {0: cards[0], 201: instance})
+    monkeypatch.setattr(requests.pods, "cards", {0: cards[0], 201: instance})
     with pytest.raises(RefusedError, match="pGPU 201 is a MIG instance; pods move between whole cards only"):
         moves._source(PodInfo("one", {0: GRANT}), 201, None)
 
 
 def test_what_a_pod_left_on_another_card_does_not_leave_with_it(
-    host: SimHost, service: Service, monkeypatch: pytest.MonkeyPatch
+    host: SimHost, requests: ControlRequests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host.admit("one", {0: GRANT})
     host.start_load("one", 0, LOAD)
     pod = replace(host.pods()[0], memory={0: LOAD.memory, 1: 4 * GIB})
-    monkeypatch.setattr(service.suspensions, "_named", lambda name: pod)
-    ask(service, "pod.suspend", name="one")
+    monkeypatch.setattr(requests.suspensions, "_named", lambda name: pod)
+    ask(requests, "pod.suspend", name="one")
 
-    assert service.suspensions.wait("one", PATIENCE_S).memory == {0: LOAD.memory}
+    assert requests.suspensions.wait("one", TIMEOUT_S).memory == {0: LOAD.memory}
 
 
-def test_a_pod_that_has_a_moved_pods_name_keeps_its_grant(host: SimHost, service: Service) -> None:
+def test_a_pod_that_has_a_moved_pods_name_keeps_its_grant(host: SimHost, requests: ControlRequests) -> None:
     host.admit("one", {0: GRANT})
-    cards = service.pods.cards
-    service._moves.arrived("one", {cards[0].uuid: cards[1].uuid}, True)
+    cards = requests.pods.cards
+    requests._moves.arrived("one", {cards[0].uuid: cards[1].uuid}, True)
 
     assert grants(host) == {0: GRANT}
 
@@ -275,15 +275,15 @@ def test_a_daemon_killed_at_any_call_leaves_a_pod_on_one_card(
     host.admit("one", {0: GRANT})
     for _ in range(processes):
         host.start_load("one", 0, LOAD)
-    first = Service(host, choice, Config(), State(None), suspension_file=SuspensionFile(directory))
+    first = ControlRequests(host, choice, Config(), SettingsFile(None), suspension_file=SuspensionFile(directory))
     with pytest.MonkeyPatch.context() as patch:
         kill(patch, dies_at, before=before, more=[(SimHost, "amend"), (SuspensionFile, "save")])
         with suppress(Killed):
             ask(first, "pod.move", name="one", gpu=1)
     first.close()
     no_waiting(directory)
-    second = Service(host, choice, Config(), State(None), suspension_file=SuspensionFile(directory))
-    found = second.suspensions.wait("one", PATIENCE_S)
+    second = ControlRequests(host, choice, Config(), SettingsFile(None), suspension_file=SuspensionFile(directory))
+    found = second.suspensions.wait("one", TIMEOUT_S)
     second.close()
 
     assert (found.residency, found.moves) == (Residency.RUNNING, {})

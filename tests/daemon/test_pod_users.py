@@ -33,7 +33,7 @@ def member(uid: int = 1234, pid: int | None = None) -> Session:
 )
 def test_member_does_not_speak_for_what_is_root(rig: Rig, op: str) -> None:
     with pytest.raises(PermissionDeniedError, match="only root and the daemon's own user may ask for this"):
-        rig.service.handle(member(), {"op": op}, [])
+        rig.requests.handle(member(), {"op": op}, [])
 
 
 def test_member_makes_no_service_of_the_hosts_a_pod(rig: Rig) -> None:
@@ -41,7 +41,7 @@ def test_member_makes_no_service_of_the_hosts_a_pod(rig: Rig) -> None:
         names=("", "", ""), uid="", env=["QGPU_GPU_0="], annotations={"qgpu.io/name": "k8s.service"}
     )
     with pytest.raises(PermissionDeniedError):
-        rig.service.handle(member(), service.message(), [])
+        rig.requests.handle(member(), service.message(), [])
 
     assert not rig.host.pods()
 
@@ -51,7 +51,7 @@ def test_member_takes_nothing_of_a_claim_by_a_forged_hook(rig: Rig) -> None:
     victim = rig.bind(rig.container(device))
     thief = rig.container(device, names=("shop", "web", "thief"))
     with suppress(QgpuError):
-        rig.service.handle(member(), thief.message(), [])
+        rig.requests.handle(member(), thief.message(), [])
 
     assert rig.grant(victim) == ("offline", 60, 8 * GIB)
 
@@ -61,12 +61,12 @@ def test_only_root_and_its_user_enter_a_pod(rig: Rig, uid: int, enters: bool) ->
     name = f"p-{uuid.uuid4().hex}"
     at = cgroup.create(name)
     rig.host.admit(name, {0: Grant()}, at)
-    rig.service.pods.users.note(name, at, 1234)
+    rig.requests.pods.users.note(name, at, 1234)
 
     with subprocess.Popen(["sleep", "60"]) as child:
         try:
             with suppress(PermissionDeniedError):
-                rig.service.handle(member(uid, child.pid), {"op": "pod.attach", "name": name}, [])
+                rig.requests.handle(member(uid, child.pid), {"op": "pod.attach", "name": name}, [])
             assert (cgroup.of(child.pid) == at) == enters
         finally:
             child.kill()
@@ -77,18 +77,18 @@ def test_only_root_and_its_user_enter_a_pod(rig: Rig, uid: int, enters: bool) ->
 
 def test_launcher_of_a_member_enters_its_own_pod(rig: Rig) -> None:
     launcher = member()
-    rig.service.handle(launcher, {"op": "pod.create", "name": "mine", "grants": {"0": {}}}, [])
-    rig.service.handle(member(), {"op": "pod.attach", "name": "mine"}, [])
+    rig.requests.handle(launcher, {"op": "pod.create", "name": "mine", "grants": {"0": {}}}, [])
+    rig.requests.handle(member(), {"op": "pod.attach", "name": "mine"}, [])
 
     assert rig.host.pods()[0].pids == (os.getpid(),)
     with pytest.raises(PermissionDeniedError, match="only root and the user who started it"):
-        rig.service.handle(member(1235), {"op": "pod.attach", "name": "mine"}, [])
+        rig.requests.handle(member(1235), {"op": "pod.attach", "name": "mine"}, [])
 
 
 def test_member_enters_no_pod_of_a_container(rig: Rig) -> None:
     web = rig.bind(rig.container(names=("", "", ""), uid="", env=["QGPU_GPU_0="]))
     with pytest.raises(PermissionDeniedError, match="only root and the user who started it"):
-        rig.service.handle(member(), {"op": "pod.attach", "name": web}, [])
+        rig.requests.handle(member(), {"op": "pod.attach", "name": web}, [])
 
 
 def test_next_daemon_knows_who_started_a_pod() -> None:
@@ -108,12 +108,12 @@ def test_next_daemon_knows_who_started_a_pod() -> None:
 def test_one_connection_of_a_member_makes_one_pod_at_a_time(rig: Rig) -> None:
     launcher = member()
     create = {"op": "pod.create", "name": "one", "grants": {"0": {}}}
-    rig.service.handle(launcher, create, [])
+    rig.requests.handle(launcher, create, [])
     with pytest.raises(RefusedError, match="its connection has made a pod already"):
-        rig.service.handle(launcher, create | {"name": "two"}, [])
-    rig.service.handle(launcher, {"op": "pod.remove", "name": "one"}, [])
+        rig.requests.handle(launcher, create | {"name": "two"}, [])
+    rig.requests.handle(launcher, {"op": "pod.remove", "name": "one"}, [])
 
-    assert rig.service.handle(launcher, create | {"name": "two"}, [])["name"] == "two"
+    assert rig.requests.handle(launcher, create | {"name": "two"}, [])["name"] == "two"
 
 
 def test_member_makes_a_bounded_number_of_pods(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def test_member_makes_a_bounded_number_of_pods(rig: Rig, monkeypatch: pytest.Mon
     monkeypatch.setattr(pod_users, "MOST_OF_MEMBERS", 3)
 
     def create(uid: int) -> str:
-        answer = rig.service.handle(member(uid), {"op": "pod.create", "grants": {"0": {}}}, [])
+        answer = rig.requests.handle(member(uid), {"op": "pod.create", "grants": {"0": {}}}, [])
         return str(answer["name"])
 
     first = create(1234)
@@ -152,7 +152,7 @@ def test_member_leaves_a_bounded_number_of_pods(rig: Rig, left: list[str]) -> No
     left += ["a", "b", "c"]
 
     def make_and_end(name: str, uid: int) -> None:
-        rig.service.handle(member(uid), {"op": "pod.create", "name": name, "grants": {"0": {}}}, [])
+        rig.requests.handle(member(uid), {"op": "pod.create", "name": name, "grants": {"0": {}}}, [])
         rig.ask("pod.remove", name=name)
 
     make_and_end("a", 1234)
@@ -173,7 +173,7 @@ def test_namespace_leaves_a_bounded_number_of_pods(rig: Rig, left: list[str]) ->
         container = rig.container(device, names=(namespace, pod, "main"))
         left.append(rig.bind(container))
         container.end()
-        rig.service.reap()
+        rig.requests.reap()
 
     start_and_end("shop", "one")
     rig.restart()
@@ -193,7 +193,7 @@ def test_owner_of_a_running_container_outlives_the_daemon(rig: Rig, left: list[s
     rig.restart()
     for container in containers:
         container.end()
-    rig.service.reap()
+    rig.requests.reap()
 
     with pytest.raises(RefusedError, match="files or memory of 2 ended pods of namespace shop"):
         rig.bind(rig.container(device, names=("shop", "three", "main")))
@@ -205,7 +205,7 @@ def test_pods_that_have_just_ended_are_waited_for(rig: Rig, left: list[str], mon
         container = rig.container(device, names=("shop", pod, "main"))
         left.append(rig.bind(container))
         container.end()
-        rig.service.reap()
+        rig.requests.reap()
     looks = iter(range(5))
     monkeypatch.setattr(rig.host, "names_in_use", lambda: left if next(looks, None) is not None else [])
     monkeypatch.setattr(pods, "_LEFT_S", 60.0)
@@ -232,10 +232,10 @@ def test_all_owners_together_leave_room_for_others() -> None:
 
 
 def test_pod_that_is_gone_is_nobodys(rig: Rig) -> None:
-    rig.service.handle(member(), {"op": "pod.create", "name": "one", "grants": {"0": {}}}, [])
+    rig.requests.handle(member(), {"op": "pod.create", "name": "one", "grants": {"0": {}}}, [])
     rig.ask("pod.remove", name="one")
     with pytest.raises(UnknownNameError):
-        rig.service.handle(member(), {"op": "pod.attach", "name": "one"}, [])
+        rig.requests.handle(member(), {"op": "pod.attach", "name": "one"}, [])
     rig.ask("pod.create", name="one", grants={"0": {}})
     with pytest.raises(PermissionDeniedError):
-        rig.service.handle(member(), {"op": "pod.attach", "name": "one"}, [])
+        rig.requests.handle(member(), {"op": "pod.attach", "name": "one"}, [])

@@ -107,7 +107,7 @@ def test_a_slow_disk_delays_only_the_claim_that_waits_for_it(rig, monkeypatch):
 
 def test_a_claim_dropped_just_before_it_is_kept_is_on_disk(rig):
     rig.prepare("a", rig.device(cores=60))
-    prepared = rig.service.pods.prepared
+    prepared = rig.requests.pods.prepared
     again = prepared.by_uid["a"]
     with prepared.written(again) as new:
         rig.ask("grant.drop", uid="a")
@@ -121,14 +121,14 @@ def test_a_claims_cdi_file_that_is_harmed_is_written_again(rig):
     path = rig.cdi / "qgpu-claim-a.json"
     for harm in (path.unlink, lambda: path.write_text("{")):
         harm()
-        rig.service.pods.prepared.refresh()
+        rig.requests.pods.prepared.refresh()
         assert rig.specification("a")["devices"][0]["name"] == "a-s"
 
 
 def test_a_cdi_file_that_is_current_is_left_alone(rig):
     rig.prepare("a", rig.device())
     before = (rig.cdi / "qgpu-claim-a.json").stat()
-    rig.service.pods.prepared.refresh()
+    rig.requests.pods.prepared.refresh()
     rig.prepare("a", rig.device(), consumers=("pod-1", "pod-2"))
     after = (rig.cdi / "qgpu-claim-a.json").stat()
 
@@ -157,7 +157,7 @@ def test_a_container_that_loses_one_of_two_claims_goes_on(rig):
     web = rig.bind(rig.container(*both))
     (rig.state / "claims" / "b.json").unlink()
     rig.restart()
-    rig.service.reap()
+    rig.requests.reap()
 
     assert rig.grant(web) == ("offline", 50, 2 * GIB)
     assert rig.outside() == {"cores": 50, "memory": 2 * GIB}

@@ -14,10 +14,10 @@ import pytest
 
 from qgpu.config import Config
 from qgpu.daemon import pod_users, pods, slurm_steps
+from qgpu.daemon.control_requests import ControlRequests
 from qgpu.daemon.plane_choice import PlaneChoice
-from qgpu.daemon.service import Service
+from qgpu.daemon.settings_file import SettingsFile
 from qgpu.daemon.slurm_jobs import SlurmJobs
-from qgpu.daemon.state import State
 from qgpu.errors import InvalidValueError, NotSupportedError, RefusedError
 from qgpu.ipc import wire
 from qgpu.ipc.control_socket import Client, Server, Session
@@ -63,13 +63,13 @@ class Node:
         self.tasks: list[subprocess.Popen[str]] = []
 
     def _start(self) -> None:
-        self.service = Service(self.host, PlaneChoice(Plane.SIM, "test"), Config(), State(None))
-        self._server = Server(self.runtime, 0o600, None, self.service.handle, FdStore(), self.service.pod_of)
+        self.requests = ControlRequests(self.host, PlaneChoice(Plane.SIM, "test"), Config(), SettingsFile(None))
+        self._server = Server(self.runtime, 0o600, None, self.requests.handle, FdStore(), self.requests.pod_of)
 
     def restart(self) -> None:
         """Let another daemon take over."""
         self._server.close()
-        self.service.close()
+        self.requests.close()
         self._start()
 
     def task(self, step: int, request: dict[str, object], leaf: str = "slurm") -> dict[str, object]:
@@ -96,7 +96,7 @@ class Node:
             task.kill()
             task.communicate()
         self._server.close()
-        self.service.close()
+        self.requests.close()
         for directory, _, _ in os.walk(self.job.parent, topdown=False):
             with suppress(FileNotFoundError):
                 os.rmdir(directory)
@@ -202,7 +202,7 @@ def test_the_pod_ends_with_the_job(node: Node) -> None:
     node.bind(0, shards="30")
     node.tasks[0].kill()
     node.tasks[0].wait()
-    node.service.reap()
+    node.requests.reap()
 
     assert node.host.pods() == []
 
@@ -213,7 +213,7 @@ def test_a_task_that_has_ended_binds_nothing(node: Node) -> None:
         me = Session(wire.Peer(task.pid, 0, 0), may_change=True, process=os.pidfd_open(task.pid))
         os.waitid(os.P_PID, task.pid, os.WEXITED | os.WNOWAIT)
         with pytest.raises(RefusedError, match="its task has ended"):
-            node.service.handle(me, {"op": "slurm.bind", "job": 7, "gpus": "0"}, [])
+            node.requests.handle(me, {"op": "slurm.bind", "job": 7, "gpus": "0"}, [])
 
     assert node.host.pods() == []
 
@@ -222,7 +222,7 @@ def test_what_is_no_listener_is_refused(node: Node) -> None:
     me = Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=os.pidfd_open(os.getpid()))
     fds = list(os.pipe())
     with pytest.raises(InvalidValueError, match="no seccomp listener"):
-        node.service.handle(me, {"op": "slurm.bind", "job": 7, "gpus": "0"}, fds)
+        node.requests.handle(me, {"op": "slurm.bind", "job": 7, "gpus": "0"}, fds)
 
     assert node.host.pods() == []
     for fd in fds:
@@ -234,8 +234,8 @@ def test_user_of_slurm_leaves_a_bounded_number_of_pods(node: Node, monkeypatch: 
     monkeypatch.setattr(pod_users, "LEAST_LEFT", 1)
     monkeypatch.setattr(pods, "_LEFT_S", 0.0)
     monkeypatch.setattr(node.host, "names_in_use", lambda: ["slurm-6"])
-    node.service.pods.users.note_owner("slurm-6", "", "user 1234")
-    node.service.pods.users.forget("slurm-6")
+    node.requests.pods.users.note_owner("slurm-6", "", "user 1234")
+    node.requests.pods.users.forget("slurm-6")
 
     assert "1 ended pods of user 1234" in str(node.bind(0, uid=1234)["error"])
     assert node.bind(0, uid=0)["ok"]
@@ -247,7 +247,7 @@ def test_memory_that_a_users_jobs_left_is_missing_to_the_next(node: Node, monkey
     card = node.host.pgpus()[0].memory
     monkeypatch.setattr(pods, "_LEFT_S", 0.0)
     monkeypatch.setattr(node.host, "names_in_use", lambda: ["slurm-6"])
-    with node.service.pods.left.ending("slurm-6", "user 1234"):
+    with node.requests.pods.orphaned.ending("slurm-6", "user 1234"):
         monkeypatch.setattr(node.host, "orphaned_memory", lambda: {0: card // 4})
 
     assert "end those processes first" in str(node.bind(0, uid=1234, shards="25")["error"])
@@ -261,14 +261,14 @@ def test_memory_that_a_users_jobs_left_is_missing_to_the_next(node: Node, monkey
 @pytest.fixture
 def filtered(node: Node, monkeypatch: pytest.MonkeyPatch) -> Node:
     """Have the node's tasks bound as on plane seccomp."""
-    monkeypatch.setitem(node.service._changing, "slurm.bind", SlurmJobs(node.service.pods, Plane.SECCOMP).bind)
+    monkeypatch.setitem(node.requests._changing, "slurm.bind", SlurmJobs(node.requests.pods, Plane.SECCOMP).bind)
     return node
 
 
 def test_device_files_are_of_steps_with_gpus_only(filtered: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step without GPUs has no filter, and lies in the cgroup of the job's pod."""
     kernel = FakeKernel()
-    monkeypatch.setattr(filtered.service._isolation, "_files", kernel)
+    monkeypatch.setattr(filtered.requests._isolation, "_files", kernel)
     filtered.bind(0, shards="30")
     assert kernel.pods == [filtered.path("step_0")]
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from qgpu.daemon.suspension_file import SuspensionFile
 from qgpu.daemon.suspensions import Suspensions
 from qgpu.errors import CheckpointError, RefusedError, UnknownNameError
-from qgpu.load.spec import Workload
+from qgpu.load.workload import Workload
 from qgpu.model import Grant
 from qgpu.model.checkpointer import GpuProcess, ProcessState
 from qgpu.model.plane_api import PodInfo
@@ -26,7 +26,7 @@ from qgpu.planes.sim.host import Clock, SimHost
 
 GIB = 1 << 30
 FLOOD = Workload(kernel_us=1000.0, batch=0, memory=GIB)
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 class Daemon:
@@ -79,7 +79,7 @@ def test_suspended_pod_leaves_the_card_and_keeps_its_grant(host: SimHost, daemon
     load = host.start_load("one", 0, FLOOD)
     daemon.moves.suspend("one")
 
-    assert daemon.moves.wait("one", PATIENCE_S).residency is Residency.SUSPENDED
+    assert daemon.moves.wait("one", TIMEOUT_S).residency is Residency.SUSPENDED
     pod = daemon.named("one")
     assert (pod.memory, pod.grants[0].memory) == ({}, 8 * GIB)
     assert daemon.moves.state("one").memory == {0: GIB}
@@ -94,11 +94,11 @@ def test_resumed_pod_goes_on_where_it_was(host: SimHost, daemon: Daemon) -> None
     backend.wait(10**9)
     before = host.progress(load).kernels
     daemon.moves.suspend("one")
-    daemon.moves.wait("one", PATIENCE_S)
+    daemon.moves.wait("one", TIMEOUT_S)
     backend.wait(10**9)
     daemon.moves.resume("one")
 
-    assert daemon.moves.wait("one", PATIENCE_S).residency is Residency.RUNNING
+    assert daemon.moves.wait("one", TIMEOUT_S).residency is Residency.RUNNING
     assert daemon.named("one").memory == {0: GIB}
     backend.sample()
     end_ns = backend.now_ns + 10**9
@@ -113,15 +113,15 @@ def test_suspended_pods_hold_no_more_than_they_may(host: SimHost, tmp_path: Path
     for name in ("one", "two"):
         host.start_load(name, 0, FLOOD)
     daemon.moves.suspend("one")
-    daemon.moves.wait("one", PATIENCE_S)
+    daemon.moves.wait("one", TIMEOUT_S)
     with pytest.raises(RefusedError, match=r"pod two: it holds 1.0 GiB on cards, .* hold 1.0 GiB of the 1.5 GiB"):
         daemon.moves.suspend("two")
     assert (daemon.moves.state("two").residency, daemon.moves.host_room()) == (Residency.RUNNING, GIB + GIB // 2)
     daemon.moves.resume("one")
-    daemon.moves.wait("one", PATIENCE_S)
+    daemon.moves.wait("one", TIMEOUT_S)
     daemon.moves.suspend("two")
 
-    assert daemon.moves.wait("two", PATIENCE_S).residency is Residency.SUSPENDED
+    assert daemon.moves.wait("two", TIMEOUT_S).residency is Residency.SUSPENDED
     daemon.moves.close()
 
 
@@ -130,7 +130,7 @@ def test_other_pods_run_while_one_is_suspended(host: SimHost, daemon: Daemon) ->
     host.admit("two", {0: Grant()})
     other = host.start_load("two", 0, FLOOD)
     daemon.moves.suspend("one")
-    daemon.moves.wait("one", PATIENCE_S)
+    daemon.moves.wait("one", TIMEOUT_S)
     backend = host.backend(0)
     backend.sample()
     backend.wait(10**9)
@@ -146,7 +146,7 @@ def test_a_failed_suspension_leaves_all_processes_running(
         host.start_load("one", 0, FLOOD)
     failing(monkeypatch, name, 2)
     daemon.moves.suspend("one")
-    found = daemon.moves.wait("one", PATIENCE_S)
+    found = daemon.moves.wait("one", TIMEOUT_S)
 
     assert found.residency is Residency.RUNNING
     assert found.error == "process 2: the driver refused"
@@ -159,16 +159,16 @@ def test_a_failed_resumption_leaves_all_processes_suspended(
     for _ in range(3):
         host.start_load("one", 0, FLOOD)
     daemon.moves.suspend("one")
-    daemon.moves.wait("one", PATIENCE_S)
+    daemon.moves.wait("one", TIMEOUT_S)
     failing(monkeypatch, "restore", 2)
     daemon.moves.resume("one")
-    found = daemon.moves.wait("one", PATIENCE_S)
+    found = daemon.moves.wait("one", TIMEOUT_S)
 
     assert found.residency is Residency.SUSPENDED
     assert found.error == "process 2: the driver refused"
     assert daemon.states() == [ProcessState.CHECKPOINTED] * 3
     daemon.moves.resume("one")
-    assert daemon.moves.wait("one", PATIENCE_S) == replace(
+    assert daemon.moves.wait("one", TIMEOUT_S) == replace(
         Suspension(), since_s=daemon.moves.state("one").since_s, late_s=found.late_s
     )
 
@@ -176,7 +176,7 @@ def test_a_failed_resumption_leaves_all_processes_suspended(
 def test_a_pod_is_not_resumed_into_a_full_card(host: SimHost, daemon: Daemon) -> None:
     host.start_load("one", 0, FLOOD)
     daemon.moves.suspend("one")
-    daemon.moves.wait("one", PATIENCE_S)
+    daemon.moves.wait("one", TIMEOUT_S)
     host.admit("two", {0: Grant()})
     big = host.start_load("two", 0, replace(FLOOD, memory=host.free_memory(0)))
 
@@ -185,7 +185,7 @@ def test_a_pod_is_not_resumed_into_a_full_card(host: SimHost, daemon: Daemon) ->
     assert daemon.moves.state("one").residency is Residency.SUSPENDED
     host.stop_load(big)
     daemon.moves.resume("one")
-    assert daemon.moves.wait("one", PATIENCE_S).residency is Residency.RUNNING
+    assert daemon.moves.wait("one", TIMEOUT_S).residency is Residency.RUNNING
 
 
 def test_what_cannot_be_suspended_is_refused_at_once(host: SimHost, daemon: Daemon) -> None:
@@ -214,7 +214,7 @@ def test_a_second_operation_is_refused_while_one_runs(
     monkeypatch.setattr(SimCheckpointer, "checkpoint", checkpoint)
     daemon.moves.suspend("one")
 
-    assert daemon.moves.wait("one", PATIENCE_S).residency is Residency.SUSPENDED
+    assert daemon.moves.wait("one", TIMEOUT_S).residency is Residency.SUSPENDED
     assert len(refused) == 2
 
 
@@ -235,7 +235,7 @@ def test_whoever_sees_where_a_pod_is_may_move_it(
     daemon.moves.resume("one")
     seen.set()
 
-    assert daemon.moves.wait("one", PATIENCE_S).residency is Residency.RUNNING
+    assert daemon.moves.wait("one", TIMEOUT_S).residency is Residency.RUNNING
 
 
 def test_nothing_is_touched_if_it_cannot_be_written(host: SimHost, tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_nothing_is_touched_if_it_cannot_be_written(host: SimHost, tmp_path: Pat
 def test_a_pod_whose_suspended_processes_ended_counts_as_running(host: SimHost, daemon: Daemon) -> None:
     load = host.start_load("one", 0, FLOOD)
     daemon.moves.suspend("one")
-    daemon.moves.wait("one", PATIENCE_S)
+    daemon.moves.wait("one", TIMEOUT_S)
     daemon.moves.forget_ended(["one"])
     assert daemon.moves.state("one").residency is Residency.SUSPENDED
     host.stop_load(load)
@@ -275,7 +275,7 @@ def test_the_lock_waits_until_turns_have_come_round(
     monkeypatch.setattr(SimCheckpointer, "lock", lock)
     host.start_load("one", 0, FLOOD)
     daemon.moves.suspend("one", work_s=2)
-    daemon.moves.wait("one", PATIENCE_S)
+    daemon.moves.wait("one", TIMEOUT_S)
 
     assert waits == [32_000]
 
@@ -289,7 +289,7 @@ def test_what_others_bring_back_meanwhile_is_not_free(
         if name == "two":
             host.start_load("two", 0, replace(FLOOD, memory=host.free_memory(0)))
         daemon.moves.suspend(name)
-        daemon.moves.wait(name, PATIENCE_S)
+        daemon.moves.wait(name, TIMEOUT_S)
     refused = []
     real = SimCheckpointer.restore
 
@@ -303,7 +303,7 @@ def test_what_others_bring_back_meanwhile_is_not_free(
     monkeypatch.setattr(SimCheckpointer, "restore", restore)
     daemon.moves.resume("one")
 
-    assert daemon.moves.wait("one", PATIENCE_S).residency is Residency.RUNNING
+    assert daemon.moves.wait("one", TIMEOUT_S).residency is Residency.RUNNING
     assert refused == [load]
 
 
@@ -324,7 +324,7 @@ def test_host_memory_holds_no_pod_that_is_still_on_its_way(
     begun.wait()
     on_the_way = daemon.moves.host_room()
     may_end.set()
-    daemon.moves.wait("one", PATIENCE_S)
+    daemon.moves.wait("one", TIMEOUT_S)
 
     assert (on_the_way, daemon.moves.host_room()) == (10 * GIB, 11 * GIB)
 
@@ -346,7 +346,7 @@ def test_a_daemon_killed_at_any_call_leaves_no_pod_between(
     first = Daemon(host, directory)
     if resuming:
         first.moves.suspend("one")
-        first.moves.wait("one", PATIENCE_S)
+        first.moves.wait("one", TIMEOUT_S)
     with pytest.MonkeyPatch.context() as patch:
         kill(patch, dies_at, before=before, more=[(SuspensionFile, "save")])
         with suppress(Killed):
@@ -354,7 +354,7 @@ def test_a_daemon_killed_at_any_call_leaves_no_pod_between(
     first.moves.close()
     no_waiting(directory)
     second = Daemon(host, directory)
-    found = second.moves.wait("one", PATIENCE_S)
+    found = second.moves.wait("one", TIMEOUT_S)
 
     assert not found.residency.moving
     wanted = ProcessState.CHECKPOINTED if found.residency is Residency.SUSPENDED else ProcessState.RUNNING

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from qgpu.config import Config, GpuSettings
+from qgpu.daemon.control_requests import ControlRequests
 from qgpu.daemon.plane_choice import PlaneChoice
-from qgpu.daemon.service import Service
-from qgpu.daemon.state import State
+from qgpu.daemon.settings_file import SettingsFile
 from qgpu.errors import RefusedError
 from qgpu.ipc import wire
 from qgpu.ipc.control_socket import Session
@@ -28,10 +28,10 @@ def host() -> SimHost:
 
 
 @pytest.fixture
-def service(host: SimHost) -> Iterator[Service]:
+def requests(host: SimHost) -> Iterator[ControlRequests]:
     """Two busy pods with quotas under Best Effort, which closes no gate."""
     settings = GpuSettings(policy="best-effort")
-    made = Service(host, PlaneChoice(Plane.SIM, "test"), Config(defaults=settings), State(None))
+    made = ControlRequests(host, PlaneChoice(Plane.SIM, "test"), Config(defaults=settings), SettingsFile(None))
     for name, cores in (("a", 40), ("b", 20)):
         host.admit(name, {0: Grant(cores=cores)})
         host.start_load(name, 0, FLOOD)
@@ -43,38 +43,38 @@ def client() -> Session:
     return Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=os.pidfd_open(os.getpid()))
 
 
-def until_gated(service: Service, gated: bool) -> None:
+def until_gated(requests: ControlRequests, gated: bool) -> None:
     """Wait until the plan in force moves gates, or does not."""
-    loop = service._loops[0]
+    loop = requests._loops[0]
     while loop.ledger.plan is None or loop.ledger.plan.gated is not gated:
         time.sleep(0.01)
 
 
-def begin(service: Service, session: Session, *pods: str) -> None:
+def begin(requests: ControlRequests, session: Session, *pods: str) -> None:
     asked = {"op": "gpu.set_temporarily", "gpu": 0, "policy": "fixed-share", "pods": list(pods)}
-    service.handle(session, asked, [])
+    requests.handle(session, asked, [])
 
 
-def test_it_ends_with_its_client_and_is_no_setting(service: Service) -> None:
+def test_it_ends_with_its_client_and_is_no_setting(requests: ControlRequests) -> None:
     session = client()
-    begin(service, session, "a", "b")
-    until_gated(service, True)
-    (gpu,) = service.handle(session, {"op": "gpu.list"}, [])["gpus"]
+    begin(requests, session, "a", "b")
+    until_gated(requests, True)
+    (gpu,) = requests.handle(session, {"op": "gpu.list"}, [])["gpus"]
     for call in session.at_end:
         call()
-    until_gated(service, False)
+    until_gated(requests, False)
 
     assert (gpu["policy"], gpu["temporary_policy"]) == ("best-effort", "fixed-share")
-    assert service.handle(client(), {"op": "gpu.list"}, [])["gpus"][0]["temporary_policy"] is None
+    assert requests.handle(client(), {"op": "gpu.list"}, [])["gpus"][0]["temporary_policy"] is None
 
 
-def test_its_begin_and_end_are_events_with_who_and_old_and_new(service: Service) -> None:
+def test_its_begin_and_end_are_events_with_who_and_old_and_new(requests: ControlRequests) -> None:
     session = client()
-    begin(service, session, "a", "b")
-    begin(service, session, "a", "b")  # the same again is no change
+    begin(requests, session, "a", "b")
+    begin(requests, session, "a", "b")  # the same again is no change
     for call in session.at_end:
         call()
-    events = service.handle(client(), {"op": "events", "settings": True}, [])["events"]
+    events = requests.handle(client(), {"op": "events", "settings": True}, [])["events"]
 
     assert [(event["what"], event["gpu"], event["old"], event["new"]) for event in events] == [
         ("temporary policy begins", 0, {"temporary_policy": None}, {"temporary_policy": "fixed-share"}),
@@ -85,21 +85,21 @@ def test_its_begin_and_end_are_events_with_who_and_old_and_new(service: Service)
     ] * 2
 
 
-def test_it_rests_while_another_pod_is_on_the_pgpu(host: SimHost, service: Service) -> None:
-    begin(service, client(), "a", "b")
-    until_gated(service, True)
+def test_it_rests_while_another_pod_is_on_the_pgpu(host: SimHost, requests: ControlRequests) -> None:
+    begin(requests, client(), "a", "b")
+    until_gated(requests, True)
     host.admit("tenant", {0: Grant()})
-    until_gated(service, False)
+    until_gated(requests, False)
     host.retire("tenant")
-    until_gated(service, True)
+    until_gated(requests, True)
 
 
-def test_it_is_refused_where_another_pod_is(service: Service) -> None:
+def test_it_is_refused_where_another_pod_is(requests: ControlRequests) -> None:
     with pytest.raises(RefusedError, match="b is on it"):
-        begin(service, client(), "a")
+        begin(requests, client(), "a")
 
 
-def test_a_second_client_has_to_wait(service: Service) -> None:
-    begin(service, client(), "a", "b")
+def test_a_second_client_has_to_wait(requests: ControlRequests) -> None:
+    begin(requests, client(), "a", "b")
     with pytest.raises(RefusedError, match="measures policies there"):
-        begin(service, client(), "a", "b")
+        begin(requests, client(), "a", "b")

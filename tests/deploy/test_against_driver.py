@@ -102,8 +102,8 @@ def test_examples_ask_for_capacities_that_cards_have() -> None:
     assert {name for each in requests() for name in each["capacity"]["requests"]} <= {MEMORY, CORES}
 
 
-def test_the_resources_of_examples_are_for_sale() -> None:
-    sold = {each.name for each in resources.served((), 1)}
+def test_the_resources_of_examples_are_served() -> None:
+    served = {each.name for each in resources.served((), 1)}
     shared = {
         each["spec"]["extendedResourceName"]
         for each in objects("DeviceClass")
@@ -117,8 +117,8 @@ def test_the_resources_of_examples_are_for_sale() -> None:
     }
 
     assert asked == {f"{DRIVER}/cores", *shared}
-    assert asked - shared <= sold
-    assert not sold & shared
+    assert asked - shared <= served
+    assert not served & shared
 
 
 def device() -> dict[str, Any]:

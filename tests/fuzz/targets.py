@@ -16,10 +16,10 @@ from random import Random
 from typing import Any
 
 from qgpu.config import Config
+from qgpu.daemon.control_requests import ControlRequests
 from qgpu.daemon.plane_choice import PlaneChoice
 from qgpu.daemon.prepared_grants import PreparedGrants
-from qgpu.daemon.service import Service
-from qgpu.daemon.state import State
+from qgpu.daemon.settings_file import SettingsFile
 from qgpu.errors import QgpuError
 from qgpu.guardian.accounting import object_table, rm_object
 from qgpu.guardian.proxy import rm_calls
@@ -309,11 +309,11 @@ _CLAIMS = tempfile.TemporaryDirectory()
 
 
 @cache
-def _daemon() -> tuple[SimHost, Service]:
+def _daemon() -> tuple[SimHost, ControlRequests]:
     """Return the one daemon of this process: its loops are threads."""
     host = SimHost(2, Clock.REAL)
     prepared = PreparedGrants(Path(_CLAIMS.name), host.pgpus(), None)
-    return host, Service(host, PlaneChoice(Plane.SIM, "fuzz"), Config(), State(None), prepared=prepared)
+    return host, ControlRequests(host, PlaneChoice(Plane.SIM, "fuzz"), Config(), SettingsFile(None), prepared=prepared)
 
 
 def end_daemon() -> None:
@@ -325,14 +325,14 @@ def end_daemon() -> None:
 
 def requested(random: Random) -> Try:
     """The daemon's requests, whole but wrong: each is answered or refused, and what is refused has changed nothing."""
-    host, service = _daemon()
+    host, requests = _daemon()
     peer = wire.Peer(_NOBODY, 0, 0)
     held: list[Session] = []
 
     def state() -> list[Any]:
         grants = sorted((pod.name, str(pod.grants)) for pod in host.pods())
-        claims = dict(service.pods.prepared.by_uid), sorted(path.name for path in Path(_CLAIMS.name).glob("*/*"))
-        return [grants, [loop.settings for loop in service._loops.values()], claims]
+        claims = dict(requests.pods.prepared.by_uid), sorted(path.name for path in Path(_CLAIMS.name).glob("*/*"))
+        return [grants, [loop.settings for loop in requests._loops.values()], claims]
 
     def attempt() -> None:
         session = Session(peer, may_change=random.randrange(8) > 0, process=None)
@@ -341,10 +341,10 @@ def requested(random: Random) -> Try:
         if len(held) > 6:
             for call in held.pop(random.randrange(len(held))).at_end:
                 call()
-        service.reap()
+        requests.reap()
         before = state()
         try:
-            json.dumps(service.handle(session, json.loads(json.dumps(message)), []))
+            json.dumps(requests.handle(session, json.loads(json.dumps(message)), []))
         except QgpuError as error:
             if str(error) == "" or "\n" in str(error):
                 raise DefectError(f"refused with {str(error)!r}: {message!r}") from error

@@ -15,7 +15,7 @@ from qgpu.cli.context import Context
 from qgpu.cli.group import remove
 from qgpu.errors import ExitCode, QgpuError
 from qgpu.groups.group_files import GroupFiles
-from qgpu.model.member_part import MemberPart
+from qgpu.model.member_limits import MemberLimits
 from tests.cli.programs import Daemon, daemon
 
 
@@ -172,7 +172,7 @@ def test_change_of_a_group_that_cannot_be_recorded_is_not_made(tmp_path):
         host.ctl("group", "remove", "llm", "--force")
 
     assert (refused.returncode, "nothing was changed" in refused.stderr) == (ExitCode.FAILED, True)
-    assert left == MemberPart(50, None)
+    assert left == MemberLimits(50, None)
 
 
 def test_refused_grant_leaves_the_members_part_as_it_was(host):
@@ -180,7 +180,7 @@ def test_refused_grant_leaves_the_members_part_as_it_was(host):
     refused = host.ctl("group", "set", "llm", "--memory", "9000GiB", "--sm", "25")
 
     assert refused.returncode == 21
-    assert GroupFiles(host.runtime_dir, "llm").part == MemberPart(50, None)
+    assert GroupFiles(host.runtime_dir, "llm").part == MemberLimits(50, None)
 
 
 def test_group_whose_keeper_was_killed_is_removed(host):

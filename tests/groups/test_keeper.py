@@ -209,10 +209,10 @@ def test_ended_talk_to_the_control_daemon_ends_nobody(host, kept, installed):
         talk = host.start("run", "--group", "llm", "--", str(installed), "ps")
         while len(kept.inside()) < 4:
             assert talk.poll() is None
-        time.sleep(2 * keeping._POD_LOOK_S)  # so that the keeper sees it
+        time.sleep(2 * keeping._POD_POLL_S)  # so that the keeper sees it
         talk.terminate()
         talk.communicate(timeout=60)
-        time.sleep(2 * keeping._POD_LOOK_S)
+        time.sleep(2 * keeping._POD_POLL_S)
 
         assert start_time(pid)
 

@@ -175,7 +175,7 @@ def test_only_one_member_of_a_crowd_is_parsed_at_a_time(members, tmp_path, monke
 
 
 def test_a_guest_that_says_nothing_is_hung_up_on(guests, tmp_path, monkeypatch):
-    monkeypatch.setattr(control_socket, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(control_socket, "_TIMEOUT_S", 0.2)
     with wire.connect(str(socket_path(tmp_path))).sock as silent:
         silent.sendall(b"\0")
         assert silent.recv(1) == b""
@@ -187,7 +187,7 @@ def test_a_guest_that_says_nothing_is_hung_up_on(guests, tmp_path, monkeypatch):
 
 
 def test_group_member_that_does_not_finish_is_hung_up_on(members, tmp_path, monkeypatch):
-    monkeypatch.setattr(control_socket, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(control_socket, "_TIMEOUT_S", 0.2)
     with Client(tmp_path) as launcher, wire.connect(str(socket_path(tmp_path))).sock as slow:
         assert launcher.call("look")["value"] == 0
         slow.sendall(b"\x10\0\0\0{")

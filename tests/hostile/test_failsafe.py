@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from qgpu.load.spec import Workload
+from qgpu.load.workload import Workload
 from qgpu.model import NS_PER_MS, NS_PER_S, Grant, PodClass
 from qgpu.planes.sim.host import SimHost
 from qgpu.policies import registry

@@ -16,7 +16,7 @@ from random import Random
 import psutil
 import pytest
 
-from tests.hostile.stage import Stage
+from tests.hostile.emulated_host import EmulatedHost
 
 MOMENTS = int(os.environ.get("QGPU_MOMENTS", "15"))
 
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    made = Stage(tmp_path, pods=2)
+def host(tmp_path: Path) -> Iterator[EmulatedHost]:
+    made = EmulatedHost(tmp_path, pods=2)
     if not made.there:
         made.close()
         pytest.skip("no cgroup2 tree can be mounted here")
@@ -33,109 +33,109 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     made.close()
 
 
-def both_killed(stage: Stage) -> None:
+def both_killed(host: EmulatedHost) -> None:
     """The one in reserve takes their place: pods go on before there is a daemon again."""
-    stage.standby()
-    os.kill(stage.guardian(), signal.SIGKILL)
-    stage.daemon.kill()
-    stage.go_on()
-    stage.restart()
+    host.standby()
+    os.kill(host.guardian(), signal.SIGKILL)
+    host.daemon.kill()
+    host.go_on()
+    host.restart()
 
 
-def all_killed(stage: Stage) -> None:
-    for pid in (stage.standby(), stage.guardian()):
+def all_killed(host: EmulatedHost) -> None:
+    for pid in (host.standby(), host.guardian()):
         os.kill(pid, signal.SIGKILL)
-    stage.daemon.kill()
-    stage.restart()
+    host.daemon.kill()
+    host.restart()
 
 
-def both_killed_and_nothing_kept(stage: Stage) -> None:
+def both_killed_and_nothing_kept(host: EmulatedHost) -> None:
     """No service manager is there: the next daemon may come before the one in reserve has begun."""
-    stage.standby()
-    os.kill(stage.guardian(), signal.SIGKILL)
-    time.sleep(stage.random.random() * 0.1)
-    stage.daemon.kill()
-    stage.forget()
-    stage.restart()
+    host.standby()
+    os.kill(host.guardian(), signal.SIGKILL)
+    time.sleep(host.random.random() * 0.1)
+    host.daemon.kill()
+    host.forget()
+    host.restart()
 
 
-def guardian_and_its_daemon_killed(stage: Stage) -> None:
+def guardian_and_its_daemon_killed(host: EmulatedHost) -> None:
     """The daemon while it starts another guardian, which has no pods yet."""
-    _killed_in_mid_change(stage)
-    stage.restart()
+    _killed_in_mid_change(host)
+    host.restart()
 
 
-def guardian_and_its_daemon_killed_and_nothing_kept(stage: Stage) -> None:
+def guardian_and_its_daemon_killed_and_nothing_kept(host: EmulatedHost) -> None:
     """The same without a service manager: whoever starts a daemon then has no descriptor of the last one's."""
-    _killed_in_mid_change(stage)
-    stage.forget()
-    stage.restart()
+    _killed_in_mid_change(host)
+    host.forget()
+    host.restart()
 
 
-def _killed_in_mid_change(stage: Stage) -> None:
-    standby = psutil.Process(stage.standby())
-    os.kill(stage.guardian(), signal.SIGKILL)
+def _killed_in_mid_change(host: EmulatedHost) -> None:
+    standby = psutil.Process(host.standby())
+    os.kill(host.guardian(), signal.SIGKILL)
     with suppress(psutil.NoSuchProcess):  # the last daemon's was first
-        stage.until(lambda: standby.name() == "qgpu-guardian", "the next begins")
-    time.sleep(stage.random.random() * 0.2)
-    stage.daemon.kill()
+        host.until(lambda: standby.name() == "qgpu-guardian", "the next begins")
+    time.sleep(host.random.random() * 0.2)
+    host.daemon.kill()
 
 
-def guardian_killed(stage: Stage) -> None:
-    os.kill(stage.guardian(), signal.SIGKILL)
+def guardian_killed(host: EmulatedHost) -> None:
+    os.kill(host.guardian(), signal.SIGKILL)
 
 
-def guardian_stopped(stage: Stage) -> None:
-    os.kill(stage.guardian(), signal.SIGSTOP)
+def guardian_stopped(host: EmulatedHost) -> None:
+    os.kill(host.guardian(), signal.SIGSTOP)
 
 
-def guardian_hangs(stage: Stage) -> None:
-    stage.freeze(stage.guardian())
-    stage.go_on()
-    stage.thaw()
+def guardian_hangs(host: EmulatedHost) -> None:
+    host.freeze(host.guardian())
+    host.go_on()
+    host.thaw()
 
 
-def daemon_hangs(stage: Stage) -> None:
-    stage.freeze(stage.daemon.pid)
-    stage.go_on()
-    stage.thaw()
+def daemon_hangs(host: EmulatedHost) -> None:
+    host.freeze(host.daemon.pid)
+    host.go_on()
+    host.thaw()
 
 
-def guardian_stopped_and_daemon_killed(stage: Stage) -> None:
-    os.kill(stage.guardian(), signal.SIGSTOP)
-    daemon_killed(stage)
+def guardian_stopped_and_daemon_killed(host: EmulatedHost) -> None:
+    os.kill(host.guardian(), signal.SIGSTOP)
+    daemon_killed(host)
 
 
-def daemon_killed(stage: Stage) -> None:
-    stage.daemon.kill()
-    stage.restart()
+def daemon_killed(host: EmulatedHost) -> None:
+    host.daemon.kill()
+    host.restart()
 
 
-def daemon_ended(stage: Stage) -> None:
+def daemon_ended(host: EmulatedHost) -> None:
     """As when it is restarted or upgraded."""
-    stage.daemon.terminate()
-    stage.restart()
+    host.daemon.terminate()
+    host.restart()
 
 
-def daemon_stopped(stage: Stage) -> None:
-    stage.daemon.send_signal(signal.SIGSTOP)
-    stage.go_on()
-    stage.daemon.send_signal(signal.SIGCONT)
+def daemon_stopped(host: EmulatedHost) -> None:
+    host.daemon.send_signal(signal.SIGSTOP)
+    host.go_on()
+    host.daemon.send_signal(signal.SIGCONT)
 
 
-def reserve_killed(stage: Stage) -> None:
-    os.kill(stage.standby(), signal.SIGKILL)
-    guardian_killed(stage)
+def reserve_killed(host: EmulatedHost) -> None:
+    os.kill(host.standby(), signal.SIGKILL)
+    guardian_killed(host)
 
 
-def launcher_stopped(stage: Stage) -> None:
-    launcher = next(iter(stage.pods.values()))
+def launcher_stopped(host: EmulatedHost) -> None:
+    launcher = next(iter(host.pods.values()))
     launcher.send_signal(signal.SIGSTOP)
-    stage.go_on()
+    host.go_on()
     launcher.send_signal(signal.SIGCONT)
 
 
-WHAT: list[Callable[[Stage], None]] = [
+WHAT: list[Callable[[EmulatedHost], None]] = [
     both_killed,
     all_killed,
     both_killed_and_nothing_kept,
@@ -154,32 +154,32 @@ WHAT: list[Callable[[Stage], None]] = [
 ]
 
 
-def test_no_pod_lost_and_nothing_left_at_any_failure_moment(stage):
-    random = stage.random = Random(MOMENTS)
-    before = _at_rest(stage)
+def test_no_pod_lost_and_nothing_left_at_any_failure_moment(host):
+    random = host.random = Random(MOMENTS)
+    before = _at_rest(host)
     longest: dict[str, list[float]] = {each.__name__: [] for each in WHAT}
     for number in range(MOMENTS):
         what = WHAT[number % len(WHAT)]
         time.sleep(random.random() * 0.3)
         print(number, what.__name__, flush=True)
         at = time.monotonic()
-        what(stage)
-        stage.go_on()
-        longest[what.__name__].append(round(stage.longest_wait(at), 2))
+        what(host)
+        host.go_on()
+        longest[what.__name__].append(round(host.longest_wait(at), 2))
     print(longest)
 
-    rest = _at_rest(stage)
+    rest = _at_rest(host)
     for _ in range(5):  # a connection that is just being closed is nothing that was left
         if rest == before:
             break
-        stage.go_on()
-        rest = stage.rest()
+        host.go_on()
+        rest = host.rest()
     assert rest == before
 
 
-def _at_rest(stage: Stage) -> dict[str, int]:
+def _at_rest(host: EmulatedHost) -> dict[str, int]:
     """Count what there is once the daemon has taken over what is kept for the next one: that it has twice."""
     for _ in range(2):
-        both_killed(stage)
-        stage.go_on()
-    return stage.rest()
+        both_killed(host)
+        host.go_on()
+    return host.rest()

@@ -20,7 +20,7 @@ from qgpu.ipc.control_socket import Client, Server, Session, how_to_start
 from qgpu.ipc.systemd import FdStore
 from qgpu.paths import root_socket_path, socket_path
 
-PATIENCE_S = 30
+TIMEOUT_S = 30
 ALICE, BOB, FIRST, COUNT = 1000, 1001, 100_000, 65_536
 
 
@@ -139,7 +139,7 @@ def test_a_client_whose_end_fails_leaves_its_place(tmp_path: Path, monkeypatch: 
     server = Server(tmp_path, 0o600, None, answer, FdStore())
     with Client(tmp_path) as client:
         client.call("look")
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while server._limits._taken and time.monotonic() < deadline:
         time.sleep(0.01)
     server.close()

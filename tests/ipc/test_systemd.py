@@ -12,7 +12,7 @@ import pytest
 
 from qgpu.ipc.systemd import FdStore
 
-PATIENCE_S = 10.0
+TIMEOUT_S = 10.0
 #: More messages than a socket's queue has room for (net.unix.max_dgram_qlen).
 MANY = 1500
 
@@ -23,7 +23,7 @@ def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.
     path = tmp_path / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as made:
         made.bind(str(path))
-        made.settimeout(PATIENCE_S)
+        made.settimeout(TIMEOUT_S)
         monkeypatch.setenv("NOTIFY_SOCKET", str(path))
         yield made
 
@@ -38,7 +38,7 @@ def test_nobody_waits_for_a_manager_that_does_not_read(manager: socket.socket) -
 
     keeping = threading.Thread(target=keep, daemon=True)
     keeping.start()
-    keeping.join(PATIENCE_S)
+    keeping.join(TIMEOUT_S)
     done = not keeping.is_alive()
     said = []
     for _ in range(2 * MANY):

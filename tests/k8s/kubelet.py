@@ -20,7 +20,7 @@ from tests.k8s.api_server import ApiServer
 from tests.k8s.wire import MESSAGES, STUBS
 
 _TIMEOUT_S = 240.0
-_LOOK_S = 0.02
+_POLL_S = 0.02
 #: Each connection tries by itself, as in Go: else one that was refused a moment ago keeps later ones waiting.
 _ALONE = [("grpc.use_local_subchannel_pool", 1)]
 
@@ -125,7 +125,7 @@ class Kubelet:
         while not (found := what()):
             assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
             with self.changed:
-                self.changed.wait(_LOOK_S)
+                self.changed.wait(_POLL_S)
         return found
 
     def stub(self, timeout_s: float = _TIMEOUT_S) -> tuple[Any, Any]:
@@ -243,7 +243,7 @@ class Kubelet:
 
     def _look(self, ended: threading.Event) -> None:
         """Register what appears in the registry, and drop what goes."""
-        while not ended.wait(_LOOK_S):
+        while not ended.wait(_POLL_S):
             if not self.wiped and self.api.running:
                 self.api.wipe_slices()
                 self.wiped = True

@@ -11,7 +11,7 @@ from qgpu.errors import InvalidValueError, QgpuError, RefusedError
 from qgpu.ipc import codec
 from qgpu.k8s import claims
 from qgpu.k8s.qgpud import Card
-from qgpu.model.member_part import MemberPart
+from qgpu.model.member_limits import MemberLimits
 from qgpu.model.prepared_grant import PreparedGrant
 from tests.k8s.world import GI, NODE, card, parameters, result
 
@@ -73,7 +73,7 @@ def test_sharing_mps_makes_a_group_with_its_members_part() -> None:
     asked = {"defaultActiveThreadPercentage": 25, "defaultPinnedDeviceMemoryLimit": "4Gi"}
     found = read(result(0), configurations=(parameters("FromClaim", sharing="MPS", **asked),))
 
-    assert (found.group, found.part) == (f"claim-{UID}", MemberPart(25, 4 * GI))
+    assert (found.group, found.part) == (f"claim-{UID}", MemberLimits(25, 4 * GI))
 
 
 def test_without_sharing_there_is_no_group() -> None:

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qgpu.load.record import Record, Stop
-from qgpu.load.spec import Workload
+from qgpu.load.workload import Workload
 
 MS = 1_000_000
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qgpu.load.spec import Workload
+from qgpu.load.workload import Workload
 from qgpu.metrics.quota_check import below_quota
 from qgpu.metrics.tally import Tally
 from qgpu.model import NS_PER_MS, NS_PER_S, Grant, PodClass

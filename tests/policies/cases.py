@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from qgpu.model import Plan, PodClass, Policy, Snapshot
 from qgpu.policies.registry import POLICIES, PolicyInfo, compose
-from tests.stage import MORE
+from tests.simulation import MORE
 from tests.strategies import snapshots
 
 #: Slices are whole µs and at least 50 of them, so shares are met to this much of the pGPU.

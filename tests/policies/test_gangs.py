@@ -8,7 +8,7 @@ from itertools import combinations, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qgpu.model import NS_PER_MS, Grant, Plan, Pod, Snapshot, Tsg, Turn, Window
+from qgpu.model import NS_PER_MS, GangTurn, Grant, Plan, Pod, Snapshot, Tsg, Window
 from qgpu.policies.gangs import Bids, agree, bids, gangs_first
 from qgpu.policies.registry import POLICIES
 from tests.policies.cases import fresh
@@ -33,7 +33,7 @@ def racks(draw: st.DrawFn, debts: bool = True) -> list[Snapshot]:
     return [Snapshot(gpu, PERIOD, tuple(each)) for gpu, each in enumerate(pods)]
 
 
-def agreed(rack: list[Snapshot], policy: str) -> list[tuple[int, tuple[Turn, ...]]]:
+def agreed(rack: list[Snapshot], policy: str) -> list[tuple[int, tuple[GangTurn, ...]]]:
     """Let every pGPU ask."""
     every = {snapshot.pgpu: bids(POLICIES[policy].plan(snapshot), snapshot) for snapshot in rack}
     return [agree(every, snapshot.pgpu) for snapshot in rack]
@@ -42,7 +42,7 @@ def agreed(rack: list[Snapshot], policy: str) -> list[tuple[int, tuple[Turn, ...
 def together(rack: list[Snapshot], policy: str) -> list[tuple[Snapshot, Plan]]:
     """Plan for every pGPU that has turns."""
     met = [
-        replace(snapshot, period_ns=period_ns, turns=turns)
+        replace(snapshot, period_ns=period_ns, gang_turns=turns)
         for snapshot, (period_ns, turns) in zip(rack, agreed(rack, policy), strict=True)
         if turns
     ]
@@ -57,7 +57,7 @@ def spans(windows: tuple[Window, ...] | None) -> list[tuple[int, int]]:
 @fresh
 @given(rack=racks(), policy=policies)
 def test_gang_has_same_turn_on_each_contended_pgpu(rack: list[Snapshot], policy: str) -> None:
-    by_pod: dict[str, set[tuple[int, Turn]]] = {}
+    by_pod: dict[str, set[tuple[int, GangTurn]]] = {}
     for period_ns, turns in agreed(rack, policy):
         for turn in turns:
             by_pod.setdefault(turn.pod, set()).add((period_ns, turn))
@@ -72,7 +72,7 @@ def test_nobody_else_has_its_turn_in_that_of_a_gang(rack: list[Snapshot], policy
         windows = sorted(span for part in plan.pods for span in spans(part.windows))
         assert all(before[1] <= after[0] for before, after in pairwise(windows))
         planned = {part.pod: spans(part.windows) for part in plan.pods}
-        assert all(planned[turn.pod] == [(turn.start_ns, turn.end_ns)] for turn in snapshot.turns)
+        assert all(planned[turn.pod] == [(turn.start_ns, turn.end_ns)] for turn in snapshot.gang_turns)
 
 
 @fresh
@@ -80,7 +80,7 @@ def test_nobody_else_has_its_turn_in_that_of_a_gang(rack: list[Snapshot], policy
 def test_others_have_at_least_their_own_share_beside_gangs(rack: list[Snapshot], policy: str) -> None:
     for snapshot, plan in together(rack, policy):
         own = bids(POLICIES[policy].plan(snapshot), snapshot).pods
-        gangs = {turn.pod for turn in snapshot.turns}
+        gangs = {turn.pod for turn in snapshot.gang_turns}
         for part in plan.pods:
             if part.pod in own and part.pod not in gangs:
                 length_ns = sum(end - start for start, end in spans(part.windows))
@@ -107,7 +107,7 @@ def test_the_least_that_a_pgpu_would_give_is_what_a_gang_gets() -> None:
     one, two = (_snapshot(gpu, ["g", *rivals]) for gpu, rivals in enumerate((["x"], ["y", "z", "w"])))
     every = {snapshot.pgpu: bids(POLICIES["best-effort"].plan(snapshot), snapshot) for snapshot in (one, two)}
 
-    assert agree(every, 0) == agree(every, 1) == (500 * NS_PER_MS, (Turn("g", 0, 125_000_000, 125_000_000),))
+    assert agree(every, 0) == agree(every, 1) == (500 * NS_PER_MS, (GangTurn("g", 0, 125_000_000, 125_000_000),))
 
 
 def test_gangs_without_common_turn_share_the_period() -> None:
@@ -129,7 +129,7 @@ def test_what_all_pgpus_of_a_gang_owe_it_is_paid_on_all() -> None:
     (period_ns, (turn,)), same = agreed(rack, "best-effort")
 
     assert same == (period_ns, (turn,))
-    assert turn == Turn("g", 0, 101 * NS_PER_MS, 100 * NS_PER_MS)
+    assert turn == GangTurn("g", 0, 101 * NS_PER_MS, 100 * NS_PER_MS)
 
 
 def test_a_pod_on_several_pgpus_that_has_no_rivals_is_left_alone() -> None:

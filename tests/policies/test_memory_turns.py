@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from qgpu.model import NS_PER_S, PodClass
 from qgpu.policies import memory_turns
 from qgpu.policies.memory_turns import GIB, HOLD_NS, MOVING_PART, TURN_NS, Pace, Place, PodMemory
-from tests.memory_stage import MemoryStage
-from tests.stage import MORE
+from tests.memory_simulation import MemorySimulation
+from tests.simulation import MORE
 
 PACE = Pace()
 LONG_NS, STEP_NS = 3600 * NS_PER_S, 10 * NS_PER_S
@@ -114,13 +114,13 @@ def test_missing_room_is_told_until_it_is_there() -> None:
 
 
 def test_two_pods_that_do_not_fit_share_by_quota() -> None:
-    stage = MemoryStage(100 * GIB, step_ns=STEP_NS)
-    stage.add("two", 60 * GIB, cores=40)
-    stage.add("one", 60 * GIB, cores=20)
-    stage.run(40_000)
+    simulation = MemorySimulation(100 * GIB, step_ns=STEP_NS)
+    simulation.add("two", 60 * GIB, cores=40)
+    simulation.add("one", 60 * GIB, cores=20)
+    simulation.run(40_000)
 
-    assert stage.pods["two"].on_ns / stage.pods["one"].on_ns == pytest.approx(2, rel=0.1)
-    assert sum(pod.on_ns for pod in stage.pods.values()) / stage.now_ns >= 1 - float(MOVING_PART) - 0.01
+    assert simulation.pods["two"].on_ns / simulation.pods["one"].on_ns == pytest.approx(2, rel=0.1)
+    assert sum(pod.on_ns for pod in simulation.pods.values()) / simulation.now_ns >= 1 - float(MOVING_PART) - 0.01
 
 
 PODS = st.lists(
@@ -133,27 +133,27 @@ def played(
     pods: list[tuple[int, int, int | None]],
     onlines: list[tuple[int, int, int]],
     seconds: int,
-    watch: Callable[[MemoryStage, memory_turns.Moves], None],
-) -> MemoryStage:
+    watch: Callable[[MemorySimulation, memory_turns.Moves], None],
+) -> MemorySimulation:
     """Run pods (limit in GiB, per cent of it used, quota) beside online pods (start, limit, length)."""
-    stage = MemoryStage(100 * GIB, step_ns=STEP_NS)
+    simulation = MemorySimulation(100 * GIB, step_ns=STEP_NS)
     for number, (limit, used, cores) in enumerate(pods):
-        stage.add(f"pod{number}", limit * GIB, limit * GIB * used // 100, cores)
+        simulation.add(f"pod{number}", limit * GIB, limit * GIB * used // 100, cores)
     coming = dict(enumerate(onlines))
     ends: dict[str, int] = {}
-    while stage.now_ns < seconds * NS_PER_S:
-        now_s = stage.now_ns // NS_PER_S
+    while simulation.now_ns < seconds * NS_PER_S:
+        now_s = simulation.now_ns // NS_PER_S
         for number, (start_s, limit, length_s) in list(coming.items()):
-            there = sum(pod.seen.size for pod in stage.pods.values() if pod.seen.pod_class is ONLINE)
-            if start_s <= now_s and there + limit * GIB <= stage.capacity:  # admission
-                stage.add(f"web{number}", limit * GIB, pod_class=ONLINE)
+            there = sum(pod.seen.size for pod in simulation.pods.values() if pod.seen.pod_class is ONLINE)
+            if start_s <= now_s and there + limit * GIB <= simulation.capacity:  # admission
+                simulation.add(f"web{number}", limit * GIB, pod_class=ONLINE)
                 ends[f"web{number}"] = now_s + length_s
                 del coming[number]
         for name in [name for name, end_s in ends.items() if end_s <= now_s]:
-            stage.remove(name)
+            simulation.remove(name)
             del ends[name]
-        watch(stage, stage.step())
-    return stage
+        watch(simulation, simulation.step())
+    return simulation
 
 
 @settings(max_examples=25 * MORE)
@@ -161,10 +161,10 @@ def played(
 def test_the_card_is_never_beyond_its_memory(
     pods: list[tuple[int, int, int | None]], onlines: list[tuple[int, int, int]]
 ) -> None:
-    def watch(stage: MemoryStage, moves: memory_turns.Moves) -> None:
-        begun = [pod.seen for pod in stage.pods.values() if pod.begun or pod.seen.pod_class is OFFLINE]
-        assert sum(pod.present for pod in begun) <= stage.capacity
-        names = [pod.seen.name for pod in stage.pods.values() if pod.seen.pod_class is ONLINE]
+    def watch(simulation: MemorySimulation, moves: memory_turns.Moves) -> None:
+        begun = [pod.seen for pod in simulation.pods.values() if pod.begun or pod.seen.pod_class is OFFLINE]
+        assert sum(pod.present for pod in begun) <= simulation.capacity
+        names = [pod.seen.name for pod in simulation.pods.values() if pod.seen.pod_class is ONLINE]
         assert not set(names) & {*moves.leave, *moves.come}, "online pods never yield"
 
     played(pods, onlines, 4000, watch)
@@ -178,10 +178,10 @@ def test_online_pods_begin_once_memory_was_moved_off(
     waited: dict[str, int] = {}
     longest_ns = 100 * (PACE.off_ns_per_gib + PACE.back_ns_per_gib) + 4 * STEP_NS  # one may be on its way back
 
-    def watch(stage: MemoryStage, _moves: memory_turns.Moves) -> None:
-        for name, pod in stage.pods.items():
+    def watch(simulation: MemorySimulation, _moves: memory_turns.Moves) -> None:
+        for name, pod in simulation.pods.items():
             if pod.seen.pod_class is ONLINE and not pod.begun:
-                waited[name] = waited.get(name, 0) + stage.step_ns
+                waited[name] = waited.get(name, 0) + simulation.step_ns
                 assert waited[name] <= longest_ns
 
     played(pods, onlines, 4000, watch)
@@ -190,9 +190,9 @@ def test_online_pods_begin_once_memory_was_moved_off(
 @settings(max_examples=25 * MORE)
 @given(PODS)
 def test_nobody_starves_and_moving_takes_little(pods: list[tuple[int, int, int | None]]) -> None:
-    stage = played(pods, [], 20_000, lambda _stage, _moves: None)
+    simulation = played(pods, [], 20_000, lambda _simulation, _moves: None)
 
-    for pod in stage.pods.values():
+    for pod in simulation.pods.values():
         assert pod.on_ns > 0
         came_ns = None
         for at_ns, what in pod.moves:
@@ -206,13 +206,13 @@ def test_nobody_starves_and_moving_takes_little(pods: list[tuple[int, int, int |
 @settings(max_examples=15 * MORE)
 @given(st.lists(st.sampled_from([5, 10, 20, 30]), min_size=2, max_size=5), st.integers(51, 100))
 def test_pods_of_one_size_share_time_by_quota(quotas: list[int], size: int) -> None:
-    stage = MemoryStage(100 * GIB, step_ns=STEP_NS)
+    simulation = MemorySimulation(100 * GIB, step_ns=STEP_NS)
     for number, cores in enumerate(quotas):
-        stage.add(f"pod{number}", size * GIB, GIB, cores)
-    stage.run(20_000)
+        simulation.add(f"pod{number}", size * GIB, GIB, cores)
+    simulation.run(20_000)
 
-    total_ns = sum(pod.on_ns for pod in stage.pods.values())
-    for pod, cores in zip(stage.pods.values(), quotas, strict=True):
+    total_ns = sum(pod.on_ns for pod in simulation.pods.values())
+    for pod, cores in zip(simulation.pods.values(), quotas, strict=True):
         due_ns = total_ns * cores / sum(quotas)
         assert abs(pod.on_ns - due_ns) <= 4 * TURN_NS * len(quotas)
 
@@ -222,9 +222,9 @@ def test_pods_of_one_size_share_time_by_quota(quotas: list[int], size: int) -> N
 def test_a_pod_suspended_by_hand_stays_suspended(pods: list[tuple[int, int, int | None]], which: int) -> None:
     name = f"pod{which % len(pods)}"
 
-    stage = MemoryStage(100 * GIB, step_ns=STEP_NS)
+    simulation = MemorySimulation(100 * GIB, step_ns=STEP_NS)
     for number, (limit, used, cores) in enumerate(pods):
-        stage.add(f"pod{number}", limit * GIB, limit * GIB * used // 100, cores)
-    stage.change(name, away=GIB, held=True)
-    stage.run(2000)
-    assert stage.pods[name].moves == []
+        simulation.add(f"pod{number}", limit * GIB, limit * GIB * used // 100, cores)
+    simulation.change(name, away=GIB, held=True)
+    simulation.run(2000)
+    assert simulation.pods[name].moves == []

@@ -24,9 +24,9 @@ from qgpu.model import (
 )
 from qgpu.model.hardware_traits import OTHER
 from qgpu.policies import latency_targets
-from qgpu.policies.copies import with_copies
-from qgpu.policies.mechanism import PLAIN_NS, SENSIBLE_US
-from qgpu.policies.online_first import LOOSE_NS
+from qgpu.policies.copy_engines import with_copies
+from qgpu.policies.mechanism import DRIVER_SLICE_NS, MIN_WORTHWHILE_US
+from qgpu.policies.online_first import LOOSE_TARGET_NS
 from qgpu.policies.registry import POLICIES
 from tests.forecast import forecast
 from tests.policies.cases import (
@@ -294,7 +294,7 @@ def test_best_effort_closes_no_gate_and_keeps_the_drivers_round(snapshot: Snapsh
     round_us, long_us = (sum(part.timeslice_us * tsgs for part, tsgs in each) for each in (busy, long))
 
     assert not plan.gated
-    assert round_us >= min(long_us, len(busy) * PLAIN_NS // NS_PER_US) - sum(tsgs for _, tsgs in busy)
+    assert round_us >= min(long_us, len(busy) * DRIVER_SLICE_NS // NS_PER_US) - sum(tsgs for _, tsgs in busy)
 
 
 @each_composed
@@ -337,10 +337,10 @@ def test_a_tighter_latency_target_never_means_a_longer_slice(case: Case, data: s
     tight = with_pod(snapshot, at, pod._replace(grant=replace(pod.grant, latency_target_ns=tighter_ns)))
 
     # From 2 ms on offline turns are shorter and so may slices be, to fit into them: across that only the target binds.
-    bound = [pod.online or (tighter_ns >= LOOSE_NS) is (target_ns >= LOOSE_NS) for pod in snapshot.pods]
+    bound = [pod.online or (tighter_ns >= LOOSE_TARGET_NS) is (target_ns >= LOOSE_TARGET_NS) for pod in snapshot.pods]
     # The policy's ratio is one of time, that of a round the ledger found is one of work: they differ by the switch that
     # is charged to a turn, most where the shortest slice is the shortest sensible one.
-    longer = OTHER.turn_ns(SENSIBLE_US) / (SENSIBLE_US * OTHER.timeslice_us_ns)
+    longer = OTHER.turn_ns(MIN_WORTHWHILE_US) / (MIN_WORTHWHILE_US * OTHER.timeslice_us_ns)
     for before, after, binds in zip(case.plan(snapshot).pods, case.plan(tight).pods, bound, strict=True):
         if binds:
             most_us = before.timeslice_us * (longer if after.pod_class is PodClass.ONLINE else 1)

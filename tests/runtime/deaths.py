@@ -22,7 +22,7 @@ VARIABLE = "DEATHS"
 STEPS = {
     "bind": ("qgpu.daemon.container_requests", "ContainerRequests.bind"),
     "reserve": ("qgpu.daemon.claim_requests", "ClaimRequests._make_room"),
-    "note": ("qgpu.daemon.bound_containers", "record"),
+    "note": ("qgpu.daemon.container_notes", "write"),
     "simulated admission": ("qgpu.planes.sim.host", "SimHost.admit"),
     "simulated keeping": ("qgpu.planes.sim.host", "SimHost._keep"),
     "admission": ("qgpu.planes.seccomp.host", "SeccompHost.admit"),

@@ -103,13 +103,13 @@ def test_hook_waits_until_there_is_room(tmp_path: Path, monkeypatch: pytest.Monk
         return answers[len(asked) - 1]
 
     monkeypatch.setattr(hook, "ask", ask)
-    monkeypatch.setattr(hook, "_LOOK_S", 0)
+    monkeypatch.setattr(hook, "_POLL_S", 0)
     monkeypatch.setattr(sys, "argv", ["hook.py", "qgpud.sock"])
     monkeypatch.setattr(sys, "stdin", io.StringIO(state))
     assert hook.main() == 0
     assert asked == ["container.bind", "pod.waits", "pod.waits", "pod.waits"]
 
-    monkeypatch.setattr(hook, "_ROOM_S", -1)
+    monkeypatch.setattr(hook, "_ROOM_TIMEOUT_S", -1)
     monkeypatch.setattr(sys, "stdin", io.StringIO(state))
     asked.clear()
     assert hook.main() == 1
@@ -156,7 +156,7 @@ def test_hook_says_nothing_where_an_image_chose_the_file(
     (tmp_path / "config.json").write_text(config)
     monkeypatch.setattr(sys, "argv", ["hook.py", str(tmp_path / "qgpud.sock")])
     monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps({"id": "one", "pid": 1, "bundle": str(tmp_path)})))
-    monkeypatch.setattr(hook, "PATIENCE_S", 0)
+    monkeypatch.setattr(hook, "TIMEOUT_S", 0)
     logged: list[str] = []
     monkeypatch.setattr(hook.syslog, "syslog", lambda _, line: logged.append(line))
 

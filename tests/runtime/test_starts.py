@@ -29,7 +29,7 @@ from tests.runtime import deaths, oci
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 
-_PATIENCE_S = 60
+_TIMEOUT_S = 60
 _GI = 1 << 30
 _ROOT = Path(__file__).parents[2]
 _numbers = itertools.count(1)
@@ -127,10 +127,10 @@ class Node:
 
     def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
         """Make a request, as often as it takes until there is an answer."""
-        end = time.monotonic() + _PATIENCE_S
+        end = time.monotonic() + _TIMEOUT_S
         while True:
             try:
-                with Client(self.manager.runtime_dir, _PATIENCE_S) as client:
+                with Client(self.manager.runtime_dir, _TIMEOUT_S) as client:
                     return client.call(op, **arguments)
             except QgpuError:
                 if time.monotonic() > end:
@@ -183,7 +183,7 @@ class Node:
 
 def until(condition: Callable[[], object], what: Callable[[], str]) -> None:
     """Wait for a condition."""
-    end = time.monotonic() + _PATIENCE_S
+    end = time.monotonic() + _TIMEOUT_S
     while not condition():
         assert time.monotonic() < end, what()
         time.sleep(0.02)

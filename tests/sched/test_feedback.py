@@ -12,21 +12,33 @@ from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from qgpu.load.spec import Workload
+from qgpu.load.workload import Workload
 from qgpu.model import NS_PER_MS, NS_PER_S, Grant, Plan, PodClass
 from qgpu.sched.ledger import START_BUDGET_NS, START_REFILL
-from tests.stage import BATCH_64, BATCH_128, BATCH_256, FLOOD, MORE, PERIOD, Second, Stage, batches, eager, every
+from tests.simulation import (
+    BATCH_64,
+    BATCH_128,
+    BATCH_256,
+    FLOOD,
+    MORE,
+    PERIOD,
+    Second,
+    Simulation,
+    batches,
+    eager,
+    every,
+)
 
 #: What a second's share may miss, in parts of the card.
 ONE_POINT = 0.01
 
 
-def staged(policy: str, pods: Sequence[tuple[int | None, Sequence[Workload]]], **how: float) -> Stage:
+def simulated(policy: str, pods: Sequence[tuple[int | None, Sequence[Workload]]], **how: float) -> Simulation:
     """Set pods up, named a, b, c ... with their quotas."""
-    stage = Stage(policy, **how)  # type: ignore[arg-type]
+    simulation = Simulation(policy, **how)  # type: ignore[arg-type]
     for name, (cores, workloads) in zip("abcdefghijklmnop", pods, strict=False):
-        stage.add(name, Grant(cores=cores), *workloads)
-    return stage
+        simulation.add(name, Grant(cores=cores), *workloads)
+    return simulation
 
 
 def error(shares: Mapping[str, float], weights: Mapping[str, int]) -> float:
@@ -55,11 +67,11 @@ FULL = {
 def test_every_second_is_shared_by_quota_where_the_card_is_full(
     pods: Sequence[tuple[int, Sequence[Workload]]], late_ms: float
 ) -> None:
-    stage = staged("burst-share", pods, late_ms=late_ms)
+    simulation = simulated("burst-share", pods, late_ms=late_ms)
     weights = {name: cores for name, (cores, _) in zip("abcdefghijklmnop", pods, strict=False)}
-    stage.pass_by(2)
+    simulation.pass_by(2)
 
-    assert max(error(second.work, weights) for second in stage.seconds(8)) <= ONE_POINT
+    assert max(error(second.work, weights) for second in simulation.seconds(8)) <= ONE_POINT
 
 
 #: Quotas beside a pod without one: a pod waits between its steps, or the pod without a quota wakes often.
@@ -74,10 +86,10 @@ BESIDE_GUESTS = {
 def test_a_quota_holds_every_second_beside_a_guest(
     pods: Sequence[tuple[int | None, Sequence[Workload]]], late_ms: float
 ) -> None:
-    stage = staged("burst-share", pods, late_ms=late_ms)
-    stage.pass_by(3)
+    simulation = simulated("burst-share", pods, late_ms=late_ms)
+    simulation.pass_by(3)
 
-    for second in stage.seconds(8):
+    for second in simulation.seconds(8):
         for name, (cores, _) in zip("abc", pods, strict=True):
             assert second.shares[name] >= (cores or 0) / 100 - ONE_POINT
 
@@ -93,9 +105,9 @@ def test_a_quota_holds_every_second_beside_a_guest(
 def test_pods_that_wait_have_their_quota_before_a_guest(
     pods: Sequence[tuple[int | None, Sequence[Workload]]],
 ) -> None:
-    stage = staged("burst-share", pods)
-    stage.pass_by(4)
-    seconds = list(stage.seconds(4))
+    simulation = simulated("burst-share", pods)
+    simulation.pass_by(4)
+    seconds = list(simulation.seconds(4))
 
     for name, (cores, _) in zip("abcd", pods, strict=False):
         assert fmean(second.work[name] for second in seconds) >= (cores or 0) / 100 - ONE_POINT
@@ -110,9 +122,9 @@ def test_pods_that_wait_have_their_quota_before_a_guest(
     ids=["three", "two"],
 )
 def test_no_gate_closes_where_slices_serve_all_quotas(pods: Sequence[tuple[int | None, Sequence[Workload]]]) -> None:
-    stage = staged("burst-share", pods)
+    simulation = simulated("burst-share", pods)
 
-    for second in stage.seconds(6):
+    for second in simulation.seconds(6):
         assert not any(plan.gated for plan in second.plans)
         for name, (cores, _) in zip("abc", pods, strict=False):
             assert second.work[name] >= (cores or 0) / 100 - ONE_POINT
@@ -130,9 +142,9 @@ def test_pods_that_leave_gaps_lose_nothing_to_plain_sharing(
 ) -> None:
     done = {}
     for name in (policy, "plain"):
-        stage = staged(name, [(quota, [work]) for quota, work in zip(cores, pods, strict=True)])
-        stage.pass_by(3)
-        seconds = list(stage.seconds(4))
+        simulation = simulated(name, [(quota, [work]) for quota, work in zip(cores, pods, strict=True)])
+        simulation.pass_by(3)
+        seconds = list(simulation.seconds(4))
         done[name] = sum(sum(second.work.values()) for second in seconds)
 
     assert done[policy] >= 0.97 * done["plain"]
@@ -140,9 +152,9 @@ def test_pods_that_leave_gaps_lose_nothing_to_plain_sharing(
 
 @pytest.mark.parametrize("pods", [(batches(1000), FLOOD), (batches(2000), batches(2000)), (eager(3500, 0.5), FLOOD)])
 def test_best_effort_never_closes_a_gate(pods: tuple[Workload, Workload]) -> None:
-    stage = staged("best-effort", [(None, [work]) for work in pods])
+    simulation = simulated("best-effort", [(None, [work]) for work in pods])
 
-    assert not any(plan.gated for second in stage.seconds(5) for plan in second.plans)
+    assert not any(plan.gated for second in simulation.seconds(5) for plan in second.plans)
 
 
 @pytest.mark.parametrize(
@@ -150,9 +162,9 @@ def test_best_effort_never_closes_a_gate(pods: tuple[Workload, Workload]) -> Non
     [[(30, [FLOOD])], [(60, [FLOOD]), (30, [FLOOD])], [(30, [BATCH_128]), (20, [batches(100_000)])]],
 )
 def test_a_fixed_share_is_exact_and_never_more_than_the_quota(pods: Sequence[tuple[int, Sequence[Workload]]]) -> None:
-    stage = staged("fixed-share", pods)
-    stage.pass_by(2)
-    seconds = list(stage.seconds(10))
+    simulation = simulated("fixed-share", pods)
+    simulation.pass_by(2)
+    seconds = list(simulation.seconds(10))
 
     for name, (cores, _) in zip("ab", pods, strict=False):
         got = [second.shares[name] for second in seconds]
@@ -161,20 +173,20 @@ def test_a_fixed_share_is_exact_and_never_more_than_the_quota(pods: Sequence[tup
 
 
 def test_what_a_fixed_share_left_unused_is_not_saved_up() -> None:
-    stage = staged("fixed-share", [(30, [every(1_000_000, 20_000)])])
-    stage.pass_by(5)
-    stage.host.start_load("a", 0, FLOOD)
+    simulation = simulated("fixed-share", [(30, [every(1_000_000, 20_000)])])
+    simulation.pass_by(5)
+    simulation.host.start_load("a", 0, FLOOD)
 
-    assert next(iter(stage.seconds(1))).shares["a"] <= 0.31
+    assert next(iter(simulation.seconds(1))).shares["a"] <= 0.31
 
 
 @pytest.mark.parametrize("late_ms", [0, 4])
 @pytest.mark.parametrize("name", ["batches of 64", "batches of 128", "batches beside a flood", "three kinds"])
 def test_nothing_swings_for_a_minute(name: str, late_ms: float) -> None:
-    stage = staged("burst-share", FULL[name], late_ms=late_ms)
-    stage.pass_by(4)
+    simulation = simulated("burst-share", FULL[name], late_ms=late_ms)
+    simulation.pass_by(4)
     ends, shares = [], []
-    for second in stage.seconds(60):
+    for second in simulation.seconds(60):
         ends += [part.windows[-1].end_ns for plan in second.plans for part in plan.pods[:1] if part.windows]
 
         shares.append(second.work["a"])
@@ -184,58 +196,58 @@ def test_nothing_swings_for_a_minute(name: str, late_ms: float) -> None:
 
 
 def test_floods_never_meet_a_gate() -> None:
-    stage = staged("burst-share", FULL["floods"])
+    simulation = simulated("burst-share", FULL["floods"])
 
-    assert not any(plan.gated for second in stage.seconds(60) for plan in second.plans)
+    assert not any(plan.gated for second in simulation.seconds(60) for plan in second.plans)
 
 
-def churn(stage: Stage, pod: str, workload: Workload, stay_ns: int = PERIOD, away_ns: int = PERIOD) -> None:
+def churn(simulation: Simulation, pod: str, workload: Workload, stay_ns: int = PERIOD, away_ns: int = PERIOD) -> None:
     """Let a process of a pod start and end in turn: by default it stays for a period, and is away for one."""
     running: list[int] = []
 
     def start_or_end(now_ns: int) -> None:
         if running:
-            stage.host.stop_load(running.pop())
+            simulation.host.stop_load(running.pop())
         else:
-            running.append(stage.host.start_load(pod, 0, workload))
+            running.append(simulation.host.start_load(pod, 0, workload))
         next_ns = now_ns + (stay_ns if running else away_ns)
-        stage.host.call_at(0, next_ns, lambda: start_or_end(next_ns))
+        simulation.host.call_at(0, next_ns, lambda: start_or_end(next_ns))
 
-    stage.host.call_at(0, 30 * NS_PER_MS, lambda: start_or_end(30 * NS_PER_MS))
+    simulation.host.call_at(0, 30 * NS_PER_MS, lambda: start_or_end(30 * NS_PER_MS))
 
 
 @pytest.mark.parametrize("late_ms", [0, 4])
 def test_neighbours_process_churn_takes_no_share(late_ms: float) -> None:
     """Slices of a pod are others with each process that comes or goes; what is known of its neighbours stays."""
-    stage = staged("burst-share", [(50, [BATCH_128]), (50, [FLOOD])], late_ms=late_ms)
-    churn(stage, "b", Workload(kernel_us=30, batch=1, gap_us=2000))
-    stage.pass_by(5)
+    simulation = simulated("burst-share", [(50, [BATCH_128]), (50, [FLOOD])], late_ms=late_ms)
+    churn(simulation, "b", Workload(kernel_us=30, batch=1, gap_us=2000))
+    simulation.pass_by(5)
 
-    assert min(second.shares["a"] for second in stage.seconds(5)) >= 0.45
+    assert min(second.shares["a"] for second in simulation.seconds(5)) >= 0.45
 
 
 @pytest.mark.parametrize("late_ms", [0, 4])
 def test_pod_starting_ten_times_a_second_cannot_hide_lost_share(late_ms: float) -> None:
     """All slices are short while it starts, and long again once it has ended."""
-    stage = staged("burst-share", [(40, [BATCH_128]), (40, [FLOOD])], late_ms=late_ms)
-    stage.host.admit("c", {0: Grant(cores=20)})
-    churn(stage, "c", Workload(kernel_us=100, batch=1, gap_us=5000))
-    stage.pass_by(6)
+    simulation = simulated("burst-share", [(40, [BATCH_128]), (40, [FLOOD])], late_ms=late_ms)
+    simulation.host.admit("c", {0: Grant(cores=20)})
+    churn(simulation, "c", Workload(kernel_us=100, batch=1, gap_us=5000))
+    simulation.pass_by(6)
 
-    for second in stage.seconds(5):
+    for second in simulation.seconds(5):
         assert second.shares["a"] >= 0.4 * (second.shares["a"] + second.shares["b"])
 
 
 def test_gates_go_when_the_rival_rests_and_come_back_with_it() -> None:
-    stage = staged("burst-share", [(66, [BATCH_128]), (33, [FLOOD])])
-    stage.pass_by(2)
-    stage.host.stop_load(2)
+    simulation = simulated("burst-share", [(66, [BATCH_128]), (33, [FLOOD])])
+    simulation.pass_by(2)
+    simulation.host.stop_load(2)
 
-    alone = list(stage.seconds(3))[-1]
+    alone = list(simulation.seconds(3))[-1]
     assert not any(plan.gated for plan in alone.plans)
-    stage.host.start_load("b", 0, FLOOD)
-    stage.pass_by(1)
-    assert error(next(iter(stage.seconds(1))).work, {"a": 66, "b": 33}) <= ONE_POINT
+    simulation.host.start_load("b", 0, FLOOD)
+    simulation.pass_by(1)
+    assert error(next(iter(simulation.seconds(1))).work, {"a": 66, "b": 33}) <= ONE_POINT
 
 
 @pytest.mark.parametrize(
@@ -243,9 +255,9 @@ def test_gates_go_when_the_rival_rests_and_come_back_with_it() -> None:
     [(50, every(5000, 1000), 0.2), (90, every(10_000, 3000), 0.3), (50, every(60_000, 10_000), 0.166)],
 )
 def test_pausing_pod_gets_its_demand_without_gates(cores: int, workload: Workload, wanted: float) -> None:
-    stage = staged("burst-share", [(100 - cores, [FLOOD]), (cores, [workload])])
-    stage.pass_by(2)
-    for second in stage.seconds(5):
+    simulation = simulated("burst-share", [(100 - cores, [FLOOD]), (cores, [workload])])
+    simulation.pass_by(2)
+    for second in simulation.seconds(5):
         assert second.shares["b"] >= wanted * 0.97
         assert sum(second.shares.values()) >= 0.95
         assert not any(plan.gated for plan in second.plans)
@@ -253,79 +265,79 @@ def test_pausing_pod_gets_its_demand_without_gates(cores: int, workload: Workloa
 
 @pytest.mark.parametrize(("number", "workload"), [(2, every(1000, 100)), (2, every(2000, 1000)), (3, every(2000, 700))])
 def test_what_clock_driven_pods_leave_is_lent_to_a_flood(number: int, workload: Workload) -> None:
-    stage = staged("burst-share", [(25, [FLOOD]), *[(25, [workload])] * number])
-    stage.pass_by(2)
-    for second in stage.seconds(5):
+    simulation = simulated("burst-share", [(25, [FLOOD]), *[(25, [workload])] * number])
+    simulation.pass_by(2)
+    for second in simulation.seconds(5):
         assert sum(second.shares.values()) >= 0.85
         assert not any(plan.gated for plan in second.plans)
 
 
 def test_a_program_that_starts_does_not_wait_for_whole_turns() -> None:
-    stage = staged("burst-share", [(60, [FLOOD]), (30, [FLOOD])])
-    stage.pass_by(2)
-    stage.add("c", Grant(cores=10), Workload(kernel_us=100, batch=1, gap_us=500, count=30))
-    stage.pass_by(1)
+    simulation = simulated("burst-share", [(60, [FLOOD]), (30, [FLOOD])])
+    simulation.pass_by(2)
+    simulation.add("c", Grant(cores=10), Workload(kernel_us=100, batch=1, gap_us=500, count=30))
+    simulation.pass_by(1)
 
-    assert stage.host.progress(3).kernels == 30
+    assert simulation.host.progress(3).kernels == 30
 
 
 @pytest.mark.parametrize("cores", [10, 1])
 def test_fixed_share_program_starts_in_time_and_takes_no_share(cores: int) -> None:
-    stage = staged("fixed-share", [(50, [FLOOD]), (20, [FLOOD])])
-    stage.pass_by(2)
-    stage.add("c", Grant(cores=cores))
+    simulation = simulated("fixed-share", [(50, [FLOOD]), (20, [FLOOD])])
+    simulation.pass_by(2)
+    simulation.add("c", Grant(cores=cores))
     for _ in range(5):
-        stage.host.start_load("c", 0, Workload(kernel_us=300, batch=1, gap_us=25_000, count=8))
-        second = next(iter(stage.seconds(1)))
+        simulation.host.start_load("c", 0, Workload(kernel_us=300, batch=1, gap_us=25_000, count=8))
+        second = next(iter(simulation.seconds(1)))
         assert second.shares["a"] == pytest.approx(0.5, abs=0.004)
         assert second.shares["b"] == pytest.approx(0.2, abs=0.004)
         assert second.work["c"] <= 0.01 + 0.004
-        assert stage.host.progress(max(stage.host._loads)).done or cores == 1
+        assert simulation.host.progress(max(simulation.host._loads)).done or cores == 1
 
 
 @pytest.mark.parametrize(("stay_ms", "away_ms"), [(20, 10), (40, 40), (100, 50), (230, 60)])
 def test_restarting_over_and_over_gains_nothing_by_fixed_share(stay_ms: int, away_ms: int) -> None:
-    stage = staged("fixed-share", [(50, [FLOOD]), (50, [])])
-    churn(stage, "b", Workload(kernel_us=1_000_000, batch=0), stay_ms * NS_PER_MS, away_ms * NS_PER_MS)
-    stage.pass_by(2)
+    simulation = simulated("fixed-share", [(50, [FLOOD]), (50, [])])
+    churn(simulation, "b", Workload(kernel_us=1_000_000, batch=0), stay_ms * NS_PER_MS, away_ms * NS_PER_MS)
+    simulation.pass_by(2)
 
-    shares = [second.shares["a"] for second in stage.seconds(5)]
+    shares = [second.shares["a"] for second in simulation.seconds(5)]
     assert min(shares) >= 0.5 - START_REFILL - START_BUDGET_NS / NS_PER_S
     assert sum(shares) / len(shares) >= 0.497  # what it lost is paid back
 
 
 @pytest.mark.parametrize("target_ms", [2, 20])
 def test_a_long_request_waits_no_longer_than_its_target(target_ms: int) -> None:
-    stage = Stage("burst-share")
-    stage.host.admit("on", {0: Grant(PodClass.ONLINE, latency_target_ns=target_ms * NS_PER_MS)})
-    load = stage.host.start_load("on", 0, Workload(kernel_us=400_000, batch=1, period_us=1_000_000))
-    stage.pass_by(3)
-    alone = max(stage.host.progress(load).latencies_us)
-    stage.add("off", Grant(), FLOOD)
-    stage.pass_by(2)
-    stage.host.progress(load)
-    stage.pass_by(10)
+    simulation = Simulation("burst-share")
+    simulation.host.admit("on", {0: Grant(PodClass.ONLINE, latency_target_ns=target_ms * NS_PER_MS)})
+    load = simulation.host.start_load("on", 0, Workload(kernel_us=400_000, batch=1, period_us=1_000_000))
+    simulation.pass_by(3)
+    alone = max(simulation.host.progress(load).latencies_us)
+    simulation.add("off", Grant(), FLOOD)
+    simulation.pass_by(2)
+    simulation.host.progress(load)
+    simulation.pass_by(10)
 
-    assert max(stage.host.progress(load).latencies_us) - alone <= target_ms * 1000
+    assert max(simulation.host.progress(load).latencies_us) - alone <= target_ms * 1000
 
 
 def test_program_that_starts_and_stalls_does_not_shorten_slices() -> None:
-    stage = staged("burst-share", [(60, [FLOOD]), (30, [FLOOD])])
-    stage.pass_by(2)
-    stage.add("c", Grant(cores=10), every(1_000_000, 100))
-    slices = [second.plans[-1].pods[0].timeslice_us for second in stage.seconds(6)]
+    simulation = simulated("burst-share", [(60, [FLOOD]), (30, [FLOOD])])
+    simulation.pass_by(2)
+    simulation.add("c", Grant(cores=10), every(1_000_000, 100))
+    slices = [second.plans[-1].pods[0].timeslice_us for second in simulation.seconds(6)]
 
     assert slices[0] < 5_000
     assert min(slices[4:]) > 50_000
 
 
 def test_offline_pods_beside_an_online_one_share_by_quota() -> None:
-    stage = Stage("burst-share")
-    stage.add("service", Grant(PodClass.ONLINE), every(10_000, 100))
+    simulation = Simulation("burst-share")
+    simulation.add("service", Grant(PodClass.ONLINE), every(10_000, 100))
     for name, workload in (("a", FLOOD), ("b", FLOOD), ("c", BATCH_128), ("d", BATCH_256)):
-        stage.add(name, Grant(cores=20), workload)
-    stage.pass_by(4)
-    parts = [second.shares for second in stage.seconds(12)]
+        simulation.add(name, Grant(cores=20), workload)
+    simulation.pass_by(4)
+    parts = [second.shares for second in simulation.seconds(12)]
     shares = {name: sum(part[name] for part in parts) for name in "abcd"}
 
     assert error(shares, dict.fromkeys("abcd", 20)) <= 0.003
@@ -358,16 +370,16 @@ class ComeAndGo:
 
     def settled(self) -> Iterator[tuple[dict[str, int], list[Second]]]:
         """Yield the quotas of who is there and four seconds: with the guest, then without; each after four others."""
-        stage = staged("burst-share", self.pods, late_ms=self.late_ms, seed=self.seed)
+        simulation = simulated("burst-share", self.pods, late_ms=self.late_ms, seed=self.seed)
         quotas = {name: cores for name, (cores, _) in zip("abc", self.pods, strict=False)}
-        stage.pass_by(1)
-        stage.add("guest", Grant(cores=self.guest[0]), self.guest[1])
-        stage.pass_by(4)
-        yield {**quotas, "guest": self.guest[0]}, list(stage.seconds(4))
-        stage.host.stop_load(max(stage.host._loads))
-        stage.host.retire("guest")
-        stage.pass_by(4)
-        yield quotas, list(stage.seconds(4))
+        simulation.pass_by(1)
+        simulation.add("guest", Grant(cores=self.guest[0]), self.guest[1])
+        simulation.pass_by(4)
+        yield {**quotas, "guest": self.guest[0]}, list(simulation.seconds(4))
+        simulation.host.stop_load(max(simulation.host._loads))
+        simulation.host.retire("guest")
+        simulation.pass_by(4)
+        yield quotas, list(simulation.seconds(4))
 
 
 @hypothesis_settings(max_examples=20 * MORE, deadline=None)
@@ -396,14 +408,16 @@ def test_a_few_turns_of_which_one_was_cut_off_decide_nothing() -> None:
     """Three turns of a long round looked like full ones that the trial's edge had cut off."""
     steps = batches(7930, 328)
     weights = {"a": 14, "b": 20, "c": 14}
-    stage = staged("burst-share", [(14, [steps]), (20, [FLOOD]), (14, [steps])])
-    stage.pass_by(1)
-    stage.add("guest", Grant(cores=8), steps)
-    stage.pass_by(8)
-    stage.host.stop_load(max(stage.host._loads))
-    stage.host.retire("guest")
+    simulation = simulated("burst-share", [(14, [steps]), (20, [FLOOD]), (14, [steps])])
+    simulation.pass_by(1)
+    simulation.add("guest", Grant(cores=8), steps)
+    simulation.pass_by(8)
+    simulation.host.stop_load(max(simulation.host._loads))
+    simulation.host.retire("guest")
 
-    assert all(error({name: second.work[name] for name in weights}, weights) <= 0.1 for second in stage.seconds(12))
+    assert all(
+        error({name: second.work[name] for name in weights}, weights) <= 0.1 for second in simulation.seconds(12)
+    )
 
 
 DEMANDS = st.builds(
@@ -430,14 +444,14 @@ ANY = st.one_of(WORKLOADS, DEMANDS)
 def test_plans_do_not_oscillate_for_a_minute_after_any_guest(
     pods: list[tuple[int, list[Workload]]], guest: tuple[Workload, int], late_ms: float, seed: int
 ) -> None:
-    stage = staged("burst-share", pods, late_ms=late_ms, seed=seed)
-    stage.pass_by(3)
-    stage.add("guest", Grant(cores=8), guest[0])
-    stage.pass_by(guest[1])
-    stage.host.stop_load(max(stage.host._loads))
-    stage.host.retire("guest")
-    stage.pass_by(5)
-    seconds = list(stage.seconds(60))
+    simulation = simulated("burst-share", pods, late_ms=late_ms, seed=seed)
+    simulation.pass_by(3)
+    simulation.add("guest", Grant(cores=8), guest[0])
+    simulation.pass_by(guest[1])
+    simulation.host.stop_load(max(simulation.host._loads))
+    simulation.host.retire("guest")
+    simulation.pass_by(5)
+    seconds = list(simulation.seconds(60))
     plans = [plan for second in seconds for plan in second.plans]
 
     # What pods do is looked at again where it has changed, half as often every time.
@@ -471,9 +485,9 @@ def test_no_idle_time_and_flood_keeps_quota_at_any_demand(
     demands: list[tuple[int, float]], late_ms: float, seed: int
 ) -> None:
     pods = [(25, [FLOOD]), *((25, [every(period_us, period_us * part)]) for period_us, part in demands)]
-    stage = staged("burst-share", pods, late_ms=late_ms, seed=seed)
-    stage.pass_by(4)
-    seconds = list(stage.seconds(8))
+    simulation = simulated("burst-share", pods, late_ms=late_ms, seed=seed)
+    simulation.pass_by(4)
+    seconds = list(simulation.seconds(8))
 
     assert sum(second.shares["a"] for second in seconds) / 8 >= 0.25 * 0.85
     assert sum(sum(second.shares.values()) for second in seconds) / 8 >= 0.8

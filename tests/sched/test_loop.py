@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from qgpu import admission
 from qgpu.config import GpuSettings
 from qgpu.errors import RefusedError
-from qgpu.load.spec import Workload
+from qgpu.load.workload import Workload
 from qgpu.model import NS_PER_MS, NS_PER_S, Grant, Plan, PodClass, Policy, Sample, Snapshot
 from qgpu.model.plane_api import Backend
 from qgpu.planes.sim.host import SimHost

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qgpu.load.spec import Workload
+from qgpu.load.workload import Workload
 from qgpu.model import NS_PER_MS, NS_PER_S, Grant
 from qgpu.planes.sim.host import SimHost
 from qgpu.policies.registry import compose

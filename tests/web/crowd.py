@@ -11,7 +11,7 @@ from typing import Any
 
 from qgpu.errors import ExitCode
 from qgpu.ipc.control_socket import Client
-from qgpu.load.spec import Workload
+from qgpu.load.workload import Workload
 from tests.cli import programs
 from tests.cli.programs import TIMEOUT_S, Daemon
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from qgpu.ipc.control_socket import Client
-from qgpu.load.spec import Workload
+from qgpu.load.workload import Workload
 from tests.browser import chromium
 from tests.cli import programs
 from tests.web.crowd import GPUS, LONG, SCREENS, crowd, overflow_px, page, script, show, start

@@ -17,7 +17,7 @@ from qgpu.planes.seccomp.guardian_link import GuardianLink
 #: The events of the guardian that matter here.
 _CHANGED = "changed"
 #: How often the guardian must answer, however long a period is.
-_SIGN_NS = 100 * NS_PER_MS
+_HEARTBEAT_NS = 100 * NS_PER_MS
 
 
 class SeccompBackend:
@@ -62,12 +62,12 @@ class SeccompBackend:
         """Wait for a change among the pods, and check meanwhile that the guardian answers."""
         until_ns = time.monotonic_ns() + timeout_ns
         while self._link is not None and (left_ns := until_ns - time.monotonic_ns()) > 0:
-            self._link.wait(min(left_ns, _SIGN_NS))
+            self._link.wait(min(left_ns, _HEARTBEAT_NS))
             changed = bool(self._link.events)
             self._link.events.clear()
             if changed or self._link.over:
                 return
-            if left_ns > _SIGN_NS and not self._call("renew", pgpu=self._pgpu)["held"]:
+            if left_ns > _HEARTBEAT_NS and not self._call("renew", pgpu=self._pgpu)["held"]:
                 return
 
     def close(self) -> None:

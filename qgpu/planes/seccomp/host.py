@@ -303,7 +303,7 @@ class SeccompHost(Host):
         else:
             _log.info("guardian found", pid=link.hello["pid"])
             if self._standby is not None and self._standby.begun:
-                self._standby.yield_to(link.hello["pid"])
+                self._standby.kill_if_superseded(link.hello["pid"])
                 self._standby = None
             return link
         return self._start(state or StateFds.new(), killed=killed)
@@ -352,7 +352,7 @@ class SeccompHost(Host):
             except BackendGoneError:
                 continue
             else:
-                process.yield_to(link.hello["pid"])
+                process.kill_if_superseded(link.hello["pid"])
                 return link
         if not said["ready"]:
             raise errors.from_code(said["code"], said["error"])

@@ -104,8 +104,8 @@ class StandbyLink:
         self._until_s += _START_S
         return self._used_s - before_s > _PART * _START_S and self._until_s - self.began_s <= _LONGEST_S
 
-    def yield_to(self, guardian: int) -> None:
-        """Give way to another guardian process, if it is another: kill this one, which would wait for its end."""
+    def kill_if_superseded(self, guardian: int) -> None:
+        """Kill it if another process is the ``guardian`` (its pid): it would wait for that one's end."""
         if guardian != self._process.pid:
             self.kill()
         self._connection.close()

@@ -17,7 +17,7 @@ from enum import StrEnum
 
 from qgpu.errors import BackendGoneError, CheckpointError, RefusedError, UnknownNameError, no_pgpu, no_pod
 from qgpu.linux import cgroup, proc
-from qgpu.load.spec import Workload
+from qgpu.load.workload import Workload
 from qgpu.model import NS_PER_S, Grant, Plan, Sample
 from qgpu.model.plane_api import Host, MigInstance, Pgpu, PodInfo
 from qgpu.planes.sim.checkpointer import SimCheckpointer
@@ -25,8 +25,8 @@ from qgpu.planes.sim.engine import EngineTimes
 from qgpu.planes.sim.gate_worker import GateWorker
 from qgpu.planes.sim.gpu import SimGpu
 from qgpu.planes.sim.hardware import H200, Hardware
-from qgpu.planes.sim.kept_pods import KeptPods
 from qgpu.planes.sim.load import Load, Progress
+from qgpu.planes.sim.pods_file import PodsFile
 from qgpu.units import format_memory
 
 
@@ -140,7 +140,7 @@ class SimHost(Host):
         gpus: int = 1,
         clock: Clock = Clock.VIRTUAL,
         hardware: Hardware = H200,
-        kept: KeptPods | None = None,
+        pods_file: PodsFile | None = None,
         mig: int = 0,
     ) -> None:
         """Make pGPUs, with the containers that are kept for them; with ``mig``, so many instances of each card."""
@@ -155,9 +155,9 @@ class SimHost(Host):
         self._started: dict[str, dict[int, str]] = {}
         self._loads: dict[int, tuple[_Card, Load]] = {}
         self._load_count = 0
-        self._kept = kept
+        self._pods_file = pods_file
         with self._world.changed:
-            for pod in kept.read() if kept is not None else ():
+            for pod in pods_file.read() if pods_file is not None else ():
                 if pod.grants.keys() <= self._world.cards.keys():
                     self._grant(pod.name, pod.grants)
                     self._pods[pod.name] = pod
@@ -336,8 +336,8 @@ class SimHost(Host):
 
     def _keep(self, at: str) -> None:
         """Keep the pods for the next daemon, if the pod that has changed has a cgroup."""
-        if self._kept is not None and at:
-            self._kept.write(self._pods.values())
+        if self._pods_file is not None and at:
+            self._pods_file.write(self._pods.values())
 
     def _grant(self, name: str, grants: Mapping[int, Grant]) -> None:
         cards = [(self._card(pgpu), grant) for pgpu, grant in grants.items()]

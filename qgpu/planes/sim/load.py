@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from qgpu.load.spec import Workload
+from qgpu.load.workload import Workload
 from qgpu.model import NS_PER_S, NS_PER_US
 from qgpu.model.checkpointer import ProcessState
 from qgpu.planes.sim.engine import FOREVER_NS

@@ -78,7 +78,7 @@ def test_standby_that_reads_a_long_journal_is_given_time(state, tmp_path, monkey
 def test_it_makes_way_for_another_guardian_and_only_for_another(state, tmp_path, mine):
     one = StandbyLink(tmp_path, state, {})
     one.begin(killed=True)
-    one.yield_to(one._process.pid if mine else os.getpid())
+    one.kill_if_superseded(one._process.pid if mine else os.getpid())
     if mine:
         assert one.lives
         one.kill()

@@ -10,7 +10,7 @@ import pytest
 
 from qgpu.errors import BackendGoneError, RefusedError, UnknownNameError
 from qgpu.linux import proc
-from qgpu.load.spec import Workload
+from qgpu.load.workload import Workload
 from qgpu.model import NS_PER_MS, NS_PER_S, Grant, OnIdle, Plan, PodClass, PodPlan, Window
 from qgpu.planes.sim.hardware import H200
 from qgpu.planes.sim.host import Clock, SimBackend, SimHost

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from qgpu.daemon.gang_exchange import GangExchange
-from qgpu.load.spec import Workload
+from qgpu.load.workload import Workload
 from qgpu.model import NS_PER_MS, NS_PER_S, NS_PER_US, Grant
 from qgpu.planes.sim.host import SimHost
 from qgpu.policies.registry import POLICIES, compose

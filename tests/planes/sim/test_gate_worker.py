@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qgpu.load.spec import Workload
+from qgpu.load.workload import Workload
 from qgpu.model import NS_PER_MS, NS_PER_S, NS_PER_US, Grant, OnIdle, Plan, PodClass, PodPlan
 from qgpu.model.tsg_turns import CHECK_NS
 from qgpu.planes.sim.engine import Tsg

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qgpu.errors import RefusedError, UnknownNameError
-from qgpu.load.spec import Workload
+from qgpu.load.workload import Workload
 from qgpu.model import NS_PER_MS, NS_PER_S, Grant
 from qgpu.model.plane_api import MigInstance
 from qgpu.planes.sim.hardware import H200

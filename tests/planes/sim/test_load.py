@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from qgpu.errors import InvalidValueError
-from qgpu.load.spec import Workload
+from qgpu.load.workload import Workload
 from qgpu.model import NS_PER_MS, NS_PER_S, Grant
 from qgpu.planes.sim.gpu import SimGpu
 from qgpu.planes.sim.hardware import H200, Hardware

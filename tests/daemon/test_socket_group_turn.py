@@ -13,11 +13,11 @@ from types import SimpleNamespace, TracebackType
 import pytest
 
 from qgpu.config import Config
-from qgpu.daemon import member_turn
-from qgpu.daemon.member_turn import MemberTurn
+from qgpu.daemon import socket_group_turn
+from qgpu.daemon.control_requests import ControlRequests
 from qgpu.daemon.plane_choice import PlaneChoice
-from qgpu.daemon.service import Service
-from qgpu.daemon.state import State
+from qgpu.daemon.settings_file import SettingsFile
+from qgpu.daemon.socket_group_turn import SocketGroupTurn
 from qgpu.ipc import wire
 from qgpu.ipc.control_socket import Session
 from qgpu.model import Grant
@@ -53,9 +53,9 @@ class Crowd:
 
 
 @contextmanager
-def service() -> Iterator[tuple[Service, SimHost]]:
+def requests() -> Iterator[tuple[ControlRequests, SimHost]]:
     host = SimHost(1, Clock.REAL)
-    made = Service(host, PlaneChoice(Plane.SIM, "test"), Config(), State(None))
+    made = ControlRequests(host, PlaneChoice(Plane.SIM, "test"), Config(), SettingsFile(None))
     try:
         yield made, host
     finally:
@@ -63,7 +63,7 @@ def service() -> Iterator[tuple[Service, SimHost]]:
 
 
 def test_one_member_at_most_waits_for_the_pods_lock(monkeypatch: pytest.MonkeyPatch) -> None:
-    with service() as (made, host):
+    with requests() as (made, host):
         host.admit("one", {0: Grant()})
         monkeypatch.setattr(made.pods, "runs", lambda pod: True)
         crowd = Crowd(made.pods.lock)
@@ -87,7 +87,7 @@ def test_one_member_at_most_waits_for_the_pods_lock(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("op", ["pod.list", "gpu.list", "status", "events"])
 def test_members_look_one_at_a_time(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
-    with service() as (made, _):
+    with requests() as (made, _):
         crowd = Crowd()
 
         def slow(*_: object) -> dict[str, object]:
@@ -105,13 +105,13 @@ def test_members_look_one_at_a_time(monkeypatch: pytest.MonkeyPatch, op: str) ->
 
 @pytest.mark.parametrize("session", [client(0), client(os.geteuid()), client(OTHER, may_change=False)])
 def test_others_than_members_wait_for_no_turn(session: Session) -> None:
-    turn = MemberTurn()
+    turn = SocketGroupTurn()
     with turn(client(OTHER)), turn(session):  # it would wait for ever
         pass
 
 
 def test_user_with_many_requests_delays_another_by_one() -> None:
-    turn, order = MemberTurn(), list[int]()
+    turn, order = SocketGroupTurn(), list[int]()
     first = threading.Event()
 
     def ask(uid: int) -> None:
@@ -132,8 +132,8 @@ def test_user_with_many_requests_delays_another_by_one() -> None:
 def test_next_member_waits_for_as_long_as_the_last_one_took(monkeypatch: pytest.MonkeyPatch) -> None:
     now, slept = [100.0], list[float]()
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=slept.append)
-    monkeypatch.setattr(member_turn, "time", clock)
-    turn = MemberTurn()
+    monkeypatch.setattr(socket_group_turn, "time", clock)
+    turn = SocketGroupTurn()
     for took_s in (0.25, 30.0, 0.0):
         with turn(client(OTHER)):
             now[0] += took_s

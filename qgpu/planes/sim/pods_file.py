@@ -1,4 +1,4 @@
-"""The simulator's containers, for the next daemon: on other planes the kernel module or the guardian remembers them.
+"""The file of the simulator's containers, for the next daemon. Elsewhere the kernel module or the guardian keeps them.
 
 Other pods end with their daemon, because their launchers are its clients. So does all work on a simulated card.
 """
@@ -20,8 +20,8 @@ from qgpu.model.plane_api import PodInfo
 FILE = "simulated-containers.json"
 
 
-class KeptPods:
-    """A file with the pods that have cgroups."""
+class PodsFile:
+    """A JSON file with the pods that have cgroups; ``path`` is in the daemon's runtime directory."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -37,7 +37,7 @@ _PERIOD_MS, _SHORT_MS = 10_000, 1000
 _CORES = 5
 
 #: Causes a failure and returns the moment of it.
-Act = Callable[[Bench], float]
+Failure = Callable[[Bench], float]
 Find = Callable[[Bench], list[psutil.Process]]
 
 
@@ -70,7 +70,7 @@ def launchers(bench: Bench) -> list[psutil.Process]:
     return [process for process in _processes(bench, "qgpu.cli.main") if "neighbour" in process.cmdline()]
 
 
-def _signal(number: int, *finders: Find) -> Act:
+def _signal(number: int, *finders: Find) -> Failure:
     def act(bench: Bench) -> float:
         processes = [found for finder in finders for found in finder(bench)]
         at = now()
@@ -82,7 +82,7 @@ def _signal(number: int, *finders: Find) -> Act:
     return act
 
 
-def _freeze(find: Find) -> Act:
+def _freeze(find: Find) -> Failure:
     """Let processes hang without being stopped: in a frozen cgroup (v2) nothing runs, and nothing says so."""
 
     def act(bench: Bench) -> float:
@@ -104,7 +104,7 @@ def _thaw() -> None:
 
 
 @contextmanager
-def _service(bench: Bench) -> Iterator[Callable[[Sequence[Find]], Act]]:
+def _service(bench: Bench) -> Iterator[Callable[[Sequence[Find]], Failure]]:
     """Run the daemon as a service, whose manager keeps its descriptors and restarts it as soon as it is killed.
 
     Yields a function that returns the act of killing several processes at once, the daemon among them. Afterwards a
@@ -116,7 +116,7 @@ def _service(bench: Bench) -> Iterator[Callable[[Sequence[Find]], Act]]:
     manager = Manager(bench.directory, bench.plane, ("env", *mark))
     bench.daemon_is(manager.start())
 
-    def killing(finders: Sequence[Find]) -> Act:
+    def killing(finders: Sequence[Find]) -> Failure:
         def act(bench: Bench) -> float:
             at = _signal(signal.SIGKILL, *finders)(bench)
             bench.kill_daemon()
@@ -133,7 +133,7 @@ def _service(bench: Bench) -> Iterator[Callable[[Sequence[Find]], Act]]:
     bench.start_daemon()
 
 
-class Then(enum.Enum):
+class PlanAfter(enum.Enum):
     """What becomes of the daemon's plan."""
 
     ENDS = enum.auto()
@@ -144,16 +144,21 @@ class Then(enum.Enum):
 
 
 #: The failures, on which planes, and what becomes of the plan. The names are those of the rows in isolation.json.
-_CASES: tuple[tuple[str, Act, tuple[str, ...], Then], ...] = (
-    ("daemon killed (-9)", _signal(signal.SIGKILL, daemons), ("seccomp", "kmod"), Then.ENDS),
-    ("daemon stopped (SIGSTOP)", _signal(signal.SIGSTOP, daemons), ("seccomp", "kmod"), Then.ENDS),
-    ("daemon ended (SIGTERM)", _signal(signal.SIGTERM, daemons), ("seccomp", "kmod"), Then.ENDS),
-    ("guardian killed (-9)", _signal(signal.SIGKILL, guardians), ("seccomp",), Then.AGAIN),
-    ("guardian stopped (SIGSTOP)", _signal(signal.SIGSTOP, guardians), ("seccomp",), Then.AGAIN),
-    ("guardian and the one in reserve killed", _signal(signal.SIGKILL, standbys, guardians), ("seccomp",), Then.AGAIN),
-    ("launcher stopped (SIGSTOP)", _signal(signal.SIGSTOP, launchers), ("seccomp", "kmod"), Then.HOLDS),
-    ("daemon hangs (frozen)", _freeze(daemons), ("seccomp", "kmod"), Then.ENDS),
-    ("guardian hangs (frozen)", _freeze(guardians), ("seccomp",), Then.AGAIN),
+_CASES: tuple[tuple[str, Failure, tuple[str, ...], PlanAfter], ...] = (
+    ("daemon killed (-9)", _signal(signal.SIGKILL, daemons), ("seccomp", "kmod"), PlanAfter.ENDS),
+    ("daemon stopped (SIGSTOP)", _signal(signal.SIGSTOP, daemons), ("seccomp", "kmod"), PlanAfter.ENDS),
+    ("daemon ended (SIGTERM)", _signal(signal.SIGTERM, daemons), ("seccomp", "kmod"), PlanAfter.ENDS),
+    ("guardian killed (-9)", _signal(signal.SIGKILL, guardians), ("seccomp",), PlanAfter.AGAIN),
+    ("guardian stopped (SIGSTOP)", _signal(signal.SIGSTOP, guardians), ("seccomp",), PlanAfter.AGAIN),
+    (
+        "guardian and the one in reserve killed",
+        _signal(signal.SIGKILL, standbys, guardians),
+        ("seccomp",),
+        PlanAfter.AGAIN,
+    ),
+    ("launcher stopped (SIGSTOP)", _signal(signal.SIGSTOP, launchers), ("seccomp", "kmod"), PlanAfter.HOLDS),
+    ("daemon hangs (frozen)", _freeze(daemons), ("seccomp", "kmod"), PlanAfter.ENDS),
+    ("guardian hangs (frozen)", _freeze(guardians), ("seccomp",), PlanAfter.AGAIN),
 )
 
 #: What is killed at once under a service manager (docs/decisions/0015-service.md), in this order, because a guardian
@@ -169,7 +174,7 @@ def safe(world: World, watch: Watch, alone_rate: float, rows: list[Row], say: Ca
     bench = world.bench
     bench.ask("pod.set", name="neighbour", cores=_CORES)
 
-    def add(path: str, act: Act, then: Then) -> None:
+    def add(path: str, act: Failure, then: PlanAfter) -> None:
         first, full = _tried(world, watch, alone_rate, act, then)
         said = f"first step after {first:.3f} s" if first is not None else f"no step within {_SEEN_S:g} s"
         rows.append(Row("safe", path, safe_default_s=full, said=said, passed=full is not None and full <= 1))
@@ -181,7 +186,7 @@ def safe(world: World, watch: Watch, alone_rate: float, rows: list[Row], say: Ca
     if world.plane == "seccomp":
         with _service(bench) as killing:
             for path, finders, _ in _AT_ONCE:
-                add(path, killing(finders), Then.AGAIN)
+                add(path, killing(finders), PlanAfter.AGAIN)
     policy(bench, "burst-share", 100)
 
 
@@ -199,7 +204,7 @@ def moments(
     worst: dict[str, list[float | None]] = {}
     before = _left_over(world)
 
-    def try_one(path: str, act: Act, then: Then, *, closed: bool) -> None:
+    def try_one(path: str, act: Failure, then: PlanAfter, *, closed: bool) -> None:
         found = _tried(world, watch, alone_rate, act, then, closed=closed, random=random)[1]
         worst.setdefault(path, []).append(found)
         say(f"{path}, its gate {'closed' if closed else 'open'}: {found} s")
@@ -211,7 +216,7 @@ def moments(
         with _service(bench) as killing:
             for path, finders, weight in _AT_ONCE:
                 for number in range(weight * at_once):
-                    try_one(path, killing(finders), Then.AGAIN, closed=number % 3 < 2)
+                    try_one(path, killing(finders), PlanAfter.AGAIN, closed=number % 3 < 2)
     policy(bench, "burst-share", 100)
     time.sleep(1)
     after = _left_over(world)
@@ -232,8 +237,8 @@ def _tried(
     world: World,
     watch: Watch,
     alone_rate: float,
-    act: Act,
-    then: Then,
+    act: Failure,
+    then: PlanAfter,
     *,
     closed: bool = True,
     random: Random | None = None,
@@ -243,21 +248,21 @@ def _tried(
     With ``random`` the failure comes at a random moment.
     """
     bench = world.bench
-    period_ms = _SHORT_MS if then is Then.HOLDS else _PERIOD_MS
+    period_ms = _SHORT_MS if then is PlanAfter.HOLDS else _PERIOD_MS
     policy(bench, "fixed-share" if closed else "burst-share", period_ms)
     time.sleep(random.uniform(0.1, 0.7) if random is not None else 0)
     if closed:
-        _wait_closed(world, watch, 0 if then is Then.HOLDS else _SEEN_S, period_ms / 1000)
+        _wait_closed(world, watch, 0 if then is PlanAfter.HOLDS else _SEEN_S, period_ms / 1000)
     at = act(bench)
-    first, full = _seen(watch, at, alone_rate if then is Then.ENDS else None, _SEEN_S)
+    first, full = _seen(watch, at, alone_rate if then is PlanAfter.ENDS else None, _SEEN_S)
     _signal(signal.SIGCONT, guardians, launchers)(bench)
     _thaw()
-    if then is Then.ENDS:
+    if then is PlanAfter.ENDS:
         _end_daemon(bench)
         bench.start_daemon()
     elif closed:
         _wait_closed(world, watch, 0, period_ms / 1000)
-    wait_for("the guardian to answer", lambda: _answers(bench), 30 * bench.patience)
+    wait_for("the guardian to answer", lambda: _answers(bench), 30 * bench.timeout_factor)
     if not world.neighbour_lives():
         raise BenchError("the neighbour has died")
     return first, full
@@ -295,7 +300,7 @@ def _end_daemon(bench: Bench) -> None:
 
 def _wait_closed(world: World, watch: Watch, ahead_s: float, period_s: float) -> None:
     """Wait until no step has come for a while, so the gate is closed, and its turn is ``ahead_s`` away at least."""
-    until = now() + (20 + period_s) * world.bench.patience
+    until = now() + (20 + period_s) * world.bench.timeout_factor
     while now() < until:
         time.sleep(0.05)
         looks = watch.between(now() - 0.3, now())

@@ -28,7 +28,7 @@ from qgpu.model import NS_PER_MS, NS_PER_S, NS_PER_US
 _WORKER = Path(__file__).with_name("torch_worker.py")
 #: Loading some programs in several processes at once takes half a minute.
 _LOAD_S = 240.0
-_LOOK_S = 0.1
+_POLL_S = 0.1
 _SAMPLE_S = 0.05
 #: With at least this many samples, NVML's own samples are more accurate than its current value.
 _ENOUGH_SAMPLES = 3
@@ -61,7 +61,7 @@ def p99(values: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Did:
+class StepStats:
     """The results of one process in a span: steps per second, and the length (ms) of steps that ended in it."""
 
     speed: float
@@ -69,21 +69,21 @@ class Did:
     p99_ms: float
 
 
-def did(steps: Steps, start_ns: int, end_ns: int) -> Did:
+def step_stats(steps: Steps, start_ns: int, end_ns: int) -> StepStats:
     """Return the results of a process from ``start_ns`` to ``end_ns``."""
     took_ms = [took / NS_PER_MS for end, took in steps if start_ns <= end < end_ns]
     middle = statistics.median(took_ms) if took_ms else math.nan
-    return Did(speed(steps, start_ns, end_ns), middle, p99(took_ms))
+    return StepStats(speed(steps, start_ns, end_ns), middle, p99(took_ms))
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class SpanResult:
     """One span: the results of each process, in the order asked, and the part of time the card was busy (or NaN).
 
     ``at_ns`` is when it ended, since the epoch.
     """
 
-    did: tuple[Did, ...]
+    processes: tuple[StepStats, ...]
     busy: float
     at_ns: int = 0
 
@@ -143,14 +143,14 @@ def _watch(card: Any, busy: Busy, over: threading.Event) -> None:
         busy.samples += [each.sampleValue.uiVal / 100 for each in inside]
 
 
-def halves(cpus: Iterable[int]) -> tuple[list[int], list[int]]:
+def split_cpus(cpus: Iterable[int]) -> tuple[list[int], list[int]]:
     """Divide CPUs between two processes, and leave two to all else; both lists are empty if there are too few."""
     ours = sorted(cpus)[:-_OTHERS_CPUS]
     half = len(ours) // 2 if len(ours) >= 2 * _LEAST_CPUS else 0
     return ours[:half], ours[half : 2 * half]
 
 
-class Crew:
+class TorchProcesses:
     """Processes that rest until they are asked for a program.
 
     With ``cpus_apart``, processes whose names end alike share CPUs that no other process here uses.
@@ -158,7 +158,7 @@ class Crew:
 
     def __init__(self, script: Script, *, cpus_apart: bool = False) -> None:
         self._script = script
-        first, second = halves(os.sched_getaffinity(0)) if cpus_apart else ([], [])
+        first, second = split_cpus(os.sched_getaffinity(0)) if cpus_apart else ([], [])
         self._cpus = {"a": first, "b": second}
         self._members: dict[str, Pod] = {}
         #: How much of the results of each process has been read.
@@ -168,9 +168,9 @@ class Crew:
         """Start a process with these programs in a pod."""
         self._keep(self._script.bench.start_pod(name, self._command(name, programs), pod_class=pod_class))
 
-    def beside(self, name: str, programs: Iterable[str], environment: Mapping[str, str] | None = None) -> None:
+    def outside(self, name: str, programs: Iterable[str], environment: Mapping[str, str] | None = None) -> None:
         """Start a process with these programs outside of any pod."""
-        self._keep(self._script.bench.start_beside(name, self._command(name, programs), environment))
+        self._keep(self._script.bench.start_outside(name, self._command(name, programs), environment))
 
     def member(self, name: str, group: str, programs: Iterable[str]) -> None:
         """Start a process with these programs as a member of a group."""
@@ -194,7 +194,7 @@ class Crew:
         self._check()
         return all("ready" in pod.log.read_text(errors="replace").splitlines() for pod in self._members.values())
 
-    def take(self, asked: Mapping[str, str], settle_s: float, span_s: float) -> Taken:
+    def take(self, asked: Mapping[str, str], settle_s: float, span_s: float) -> SpanResult:
         """Let each process run a program, wait until that has settled, measure for a span, and let all rest again.
 
         Raises BenchError as soon as a process has ended, and if one did no step.
@@ -208,11 +208,11 @@ class Crew:
             end_ns = time.time_ns()
         for name in asked:
             ask(self._members[name].file, REST)
-        found = tuple(did(self._steps(name, program), start_ns, end_ns) for name, program in asked.items())
+        found = tuple(step_stats(self._steps(name, program), start_ns, end_ns) for name, program in asked.items())
         for name, each in zip(asked, found, strict=True):
             if not each.speed:
                 raise BenchError(f"{name}: no step of {asked[name]} in {span_s:.1f} s")
-        return Taken(found, busy.mean(), end_ns)
+        return SpanResult(found, busy.mean(), end_ns)
 
     def _steps(self, name: str, program: str) -> Steps:
         """Return the steps of a process since it was asked for a program, once it rests."""
@@ -234,7 +234,7 @@ class Crew:
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             self._check()
-            time.sleep(min(left, _LOOK_S))
+            time.sleep(min(left, _POLL_S))
 
     def _check(self) -> None:
         for name, pod in self._members.items():

@@ -19,7 +19,7 @@ from qgpu.config import GpuSettings
 from qgpu.errors import AlreadyRunningError, InvalidValueError, QgpuError, UnknownNameError, full, unusable
 from qgpu.linux import atomic_file, lock_file
 
-_log = structlog.get_logger("state")
+_log = structlog.get_logger("settings_file")
 
 VERSION = 1
 
@@ -27,8 +27,11 @@ VERSION = 1
 _LOCK = "state.lock"
 
 
-class State:
-    """The state file of one directory; without a directory nothing is kept."""
+class SettingsFile:
+    """The file ``state.json`` of one state directory; without a directory nothing is kept.
+
+    Raises a QgpuError if the directory cannot be used.
+    """
 
     def __init__(self, directory: Path | None) -> None:
         self._path = directory / "state.json" if directory else None

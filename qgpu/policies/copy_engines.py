@@ -33,16 +33,16 @@ ONLINE_TIMES = 20
 _Shape = tuple[bool, bool, int, int]
 
 
-def copies_shared(policy: Policy) -> Policy:
+def share_copy_engines(policy: Policy) -> Policy:
     """Compose a policy that shares the copy engines as ``policy`` shares compute."""
 
     def plan(snapshot: Snapshot) -> Plan:
         made = policy(snapshot)
-        if not snapshot.turns:
+        if not snapshot.gang_turns:
             return with_copies(made, snapshot)
         # While gangs have turns, the weight of a busy pod is a time and that of an idle pod is not; idle pods may copy
         # too.
-        own = {part.pod: part.copy_timeslice_us for part in plan(replace(snapshot, turns=())).pods}
+        own = {part.pod: part.copy_timeslice_us for part in plan(replace(snapshot, gang_turns=())).pods}
         return replace(made, pods=tuple([replace(part, copy_timeslice_us=own[part.pod]) for part in made.pods]))
 
     return plan

@@ -9,7 +9,7 @@ import pytest
 
 from qgpu.model import Grant, PodClass
 from qgpu.planes.sim.host import SimHost
-from qgpu.planes.sim.kept_pods import KeptPods
+from qgpu.planes.sim.pods_file import PodsFile
 from tests.daemon.claim_rig import FakeContainer
 
 GIB = 1 << 30
@@ -25,7 +25,7 @@ def container() -> Iterator[FakeContainer]:
 @pytest.fixture
 def host(tmp_path: Path) -> Callable[[], SimHost]:
     """Make the next host, with one card."""
-    return lambda: SimHost(1, kept=KeptPods(tmp_path / "kept"))
+    return lambda: SimHost(1, pods_file=PodsFile(tmp_path / "kept"))
 
 
 @pytest.mark.root

@@ -1,38 +1,18 @@
-"""What qgpu costs a pod alone, and what remains when the daemon or a pod is killed."""
+"""What goes on, and how soon, when the daemon or a pod is killed."""
 
 from __future__ import annotations
 
 import signal
-import statistics
 
-from alone import in_turn, ratio
 from figures import Figure, at_most, median, within
 from pods import BenchError
 from progress import Progress
-from script import NotHereError, Script, listed
-
-_TURNS = 5
-
-
-def alone(script: Script) -> list[Figure]:
-    """Compare a load without qgpu to one alone in a pod: speed and start-up, in turn."""
-    _not_simulated(script)
-    found = list(in_turn(script, _TURNS))
-    starts = [(plain["startup_s"], pod["startup_s"]) for plain, pod in found]
-    script.say(f"alone: start-up, plain and in a pod: {'; '.join(map(listed, starts))} s")
-    plain_s, pod_s = (statistics.median(column) for column in zip(*starts, strict=True))
-    startup, holds = pod_s / plain_s, at_most(1.10)
-    each = tuple(pod / plain for plain, pod in starts)
-    note = f"median {pod_s * 1000:.0f} ms in a pod, {plain_s * 1000:.0f} ms plain, exec to first kernel done"
-    return [
-        ratio(found),
-        Figure("startup_ratio", startup, each, holds[0], holds[1](startup), note),
-    ]
+from script import Script
 
 
 def kill9(script: Script) -> list[Figure]:
     """Kill the daemon while a gate is closed, and measure how soon the pod runs at full speed."""
-    _not_simulated(script)
+    script.need_card()
     seconds: list[float] = []
     for turn in range(6):
         with script.bench.daemon():
@@ -80,7 +60,7 @@ def gated_kill(script: Script) -> list[Figure]:
 
 def restart(script: Script) -> list[Figure]:
     """Kill the daemon under two pods and start another: it should know the pods, and share between them."""
-    _not_simulated(script)
+    script.need_card()
     with script.bench.daemon():
         script.bench.policy("burst-share")
         a = script.bench.pod("a", "1ms", cores=66)
@@ -116,8 +96,3 @@ def _recovery_s(done: Progress, killed_at: float) -> float:
         if done.between(start, start + 0.5) >= 0.9 * full and done.between(start, start + 0.02):
             return n / 100
     raise BenchError("never at full speed again")
-
-
-def _not_simulated(script: Script) -> None:
-    if script.bench.simulated:
-        raise NotHereError("a simulated pGPU does not outlive its daemon, and nothing runs on it without one")

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from qgpu.load.spec import Workload
+from qgpu.load.workload import Workload
 from qgpu.model import NS_PER_MS, NS_PER_S, Grant, Plan, PodPlan, Sample, Snapshot
 from qgpu.model.plane_api import Backend
 from qgpu.planes.sim.hardware import H200
@@ -96,7 +96,7 @@ class Second:
     ledger: Ledger
 
 
-class Stage:
+class Simulation:
     """A simulated pGPU under one policy."""
 
     def __init__(

@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from qgpu.config import GpuSettings
-from qgpu.daemon.state import State
+from qgpu.daemon.settings_file import SettingsFile
 from qgpu.errors import AlreadyRunningError, ExitCode, InvalidValueError, QgpuError
 from qgpu.linux import atomic_file
 
@@ -21,12 +21,12 @@ def failing(number: int) -> OSError:
 
 
 def test_one_daemon_keeps_settings_there_at_a_time(tmp_path: Path) -> None:
-    first = State(tmp_path)
+    first = SettingsFile(tmp_path)
     first.hold()
     with pytest.raises(AlreadyRunningError, match="another qgpud keeps its settings there"):
-        State(tmp_path).hold()
+        SettingsFile(tmp_path).hold()
     first.close()
-    second = State(tmp_path)
+    second = SettingsFile(tmp_path)
     second.hold()
     second.close()
 
@@ -35,7 +35,7 @@ def test_another_users_lock_keeps_no_daemon_from_starting(tmp_path: Path) -> Non
     """A user who may only read the directory can lock the directory, but cannot open a file in it."""
     theirs = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     fcntl.flock(theirs, fcntl.LOCK_SH)
-    state = State(tmp_path)
+    state = SettingsFile(tmp_path)
     state.hold()
     files = list(tmp_path.iterdir())
     state.close()
@@ -52,7 +52,7 @@ def test_a_full_disk_keeps_no_daemon_from_starting(
     def refuse(*_: object, **__: object) -> int:
         raise failing(number)
 
-    state = State(tmp_path)
+    state = SettingsFile(tmp_path)
     with monkeypatch.context() as patched, capture_logs() as logs:
         patched.setattr(os, "open", refuse)
         state.hold()
@@ -64,7 +64,7 @@ def test_a_full_disk_keeps_no_daemon_from_starting(
 def test_a_lock_that_cannot_be_opened_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "state.lock").symlink_to("elsewhere")
     with pytest.raises(InvalidValueError, match=r"state\.lock: .*; choose another --state-dir"):
-        State(tmp_path).hold()
+        SettingsFile(tmp_path).hold()
 
     assert not (tmp_path / "elsewhere").exists()
 
@@ -74,7 +74,7 @@ def test_a_read_only_directory_is_told_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writable: bool
 ) -> None:
     monkeypatch.setattr(os, "access", lambda *_: writable)
-    state = State(tmp_path)
+    state = SettingsFile(tmp_path)
     with capture_logs() as logs:
         state.hold()
     state.close()
@@ -98,7 +98,7 @@ def test_a_directory_that_cannot_be_made_says_what_to_do(
 
     monkeypatch.setattr(Path, "mkdir", refuse)
     with pytest.raises(QgpuError, match=remedy) as caught:
-        State(tmp_path / "state")
+        SettingsFile(tmp_path / "state")
 
     assert caught.value.code is code
 
@@ -112,7 +112,7 @@ def test_a_setting_that_cannot_be_kept_says_what_to_do(
     def refuse(*_: object, **__: object) -> None:
         raise failing(number)
 
-    state, configured = State(tmp_path), GpuSettings()
+    state, configured = SettingsFile(tmp_path), GpuSettings()
     changed = GpuSettings(period_ns=2 * configured.period_ns)
     monkeypatch.setattr(atomic_file, "replace", refuse)
     with pytest.raises(QgpuError, match=remedy):

@@ -19,8 +19,8 @@ from qgpu.ipc.control_socket import Session
 _MOST_PAUSE_S = 1.0
 
 
-class MemberTurn:
-    """The turn of one member. Whoever waits for it holds no lock."""
+class SocketGroupTurn:
+    """A turn that one member of the socket's group has at a time. Whoever waits for it holds no lock."""
 
     def __init__(self) -> None:
         self._turn = threading.Lock()

@@ -32,7 +32,7 @@ _SETTLED_S = 1.5
 _ROOT = Path(__file__).parents[2]
 
 
-class Stage:
+class EmulatedHost:
     """A daemon under a service manager, and pods that allocate and free all the time."""
 
     def __init__(self, directory: Path, pods: int, *, divided: bool = False) -> None:
@@ -76,7 +76,7 @@ class Stage:
 
     def start_pod(self, client: int, inside: str = "/", pgpu: int = 0) -> None:
         """Start a pod with a limit in a cgroup, and wait until it allocates. They are this host's: so is its name."""
-        name = f"stage-{os.getpid()}-{client}"
+        name = f"host-{os.getpid()}-{client}"
         self._names.add(name)
         program = [sys.executable, "-m", "tests.hostile.allocator", str(client), str(self.steps(name)), str(self.pause)]
         with self.said(name).open("w") as said:
@@ -99,7 +99,7 @@ class Stage:
     def start_attacker(self, attack: str) -> subprocess.Popen[bytes]:
         """Start a pod with a limit that attacks, with a client of the attack's own; return its launcher."""
         client = emulated.ATTACKERS[[*ATTACKS].index(attack)]
-        name = f"stage-{os.getpid()}-{attack}"
+        name = f"host-{os.getpid()}-{attack}"
         self._names.add(name)
         program = [sys.executable, "-m", "tests.hostile.attacker", attack, str(client), str(self.pause)]
         with self.said(name).open("w") as said:
@@ -112,7 +112,7 @@ class Stage:
 
     def has_attacked(self, attack: str) -> bool:
         """Tell whether an attacker has done its worst."""
-        return "done" in self.said(f"stage-{os.getpid()}-{attack}").read_text()
+        return "done" in self.said(f"host-{os.getpid()}-{attack}").read_text()
 
     def _ctl(self, *arguments: str) -> list[str]:
         patient = ["--runtime-dir", str(self.runtime_dir), "--timeout", str(TIMEOUT_S)]

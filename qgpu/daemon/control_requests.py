@@ -18,7 +18,7 @@ import structlog
 
 import qgpu
 from qgpu.config import Config, GpuSettings
-from qgpu.daemon import bound_containers, caller, views
+from qgpu.daemon import caller, container_notes, views
 from qgpu.daemon.claim_groups import ClaimGroups
 from qgpu.daemon.claim_requests import ClaimRequests
 from qgpu.daemon.container_requests import ContainerRequests, check_reach
@@ -36,10 +36,10 @@ from qgpu.daemon.pod_moves import PodMoves
 from qgpu.daemon.pods import Pods
 from qgpu.daemon.prepared_grants import PreparedGrants, claim_uid
 from qgpu.daemon.request_args import Arguments
+from qgpu.daemon.settings_file import SettingsFile
 from qgpu.daemon.share_history import ShareHistories
 from qgpu.daemon.simulated_loads import SimulatedLoads
 from qgpu.daemon.slurm_jobs import SlurmJobs
-from qgpu.daemon.state import State
 from qgpu.daemon.suspension_file import SuspensionFile
 from qgpu.daemon.suspensions import MOST_WORK_S, WORK_S, Suspensions
 from qgpu.daemon.temporary_policies import TemporaryPolicies
@@ -65,7 +65,7 @@ from qgpu.paths import default_runtime_dir
 from qgpu.policies.registry import POLICIES
 from qgpu.runtime.agent import LISTENER
 
-_log = structlog.get_logger("service")
+_log = structlog.get_logger("control_requests")
 
 #: Requests that are recorded once they are done, each with the arguments that it has checked: those are recorded, and
 #: what it answers. Changes of settings are recorded before, and ends of claims after, by their own methods.
@@ -94,15 +94,15 @@ _MAKING = {"pod.create", "container.bind", "slurm.bind"}
 _Request = Callable[[Session, Arguments, list[int]], dict[str, Any]]
 
 
-class Service:
-    """One host, a loop for each of its pGPUs, and the requests about them."""
+class ControlRequests:
+    """The requests about one host, with what they need: a loop for each of its pGPUs, its pods, their moves."""
 
     def __init__(
         self,
         host: Host,
         chosen: PlaneChoice,
         config: Config,
-        state: State,
+        settings_file: SettingsFile,
         listener: Path | None = None,
         prepared: PreparedGrants | None = None,
         events: Events | None = None,
@@ -112,7 +112,7 @@ class Service:
         self._host = host
         self._chosen = chosen
         self._config = config
-        self._state = state
+        self._settings_file = settings_file
         self._events = events or Events(None)
         self._started_ns = time.monotonic_ns()
         self._pgpus = {pgpu.index: pgpu for pgpu in host.pgpus()}
@@ -257,7 +257,7 @@ class Service:
     def _settings(self, index: int) -> GpuSettings:
         """Return a pGPU's settings at start: those last set if they fit the grants, else the configured ones."""
         configured = self._configured(index)
-        kept = self._state.settings(self._pgpus[index].uuid, configured)
+        kept = self._settings_file.settings(self._pgpus[index].uuid, configured)
         try:
             self.pods.check_settings(index, kept, configured)
         except RefusedError as error:
@@ -289,7 +289,7 @@ class Service:
             "version": qgpu.__version__,
             "driver": driver_version(self._chosen.plane),
             "uptime_s": round((time.monotonic_ns() - self._started_ns) / 1e9, 3),
-            "state_dir": None if (kept_in := self._state.directory) is None else str(kept_in.absolute()),
+            "state_dir": None if (kept_in := self._settings_file.directory) is None else str(kept_in.absolute()),
             "traces": self._traces.count,
             "policies": {name: info.number for name, info in POLICIES.items()},
             "gpus": self._gpus(pods),
@@ -338,9 +338,9 @@ class Service:
                 self.turns.mark_all_begun()
             old, new = _changed(asdict(loop.settings), asdict(settings))
             with self._events.changing(who, "policy set", {"gpu": index}, old, new):
-                self._state.keep(self._pgpus[index].uuid, self._configured(index), settings)
+                self._settings_file.keep(self._pgpus[index].uuid, self._configured(index), settings)
                 loop.settings = settings
-        return {"old": old, "new": new, "by": who, "kept": self._state.directory is not None}
+        return {"old": old, "new": new, "by": who, "kept": self._settings_file.directory is not None}
 
     def _module_switched(self, session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
         self._events.switched(session, f"module switched {'on' if arguments.need('on', bool) else 'off'}")
@@ -421,7 +421,7 @@ class Service:
         """Change a pod's grants; return what has changed, before and after, and what there is to say of it."""
         with self._lock:
             pod = self.pods.named(name)
-            if bound_containers.devices_of(pod) or name in self.pods.prepared.by_group:
+            if container_notes.devices_of(pod) or name in self.pods.prepared.by_group:
                 raise RefusedError(f"pod {name}: its limits are those of its claim; change the claim")
             index = arguments.get("gpu", int)
             if index is not None and index not in pod.grants:

@@ -1,6 +1,6 @@
-"""What is noted of a container at its cgroup: which run it is, its prepared devices, and its names in Kubernetes.
+"""Notes of containers, kept as extended attributes of their cgroups: which run it is, its prepared devices, its names.
 
-The note lasts as long as the container, whatever becomes of the daemon.
+A note lasts as long as its container, whatever becomes of the daemon.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _UID = re.compile(r"[A-Za-z0-9._-]{1,63}")
 
 
 @dataclass(frozen=True, slots=True)
-class BoundContainer:
-    """A container that is a pod."""
+class ContainerNote:
+    """The note of one container that is a pod, or a member of one."""
 
     container: str
     #: Its prepared devices, by name.
@@ -42,31 +42,31 @@ class BoundContainer:
     since_ns: int = field(default_factory=time.monotonic_ns, compare=False)
 
 
-def recorded(pod: PodInfo) -> BoundContainer | None:
-    """Return what is noted of a pod's container; None if there is no note.
+def read(pod: PodInfo) -> ContainerNote | None:
+    """Return the note of a pod's container; None if there is none.
 
     A note that another version wrote counts as none: the pod then counts by its own grants.
     """
-    return recorded_at(pod.cgroup) if pod.cgroup else None
+    return read_at(pod.cgroup) if pod.cgroup else None
 
 
-def recorded_at(path: str) -> BoundContainer | None:
-    """Do as ``recorded``, for the cgroup of a container, which may be a member of a group."""
+def read_at(path: str) -> ContainerNote | None:
+    """Return as ``read`` the note at a container's cgroup; the container may be a member of a group."""
     if (text := cgroup.get_xattr(path, _NOTE)) is None:
         return None
     try:
         found = json.loads(text)
         devices, names = tuple(found["devices"]), tuple(found["names"])
         first, since_ns = int(found["pid"]), int(found["since_ns"])
-        return BoundContainer(found["container"], devices, names, found["pod_uid"], first, since_ns)
+        return ContainerNote(found["container"], devices, names, found["pod_uid"], first, since_ns)
     except (ValueError, KeyError, TypeError):
         return None
 
 
-def bound_now(container: Container, devices: Iterable[str]) -> BoundContainer:
-    """Return what is to be noted of a container. Raises RefusedError."""
+def note_of(container: Container, devices: Iterable[str]) -> ContainerNote:
+    """Return the note for a container that is bound now. Raises RefusedError."""
     uid = container.pod_uid()
-    return BoundContainer(
+    return ContainerNote(
         container.id,
         tuple(devices),
         container.kubernetes_names(),
@@ -75,16 +75,16 @@ def bound_now(container: Container, devices: Iterable[str]) -> BoundContainer:
     )
 
 
-def record(at: str, bound: BoundContainer) -> None:
-    """Note a container at its cgroup. Raises RefusedError if it has prepared devices and cannot be noted."""
+def write(at: str, note: ContainerNote) -> None:
+    """Write a container's note to its cgroup. Raises RefusedError if it has prepared devices and that fails."""
     try:
-        cgroup.set_xattr(at, _NOTE, json.dumps(asdict(bound)))
+        cgroup.set_xattr(at, _NOTE, json.dumps(asdict(note)))
     except RefusedError:
-        if bound.devices:
+        if note.devices:
             raise
 
 
-def forget(at: str) -> None:
+def remove(at: str) -> None:
     """Remove a cgroup's note."""
     with suppress(RefusedError):
         cgroup.set_xattr(at, _NOTE, "")
@@ -92,17 +92,17 @@ def forget(at: str) -> None:
 
 def devices_of(pod: PodInfo) -> tuple[str, ...]:
     """Return a pod's prepared devices; none for a pod without."""
-    bound = recorded(pod)
-    return bound.devices if bound is not None else ()
+    note = read(pod)
+    return note.devices if note is not None else ()
 
 
 def labels_of(pod: PodInfo, prepared: Mapping[str, tuple[PreparedGrant, object]]) -> ContainerLabels:
     """Return what Kubernetes calls a pod's container. ``prepared`` are the prepared devices by name."""
-    bound = recorded(pod)
-    if bound is None:
+    note = read(pod)
+    if note is None:
         return ContainerLabels()
-    claims = dict.fromkeys(prepared[name][0].name for name in bound.devices if name in prepared)
-    namespace, pod_name, name = bound.names or ("", "", "")
+    claims = dict.fromkeys(prepared[name][0].name for name in note.devices if name in prepared)
+    namespace, pod_name, name = note.names or ("", "", "")
     return ContainerLabels(namespace, pod_name, name, ",".join(claims))
 
 

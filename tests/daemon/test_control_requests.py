@@ -20,15 +20,15 @@ from qgpu import units
 from qgpu.cli.gpu import _beside
 from qgpu.config import Config
 from qgpu.daemon import caller, container_requests
+from qgpu.daemon.control_requests import ControlRequests
 from qgpu.daemon.plane_choice import PlaneChoice
-from qgpu.daemon.service import Service
-from qgpu.daemon.state import State
+from qgpu.daemon.settings_file import SettingsFile
 from qgpu.errors import InvalidValueError, PermissionDeniedError, QgpuError, RefusedError
 from qgpu.ipc import wire
 from qgpu.ipc.control_socket import Client, Server, Session
 from qgpu.ipc.systemd import FdStore
 from qgpu.linux import cgroup
-from qgpu.load.spec import Workload
+from qgpu.load.workload import Workload
 from qgpu.model import Grant
 from qgpu.model.plane_api import ExcludedCard, Pgpu
 from qgpu.model.plane_names import Plane
@@ -45,9 +45,9 @@ def host() -> SimHost:
 
 
 @pytest.fixture
-def service(host: SimHost, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    """A daemon's service, to which pods run as long as they are there."""
-    made = Service(host, PlaneChoice(Plane.SIM, "test"), Config(), State(None))
+def requests(host: SimHost, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlRequests]:
+    """A daemon's requests, to which pods run as long as they are there."""
+    made = ControlRequests(host, PlaneChoice(Plane.SIM, "test"), Config(), SettingsFile(None))
     monkeypatch.setattr(made.pods, "runs", lambda pod: True)
     monkeypatch.setattr(Container, "cgroup", lambda self: AT)
     monkeypatch.setattr(
@@ -59,29 +59,29 @@ def service(host: SimHost, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]
     made.close()
 
 
-def bind(service: Service, cores: int) -> None:
+def bind(requests: ControlRequests, cores: int) -> None:
     me = Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=os.pidfd_open(os.getpid()))
-    service.handle(me, {"op": "container.bind", "cores": cores}, [])
+    requests.handle(me, {"op": "container.bind", "cores": cores}, [])
 
 
-def test_refused_container_leaves_its_last_run_unchanged(host: SimHost, service: Service) -> None:
+def test_refused_container_leaves_its_last_run_unchanged(host: SimHost, requests: ControlRequests) -> None:
     host.admit("other", {0: Grant(cores=50)})
     host.admit("one", {0: Grant(cores=50)}, AT)
     with pytest.raises(RefusedError, match="does not fit"):
-        bind(service, 60)
+        bind(requests, 60)
 
     assert [pod.name for pod in host.pods()] == ["other", "one"]
 
 
-def test_status_tells_utilisation_and_who_is_below_its_quota(host: SimHost, service: Service) -> None:
+def test_status_tells_utilisation_and_who_is_below_its_quota(host: SimHost, requests: ControlRequests) -> None:
     host.admit("one", {0: Grant(cores=50)})
     host.start_load("one", 0, Workload(kernel_us=100, period_us=10_000))
     me = Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=os.pidfd_open(os.getpid()))
     usage: dict[str, Any] = {}
     while not usage.get("below_quota"):
-        usage = service.handle(me, {"op": "pod.list"}, [])["pods"][0]["usage"][0]
+        usage = requests.handle(me, {"op": "pod.list"}, [])["pods"][0]["usage"][0]
         time.sleep(0.05)
-    (gpu,) = service.handle(me, {"op": "gpu.list"}, [])["gpus"]
+    (gpu,) = requests.handle(me, {"op": "gpu.list"}, [])["gpus"]
 
     assert usage["below_quota_reason"].startswith("asks for less")
     assert usage["share"] < 0.5
@@ -90,17 +90,17 @@ def test_status_tells_utilisation_and_who_is_below_its_quota(host: SimHost, serv
     assert 0 <= gpu["engine_active"] <= 1
 
 
-def test_restarted_container_takes_its_last_runs_place(host: SimHost, service: Service) -> None:
+def test_restarted_container_takes_its_last_runs_place(host: SimHost, requests: ControlRequests) -> None:
     host.admit("other", {0: Grant(cores=50)})
     host.admit("one", {0: Grant(cores=50)}, AT)
-    bind(service, 50)
+    bind(requests, 50)
 
     assert [pod.name for pod in host.pods()] == ["other", "two"]
 
 
 @pytest.mark.parametrize("joined", [False, True])
 def test_listener_goes_only_to_the_container_it_was_sent_for(
-    host: SimHost, service: Service, monkeypatch: pytest.MonkeyPatch, joined: bool
+    host: SimHost, requests: ControlRequests, monkeypatch: pytest.MonkeyPatch, joined: bool
 ) -> None:
     """A process that a runtime brings into a container may end, with children left behind the listener."""
     host.admit("one", {0: Grant()}, "/llm" if joined else AT)
@@ -112,19 +112,19 @@ def test_listener_goes_only_to_the_container_it_was_sent_for(
     monkeypatch.setattr(cgroup, "get_xattr", lambda path, key: note if (path, key) == (AT, "container") else None)
     listener = os.open("/dev/null", os.O_RDONLY)
     with pytest.raises(RefusedError, match="its listener was sent for other-id"):
-        service.take_listener(7, "other-id", listener)
-    service.take_listener(7, "one-id", listener)
+        requests.take_listener(7, "other-id", listener)
+    requests.take_listener(7, "one-id", listener)
     os.close(listener)
 
     assert attached == [7]
 
 
-def test_what_is_no_listener_is_not_taken_into_a_pod(host: SimHost, service: Service) -> None:
+def test_what_is_no_listener_is_not_taken_into_a_pod(host: SimHost, requests: ControlRequests) -> None:
     host.admit("one", {0: Grant()})
     me = Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=os.pidfd_open(os.getpid()))
     fds = list(os.pipe())
     with pytest.raises(InvalidValueError, match="no seccomp listener"):
-        service.handle(me, {"op": "pod.attach", "name": "one"}, fds)
+        requests.handle(me, {"op": "pod.attach", "name": "one"}, fds)
 
     assert len(fds) == 2, "they are whoever's carries the request, to be closed under no lock"
     for fd in fds:
@@ -132,11 +132,11 @@ def test_what_is_no_listener_is_not_taken_into_a_pod(host: SimHost, service: Ser
 
 
 def test_process_that_ends_while_it_waits_is_not_attached(
-    host: SimHost, service: Service, monkeypatch: pytest.MonkeyPatch
+    host: SimHost, requests: ControlRequests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever has got its pid by then must not come into the pod."""
-    service.handle(root_session(), {"op": "pod.create", "name": "one", "grants": {"0": {}}}, [])
-    service.pods.by_cgroup = {"/elsewhere": "one"}
+    requests.handle(root_session(), {"op": "pod.create", "name": "one", "grants": {"0": {}}}, [])
+    requests.pods.by_cgroup = {"/elsewhere": "one"}
     child = os.posix_spawn("/bin/sleep", ["sleep", "600"], {})
     launcher = Session(wire.Peer(child, 0, 0), may_change=True, process=os.pidfd_open(child))
     attached: list[int] = []
@@ -146,9 +146,9 @@ def test_process_that_ends_while_it_waits_is_not_attached(
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
 
-    monkeypatch.setattr(service.pods, "named", named)
+    monkeypatch.setattr(requests.pods, "named", named)
     with pytest.raises(PermissionDeniedError, match="it has ended"):
-        service.handle(launcher, {"op": "pod.attach", "name": "one"}, [])
+        requests.handle(launcher, {"op": "pod.attach", "name": "one"}, [])
 
     assert attached == []
 
@@ -165,16 +165,16 @@ def test_process_that_ends_while_it_waits_is_not_attached(
     ids=lambda request_: request_["op"],
 )
 def test_who_asks_is_found_out_under_no_lock(
-    service: Service, monkeypatch: pytest.MonkeyPatch, request_: dict[str, Any]
+    requests: ControlRequests, monkeypatch: pytest.MonkeyPatch, request_: dict[str, Any]
 ) -> None:
     """The caller decides how long its command line takes to read."""
     me, free = root_session(), []
-    service.handle(me, {"op": "pod.create", "name": "one", "grants": {"0": {}}}, [])
-    monkeypatch.setattr(service.pods, "runs", lambda pod: pod.name == "two")
+    requests.handle(me, {"op": "pod.create", "name": "one", "grants": {"0": {}}}, [])
+    monkeypatch.setattr(requests.pods, "runs", lambda pod: pod.name == "two")
 
     def take() -> bool:
-        if there := service.pods.lock.acquire(blocking=False):
-            service.pods.lock.release()
+        if there := requests.pods.lock.acquire(blocking=False):
+            requests.pods.lock.release()
         return there
 
     def of(_: Session) -> dict[str, Any]:
@@ -183,7 +183,7 @@ def test_who_asks_is_found_out_under_no_lock(
         return {}
 
     monkeypatch.setattr(caller, "of", of)
-    service.handle(me, request_, [])
+    requests.handle(me, request_, [])
 
     assert free == [True]
 
@@ -193,19 +193,19 @@ def root_session() -> Session:
 
 
 @pytest.mark.parametrize("op", ["pod.create", "pod.set"])
-def test_a_limit_below_any_context_is_refused(host: SimHost, service: Service, op: str) -> None:
+def test_a_limit_below_any_context_is_refused(host: SimHost, requests: ControlRequests, op: str) -> None:
     me = Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=os.pidfd_open(os.getpid()))
     if op == "pod.set":
-        service.handle(me, {"op": "pod.create", "name": "one", "grants": {"0": {}}}, [])
+        requests.handle(me, {"op": "pod.create", "name": "one", "grants": {"0": {}}}, [])
     for memory in (16, units.LEAST_LIMIT - 1):
         grant = {"memory": memory} if op == "pod.set" else {"grants": {"0": {"memory": memory}}}
         with pytest.raises(InvalidValueError, match="less than any CUDA context takes"):
-            service.handle(me, {"op": op, "name": "one"} | grant, [])
+            requests.handle(me, {"op": op, "name": "one"} | grant, [])
     assert all(pod.grants == {0: Grant()} for pod in host.pods())
 
 
-def test_a_descriptor_that_lingers_does_not_stop_other_requests(tmp_path: Path, service: Service) -> None:
-    server = Server(tmp_path, 0o600, None, service.handle, FdStore())
+def test_a_descriptor_that_lingers_does_not_stop_other_requests(tmp_path: Path, requests: ControlRequests) -> None:
+    server = Server(tmp_path, 0o600, None, requests.handle, FdStore())
     try:
         with Client(tmp_path) as attacker, Client(tmp_path) as other:
             attacker.call("pod.create", name="one", grants={"0": {}})
@@ -222,16 +222,16 @@ def test_a_descriptor_that_lingers_does_not_stop_other_requests(tmp_path: Path, 
 
 
 def test_a_pod_is_not_retired_for_want_of_descriptors(monkeypatch: pytest.MonkeyPatch, host: SimHost) -> None:
-    service = Service(host, PlaneChoice(Plane.SIM, "test"), Config(), State(None))
+    requests = ControlRequests(host, PlaneChoice(Plane.SIM, "test"), Config(), SettingsFile(None))
     host.admit("one", {0: Grant()}, cgroup.of(os.getpid()))
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         cgroup.mount()
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
-        service.reap()
+        requests.reap()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        service.close()
+        requests.close()
     assert [pod.name for pod in host.pods()] == ["one"]
 
 
@@ -246,52 +246,52 @@ class MigHost(SimHost):
 
 
 def test_a_card_left_out_is_named_and_the_others_work() -> None:
-    service = Service(MigHost(2, Clock.REAL), PlaneChoice(Plane.SIM, "test"), Config(), State(None))
+    requests = ControlRequests(MigHost(2, Clock.REAL), PlaneChoice(Plane.SIM, "test"), Config(), SettingsFile(None))
     me = Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=os.pidfd_open(os.getpid()))
     try:
-        status = service.handle(me, {"op": "status"}, [])
+        status = requests.handle(me, {"op": "status"}, [])
         assert [gpu["index"] for gpu in status["gpus"]] == [1]
         assert list(_beside(status)) == ["GPU 0 (00000000:3a:00.0) excluded: MIG mode is on"]
-        service.handle(me, {"op": "pod.create", "name": "one", "grants": {"1": {"cores": 30}}}, [])
+        requests.handle(me, {"op": "pod.create", "name": "one", "grants": {"1": {"cores": 30}}}, [])
         with pytest.raises(QgpuError, match="0"):
-            service.handle(me, {"op": "pod.create", "name": "two", "grants": {"0": {"cores": 30}}}, [])
+            requests.handle(me, {"op": "pod.create", "name": "two", "grants": {"0": {"cores": 30}}}, [])
     finally:
-        service.close()
+        requests.close()
 
 
 def test_request_that_shows_no_pods_lists_none(
-    host: SimHost, service: Service, monkeypatch: pytest.MonkeyPatch
+    host: SimHost, requests: ControlRequests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     me = Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=os.pidfd_open(os.getpid()))
     listed: list[int] = []
     pods = SimHost.pods
     monkeypatch.setattr(SimHost, "pods", lambda self: listed.append(1) or pods(self))
 
-    service.handle(me, {"op": "events"}, [])
+    requests.handle(me, {"op": "events"}, [])
     assert not listed
-    service.handle(me, {"op": "pod.list"}, [])
+    requests.handle(me, {"op": "pod.list"}, [])
     assert len(listed) == 1
 
 
-def test_new_pods_processes_are_not_heard(service: Service) -> None:
+def test_new_pods_processes_are_not_heard(requests: ControlRequests) -> None:
     me = Session(wire.Peer(os.getpid(), 1, 0), may_change=True, process=os.pidfd_open(os.getpid()))
-    service.handle(me, {"op": "status"}, [])
-    service.pods.make("one", {0: Grant()}, cgroup.of(os.getpid()))
+    requests.handle(me, {"op": "status"}, [])
+    requests.pods.make("one", {0: Grant()}, cgroup.of(os.getpid()))
 
     with pytest.raises(PermissionDeniedError, match="in pod one"):
-        service.handle(me, {"op": "status"}, [])
+        requests.handle(me, {"op": "status"}, [])
 
 
-def test_a_limit_comes_too_late_for_who_reaches_past_it(host: SimHost, service: Service, at: str) -> None:
+def test_a_limit_comes_too_late_for_who_reaches_past_it(host: SimHost, requests: ControlRequests, at: str) -> None:
     host.admit("one", {0: Grant()}, at)
     me = Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=os.pidfd_open(os.getpid()))
     cgroup.set_xattr(at, "beyond", "/dev/dri")
     with pytest.raises(RefusedError, match="its container reaches /dev/dri"):
-        service.handle(me, {"op": "pod.set", "name": "one", "memory": 1 << 30}, [])
-    assert service.handle(me, {"op": "pod.set", "name": "one", "cores": 10}, [])["notes"] == []
+        requests.handle(me, {"op": "pod.set", "name": "one", "memory": 1 << 30}, [])
+    assert requests.handle(me, {"op": "pod.set", "name": "one", "cores": 10}, [])["notes"] == []
     cgroup.set_xattr(at, "beyond", "")
 
-    assert service.handle(me, {"op": "pod.set", "name": "one", "memory": 1 << 30}, [])["notes"] == []
+    assert requests.handle(me, {"op": "pod.set", "name": "one", "memory": 1 << 30}, [])["notes"] == []
 
 
 @pytest.fixture
@@ -314,21 +314,23 @@ FORGED: dict[str, Any] = {
 }
 
 
-def recorded(service: Service, *requests: dict[str, Any]) -> list[dict[str, Any]]:
+def recorded(requests: ControlRequests, *messages: dict[str, Any]) -> list[dict[str, Any]]:
     """Make requests as root, and return what is recorded of them but when and by whom."""
     me = Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=os.pidfd_open(os.getpid()))
-    for request in requests:
+    for message in messages:
         with suppress(QgpuError):
-            service.handle(me, request, [])
-    found = service.handle(me, {"op": "events"}, [])["events"]
+            requests.handle(me, message, [])
+    found = requests.handle(me, {"op": "events"}, [])["events"]
     return [{key: event[key] for key in event.keys() - {"at", "by", "number"}} for event in found]
 
 
-def test_what_a_client_adds_to_a_request_is_not_recorded(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service.suspensions, "suspend", lambda *_: None)
+def test_what_a_client_adds_to_a_request_is_not_recorded(
+    requests: ControlRequests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests.suspensions, "suspend", lambda *_: None)
     created = {"op": "pod.create", "name": "one", "grants": {"0": {"cores": 30, "forged": "x"}}, "uid": "u", "old": 1}
     bound = {"op": "container.bind", "cores": 20, "name": "one"}
-    events = recorded(service, created, FORGED | bound, FORGED | {"op": "pod.suspend", "name": "one"})
+    events = recorded(requests, created, FORGED | bound, FORGED | {"op": "pod.suspend", "name": "one"})
     grants = events[0].pop("grants")
 
     assert events == [
@@ -341,22 +343,22 @@ def test_what_a_client_adds_to_a_request_is_not_recorded(service: Service, monke
 
 
 @pytest.mark.parametrize("uid", ["unknown", "x" * 64, "x" * (1 << 20), "a/b", ""])
-def test_a_drop_of_no_claim_is_not_recorded(service: Service, uid: str) -> None:
-    assert recorded(service, FORGED | {"op": "grant.drop", "name": "one", "uid": uid}) == []
+def test_a_drop_of_no_claim_is_not_recorded(requests: ControlRequests, uid: str) -> None:
+    assert recorded(requests, FORGED | {"op": "grant.drop", "name": "one", "uid": uid}) == []
 
 
 def test_a_pod_without_a_name_gets_none_of_a_retired_one(
-    host: SimHost, service: Service, monkeypatch: pytest.MonkeyPatch
+    host: SimHost, requests: ControlRequests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the retired pod left would be the new one's, so the plane refuses such a name."""
     monkeypatch.setattr(host, "names_in_use", lambda: ["pod-1", "pod-3"])
-    names = [service.pods.admit(None, {0: Grant()}) for _ in range(2)]
+    names = [requests.pods.admit(None, {0: Grant()}) for _ in range(2)]
 
     assert names == ["pod-2", "pod-4"]
 
 
 def test_a_launcher_that_has_ended_leaves_no_name_as_begun(
-    host: SimHost, service: Service, monkeypatch: pytest.MonkeyPatch
+    host: SimHost, requests: ControlRequests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A later pod of that name would begin without asking whether there is room."""
 
@@ -365,9 +367,9 @@ def test_a_launcher_that_has_ended_leaves_no_name_as_begun(
 
     launcher = Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=None)
     with monkeypatch.context() as patched:
-        patched.setattr(service.pods, "_home_of", ended)
+        patched.setattr(requests.pods, "_home_of", ended)
         with pytest.raises(RefusedError, match="has ended"):
-            service.pods.launch("one", {0: Grant()}, launcher, may_wait=False)
+            requests.pods.launch("one", {0: Grant()}, launcher, may_wait=False)
 
-    assert not service.pods.begun
+    assert not requests.pods.begun
     assert not host.pods()

@@ -23,7 +23,7 @@ class Resident:
     moves: list[tuple[int, str]] = field(default_factory=list)
 
 
-class MemoryStage:
+class MemorySimulation:
     """One card. ``step`` lets time pass and the policy decide."""
 
     def __init__(self, capacity: int, pace: Pace | None = None, step_ns: int = NS_PER_S) -> None:

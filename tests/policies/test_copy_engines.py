@@ -1,4 +1,4 @@
-"""Copy slices, against every promise of ``qgpu.policies.copies``."""
+"""Copy slices, against every promise of ``qgpu.policies.copy_engines``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qgpu.model import MAX_TIMESLICE_US, NS_PER_MS, Grant, Plan, Pod, PodClass, PodPlan, Snapshot, Tsg, Turn
-from qgpu.policies.copies import LEAST_US, MEAN_US, ONLINE_TIMES, with_copies
+from qgpu.model import MAX_TIMESLICE_US, NS_PER_MS, GangTurn, Grant, Plan, Pod, PodClass, PodPlan, Snapshot, Tsg
+from qgpu.policies.copy_engines import LEAST_US, MEAN_US, ONLINE_TIMES, with_copies
 from qgpu.policies.registry import compose
 from tests.policies.cases import Case, anything, drawn, each_composed, fresh
 
@@ -135,9 +135,9 @@ def test_a_pod_no_policy_has_weighed_yet_counts_as_the_lightest() -> None:
 def test_turns_of_gangs_leave_copy_slices_as_they_were() -> None:
     policy = compose("burst-share", "best-effort")
     snapshot = Snapshot(0, PERIOD, (pod("gang", cores=50), pod("busy", cores=30), pod("idle", cores=20, busy=0)))
-    turns = (Turn("gang", 0, 50 * NS_PER_MS, 50 * NS_PER_MS),)
+    turns = (GangTurn("gang", 0, 50 * NS_PER_MS, 50 * NS_PER_MS),)
 
-    in_step = policy(replace(snapshot, turns=turns))
+    in_step = policy(replace(snapshot, gang_turns=turns))
     assert in_step.gated
     assert slices(in_step) == slices(policy(snapshot)) == [3000, 1800, 1200]
 

@@ -18,7 +18,7 @@ from pods import Pod
 from progress import Progress
 from usage import Tick, watch
 
-from qgpu.load.spec import Workload
+from qgpu.load.workload import Workload
 from qgpu.model import NS_PER_MS, NS_PER_S, Grant
 from qgpu.planes.sim.host import SimHost
 from qgpu.policies.registry import compose
@@ -29,7 +29,7 @@ _PERIOD_NS = 100 * NS_PER_MS
 _WINDOW_NS = 10 * NS_PER_MS
 
 
-class Live:
+class LiveTestbed:
     """Pods of a running daemon, in real time."""
 
     def __init__(self, bench: Bench, options: Sequence[str]) -> None:
@@ -70,7 +70,7 @@ class Live:
         return watch(self._bench, seconds)
 
 
-class Virtual:
+class SimulatedTestbed:
     """Pods on a simulated card in virtual time."""
 
     def __init__(self, work: Workload) -> None:
@@ -145,7 +145,7 @@ class Virtual:
             self._host.call_at(0, now_ns + _WINDOW_NS, lambda: self._count(name))
 
 
-Stage = Live | Virtual
+Testbed = LiveTestbed | SimulatedTestbed
 
 
 def share(parts: Mapping[str, Progress], name: str, start: float, end: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qgpu.daemon import bound_containers
+from qgpu.daemon import container_notes
 
 pytestmark = pytest.mark.root
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.root
 def test_no_uid_of_an_image_keeps_a_containers_note_away(rig, uid, noted):
     web = rig.container(uid="", annotations={"io.kubernetes.pod.uid": uid}, env=["QGPU_GPU_0="])
     name = rig.bind(web)
-    found = bound_containers.recorded(rig.service.pods.named(name))
+    found = container_notes.read(rig.requests.pods.named(name))
 
     assert found is not None
     assert (found.container, found.pod_uid, found.names) == (web.id, noted, web.names)

@@ -33,7 +33,7 @@ def main() -> None:
         if (answer := connection.receive()) is None or not answer[0].get("ok"):
             raise PermissionError("hung up")
 
-    doors: dict[str, Callable[[], Any]] = {
+    attempts: dict[str, Callable[[], Any]] = {
         "pod.set of oneself": lambda: ask("pod.set", name=own, memory=1 << 50, cores=45),
         "pod.set of the neighbour": lambda: ask("pod.set", name="neighbour", cores=1),
         "pod.create": lambda: ask("pod.create", name="mine", grants=grants),
@@ -45,9 +45,9 @@ def main() -> None:
         "/dev/qgpu": lambda: os.close(os.open("/dev/qgpu", os.O_RDWR)),
     }
     opened, shut = [], {}
-    for name, knock in doors.items():
+    for name, attempt in attempts.items():
         try:
-            knock()
+            attempt()
             opened.append(name)
         except (QgpuError, OSError, wire.WireError) as error:
             shut[name] = str(error)
