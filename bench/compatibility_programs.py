@@ -364,46 +364,55 @@ def differential_equations() -> None:
     assert out.ys is not None
 
 
+def _check(status: int) -> None:
+    assert status == 0, status
+
+
+def _context() -> ctypes.CDLL:
+    """Load the driver's library and make a context."""
+    cuda, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+    _check(cuda.cuInit(0))
+    _check(cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0))
+    return cuda
+
+
 def driver_api() -> None:
     """Use what the driver offers beside plain allocations: virtual memory, pools, hosts, contexts, events, IPC."""
     cuda = ctypes.CDLL("libcuda.so.1")
 
-    def check(status: int) -> None:
-        assert status == 0, status
-
     handle, context, pointer = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
-    check(cuda.cuInit(0))
-    check(cuda.cuDeviceGet(ctypes.byref(handle), 0))
+    _check(cuda.cuInit(0))
+    _check(cuda.cuDeviceGet(ctypes.byref(handle), 0))
     for _ in range(3):
-        check(cuda.cuCtxCreate_v2(ctypes.byref(context), 0, handle))
+        _check(cuda.cuCtxCreate_v2(ctypes.byref(context), 0, handle))
     size = 64 << 20
     for flag in (0, 1):
-        check(cuda.cuMemAllocManaged(ctypes.byref(pointer), ctypes.c_size_t(size), 1 + flag))
-        check(cuda.cuMemFree_v2(pointer))
+        _check(cuda.cuMemAllocManaged(ctypes.byref(pointer), ctypes.c_size_t(size), 1 + flag))
+        _check(cuda.cuMemFree_v2(pointer))
     host = ctypes.c_void_p()
-    check(cuda.cuMemHostAlloc(ctypes.byref(host), ctypes.c_size_t(size), 3))
-    check(cuda.cuMemFreeHost(host))
+    _check(cuda.cuMemHostAlloc(ctypes.byref(host), ctypes.c_size_t(size), 3))
+    _check(cuda.cuMemFreeHost(host))
     buffer = (ctypes.c_char * (8 << 20))()
-    check(cuda.cuMemHostRegister_v2(buffer, ctypes.c_size_t(8 << 20), 2))
-    check(cuda.cuMemHostUnregister(buffer))
-    check(cuda.cuMemAllocAsync(ctypes.byref(pointer), ctypes.c_size_t(size), None))
-    check(cuda.cuMemFreeAsync(pointer, None))
-    check(cuda.cuCtxSynchronize())
+    _check(cuda.cuMemHostRegister_v2(buffer, ctypes.c_size_t(8 << 20), 2))
+    _check(cuda.cuMemHostUnregister(buffer))
+    _check(cuda.cuMemAllocAsync(ctypes.byref(pointer), ctypes.c_size_t(size), None))
+    _check(cuda.cuMemFreeAsync(pointer, None))
+    _check(cuda.cuCtxSynchronize())
     event = ctypes.c_void_p()
     for flags in (0, 1, 2, 6):  # 6: for other processes, without times
-        check(cuda.cuEventCreate(ctypes.byref(event), flags))
-        check(cuda.cuEventDestroy_v2(event))
+        _check(cuda.cuEventCreate(ctypes.byref(event), flags))
+        _check(cuda.cuEventDestroy_v2(event))
     pitch = ctypes.c_size_t()
-    check(cuda.cuMemAllocPitch_v2(ctypes.byref(pointer), ctypes.byref(pitch), 1000, 1000, 4))
-    check(cuda.cuMemFree_v2(pointer))
+    _check(cuda.cuMemAllocPitch_v2(ctypes.byref(pointer), ctypes.byref(pitch), 1000, 1000, 4))
+    _check(cuda.cuMemFree_v2(pointer))
     stream = ctypes.c_void_p()
     for priority in (0, -1, -5):
-        check(cuda.cuStreamCreateWithPriority(ctypes.byref(stream), 1, priority))
+        _check(cuda.cuStreamCreateWithPriority(ctypes.byref(stream), 1, priority))
     for limit in range(4):
         value = ctypes.c_size_t()
         if cuda.cuCtxGetLimit(ctypes.byref(value), limit) == 0:
-            check(cuda.cuCtxSetLimit(limit, value))
-    check(cuda.cuCtxDestroy_v2(context))
+            _check(cuda.cuCtxSetLimit(limit, value))
+    _check(cuda.cuCtxDestroy_v2(context))
 
 
 def _sources(name: str, text: str, *options: str) -> None:
@@ -506,6 +515,180 @@ def managed_prefetch() -> None:
         assert float(x.get()[0]) == 1
 
 
+def host_registered() -> None:
+    """Register large memory of the host for the card: anonymous memory, and a file that is mapped."""
+    import mmap
+
+    cuda = _context()
+    size, pointer = 512 << 20, ctypes.c_uint64()
+    with tempfile.TemporaryFile() as file:
+        file.truncate(size)
+        for memory in (mmap.mmap(-1, size), mmap.mmap(file.fileno(), size)):
+            view = (ctypes.c_char * size).from_buffer(memory)
+            _check(cuda.cuMemHostRegister_v2(view, ctypes.c_size_t(size), 2))
+            _check(cuda.cuMemHostGetDevicePointer_v2(ctypes.byref(pointer), view, 0))
+            _check(cuda.cuMemsetD8_v2(pointer, 7, ctypes.c_size_t(size)))
+            _check(cuda.cuCtxSynchronize())
+            _check(cuda.cuMemHostUnregister(view))
+            assert view[size - 1] == b"\7"
+            del view
+            memory.close()
+
+
+def many_threads() -> None:
+    """Make contexts, memory, streams and events in eight threads at once."""
+    import threading
+
+    cuda, done = _context(), []
+
+    def work() -> None:
+        for _ in range(3):
+            context, pointer, stream, event = (ctypes.c_void_p() for _ in range(4))
+            _check(cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0))
+            _check(cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(8 << 20)))
+            _check(cuda.cuStreamCreate(ctypes.byref(stream), 1))
+            _check(cuda.cuEventCreate(ctypes.byref(event), 0))
+            _check(cuda.cuMemsetD8Async(pointer, 1, ctypes.c_size_t(8 << 20), stream))
+            _check(cuda.cuStreamSynchronize(stream))
+            _check(cuda.cuCtxDestroy_v2(context))
+        done.append(True)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(done) == len(threads)
+
+
+def green_contexts() -> None:
+    """Run a kernel in a green context, on a part of the SMs."""
+    _sources(
+        "green",
+        """
+#include <cassert>
+#include <cuda.h>
+__global__ void twice(int *x) { x[threadIdx.x] *= 2; }
+int main() {
+    CUdevice device; CUdevResource all, part, rest; CUdevResourceDesc desc; CUgreenCtx green; CUcontext context;
+    unsigned groups = 1;
+    assert(!cuInit(0) && !cuDeviceGet(&device, 0));
+    assert(!cuDevicePrimaryCtxRetain(&context, device) && !cuCtxSetCurrent(context));
+    assert(!cuDeviceGetDevResource(device, &all, CU_DEV_RESOURCE_TYPE_SM));
+    assert(!cuDevSmResourceSplitByCount(&part, &groups, &all, &rest, 0, 16));
+    assert(!cuDevResourceGenerateDesc(&desc, &part, 1));
+    assert(!cuGreenCtxCreate(&green, desc, device, CU_GREEN_CTX_DEFAULT_STREAM));
+    assert(!cuCtxFromGreenCtx(&context, green) && !cuCtxSetCurrent(context));
+    int *x, host = 21;
+    assert(!cudaMalloc(&x, 4) && !cudaMemcpy(x, &host, 4, cudaMemcpyHostToDevice));
+    twice<<<1, 1>>>(x);
+    assert(!cudaMemcpy(&host, x, 4, cudaMemcpyDeviceToHost) && host == 42);
+    assert(!cuGreenCtxDestroy(green));
+}
+""",
+        "-lcuda",
+    )
+
+
+def shared_virtual_memory() -> None:
+    """Hand memory of the driver's virtual memory management to another process, by a descriptor."""
+    _sources(
+        "shared",
+        """
+#include <cassert>
+#include <cuda.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+static CUmemGenericAllocationHandle memory;
+static void fd_to(int sock, int fd) {
+    char byte = 0, space[CMSG_SPACE(4)] = {}; iovec io = {&byte, 1};
+    msghdr message = {0, 0, &io, 1, space, sizeof(space), 0}; cmsghdr *head = CMSG_FIRSTHDR(&message);
+    head->cmsg_level = SOL_SOCKET; head->cmsg_type = SCM_RIGHTS; head->cmsg_len = CMSG_LEN(4);
+    *(int *)CMSG_DATA(head) = fd;
+    assert(sendmsg(sock, &message, 0) == 1);
+}
+static int fd_from(int sock) {
+    char byte, space[CMSG_SPACE(4)]; iovec io = {&byte, 1};
+    msghdr message = {0, 0, &io, 1, space, sizeof(space), 0};
+    assert(recvmsg(sock, &message, 0) == 1);
+    return *(int *)CMSG_DATA(CMSG_FIRSTHDR(&message));
+}
+int main() {
+    int ends[2], first, fd; size_t size; CUdevice device; CUcontext context; CUdeviceptr at; unsigned got = 0;
+    assert(!socketpair(AF_UNIX, SOCK_STREAM, 0, ends));
+    first = fork() != 0;
+    assert(!cuInit(0) && !cuDeviceGet(&device, 0) && !cuDevicePrimaryCtxRetain(&context, device));
+    assert(!cuCtxSetCurrent(context));
+    CUmemAllocationProp prop = {};
+    prop.type = CU_MEM_ALLOCATION_TYPE_PINNED; prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
+    prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    assert(!cuMemGetAllocationGranularity(&size, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
+    if (first) {
+        assert(!cuMemCreate(&memory, size, &prop, 0));
+        assert(!cuMemExportToShareableHandle(&fd, memory, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+    } else {
+        fd = fd_from(ends[1]);
+        assert(!cuMemImportFromShareableHandle(&memory, (void *)(long)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+    }
+    CUmemAccessDesc access = {prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    assert(!cuMemAddressReserve(&at, size, 0, 0, 0) && !cuMemMap(at, size, 0, memory, 0));
+    assert(!cuMemSetAccess(at, size, &access, 1));
+    if (first) {
+        int status;
+        assert(!cuMemsetD32(at, 42, 1) && !cuCtxSynchronize());
+        fd_to(ends[0], fd);
+        assert(wait(&status) > 0 && !status);
+    } else {
+        assert(!cuMemcpyDtoH(&got, at, 4) && got == 42);
+    }
+    assert(!cuMemUnmap(at, size) && !cuMemRelease(memory) && !cuMemAddressFree(at, size));
+}
+""",
+        "-lcuda",
+    )
+
+
+def graph_memory() -> None:
+    """Launch a graph that allocates and frees memory, over and over."""
+    _sources(
+        "graph",
+        """
+#include <cassert>
+__global__ void twice(int *x) { x[threadIdx.x] *= 2; }
+int main() {
+    cudaStream_t stream; cudaGraph_t graph; cudaGraphExec_t run; void *memory; int *x;
+    assert(!cudaStreamCreate(&stream) && !cudaMalloc(&x, 128));
+    assert(!cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    assert(!cudaMallocAsync(&memory, 64 << 20, stream) && !cudaMemsetAsync(memory, 1, 64 << 20, stream));
+    twice<<<1, 32, 0, stream>>>(x);
+    assert(!cudaFreeAsync(memory, stream) && !cudaStreamEndCapture(stream, &graph));
+    assert(!cudaGraphInstantiate(&run, graph, 0));
+    for (int i = 0; i < 50; i++)
+        assert(!cudaGraphLaunch(run, stream));
+    assert(!cudaStreamSynchronize(stream) && !cudaDeviceGraphMemTrim(0));
+}
+""",
+    )
+
+
+def opencl() -> None:
+    """Run a kernel by OpenCL."""
+    os.environ.setdefault("OCL_ICD_FILENAMES", "libnvidia-opencl.so.1")
+    import numpy
+    import pyopencl
+
+    context = pyopencl.Context([each for platform in pyopencl.get_platforms() for each in platform.get_devices()][:1])
+    queue = pyopencl.CommandQueue(context)
+    host = numpy.ones(1 << 20, dtype=numpy.float32)
+    flags = pyopencl.mem_flags
+    memory = pyopencl.Buffer(context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=host)
+    source = "__kernel void twice(__global float *x) { x[get_global_id(0)] *= 2; }"
+    pyopencl.Program(context, source).build().twice(queue, host.shape, None, memory)
+    pyopencl.enqueue_copy(queue, host, memory).wait()
+    assert host.sum() == 2 << 20
+
+
 def many_processes() -> None:
     """Use the card from eight processes at once."""
     command = [sys.executable, __file__, "driver-api"]
@@ -550,6 +733,22 @@ def opengl() -> None:
     frame.use()
     frame.clear(1.0, 0.0, 0.0, 1.0)
     assert frame.read()[0] == 255
+
+
+def opengl_cuda() -> None:
+    """Let CUDA write a buffer of OpenGL's, as simulators with cameras do."""
+    import moderngl
+
+    context = moderngl.create_standalone_context(backend="egl")
+    buffer = context.buffer(reserve=1 << 20)
+    cuda, resource, pointer, size = _context(), ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_size_t()
+    _check(cuda.cuGraphicsGLRegisterBuffer(ctypes.byref(resource), buffer.glo, 0))
+    _check(cuda.cuGraphicsMapResources(1, ctypes.byref(resource), None))
+    _check(cuda.cuGraphicsResourceGetMappedPointer_v2(ctypes.byref(pointer), ctypes.byref(size), resource))
+    _check(cuda.cuMemsetD8_v2(pointer, 7, size))
+    _check(cuda.cuCtxSynchronize())
+    _check(cuda.cuGraphicsUnmapResources(1, ctypes.byref(resource), None))
+    assert buffer.read() == b"\7" * (1 << 20)
 
 
 def vulkan() -> None:
@@ -736,9 +935,9 @@ TOOLS = ("compute-sanitizer", "nsight-compute", "cuda-gdb", "nsys", "torch-profi
 REFUSABLE = TOOLS[:-1]
 #: Programs that map memory by RM instead of UVM: a pod with a memory limit may not, because RM's page tables take
 #: memory of the card that cannot be counted.
-UNLIMITED = ("opengl", "vulkan", "video", "hardware-jpeg")
+UNLIMITED = ("opengl", "opengl-cuda", "vulkan", "video", "hardware-jpeg")
 #: Programs that draw, for which a pod needs --allow-graphics.
-GRAPHICS = ("opengl", "vulkan")
+GRAPHICS = ("opengl", "opengl-cuda", "vulkan")
 
 PROGRAMS: dict[str, Callable[[], None]] = {
     each.__name__.replace("_", "-"): each
@@ -774,11 +973,18 @@ PROGRAMS: dict[str, Callable[[], None]] = {
         dynamic_parallelism,
         textures,
         managed_prefetch,
+        host_registered,
+        many_threads,
+        green_contexts,
+        shared_virtual_memory,
+        graph_memory,
+        opencl,
         many_processes,
         nvml,
         nvidia_smi,
         nvidia_smi_all,
         opengl,
+        opengl_cuda,
         vulkan,
         video,
         hardware_jpeg,
