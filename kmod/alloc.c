@@ -198,7 +198,7 @@ static int register_object(struct qgpu_call *call, struct qgpu_client *client, u
 		learn_gpu(client, object);
 		learn_memory(client, object);
 	}
-	ret = qgpu_enter_tsg(client, object, engine_of(call, class));
+	ret = qgpu_enter_tsg(client, object, engine_of(call, class), call->sealed);
 	if (ret)
 		qgpu_objects_remove(client, handle);
 	return ret;

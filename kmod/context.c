@@ -121,19 +121,34 @@ bool qgpu_make_preemptible(struct qgpu_client *client, u32 channel)
 	return status == NV_ERR_NOT_SUPPORTED;	/* the card cannot */
 }
 
+/*
+ * Whether a TSG is a copy TSG for certain. Without a seal RM may have read another engine than this module, and some
+ * copy engines are on the compute engine's runlist, where copies take the time of kernels (on an H200 COPY0 and COPY1;
+ * CUDA uses others).
+ */
+static bool is_for_copies(struct qgpu_client *client, u32 device, u32 engine, bool sealed)
+{
+	u32 subdevice;
+
+	return sealed && NV_IS_COPY(engine) && qgpu_rm_subdevice(client->handle, device, &subdevice) == NV_OK &&
+	       qgpu_rm_copies_apart(client->handle, subdevice, engine);
+}
+
 /* The TSG that the object is, or (handle 0) the one that RM makes for the object. */
-static struct qgpu_tsg *add(struct qgpu_client *client, const struct qgpu_object *object, u32 handle, u32 engine)
+static struct qgpu_tsg *add(struct qgpu_client *client, const struct qgpu_object *object, u32 handle, u32 engine,
+			    bool sealed)
 {
 	u32 device = qgpu_object_device(client, object->parent);
 
 	if (!qgpu_device_has_subdevice(client, device))
 		return ERR_PTR(-ENODEV);
-	return qgpu_tsg_add(client, &qgpu_gpus[object->gpu], handle, device, engine);
+	return qgpu_tsg_add(client, &qgpu_gpus[object->gpu], handle, device, engine,
+			    is_for_copies(client, device, engine, sealed));
 }
 
-static int enter_as_channel(struct qgpu_client *client, struct qgpu_object *channel, u32 engine)
+static int enter_as_channel(struct qgpu_client *client, struct qgpu_object *channel, u32 engine, bool sealed)
 {
-	struct qgpu_tsg *tsg = tsg_above(client, channel->parent) ?: add(client, channel, 0, engine);
+	struct qgpu_tsg *tsg = tsg_above(client, channel->parent) ?: add(client, channel, 0, engine, sealed);
 	int ret;
 
 	if (IS_ERR(tsg))
@@ -146,7 +161,7 @@ static int enter_as_channel(struct qgpu_client *client, struct qgpu_object *chan
 	return ret;
 }
 
-int qgpu_enter_tsg(struct qgpu_client *client, struct qgpu_object *object, u32 engine)
+int qgpu_enter_tsg(struct qgpu_client *client, struct qgpu_object *object, u32 engine, bool sealed)
 {
 	struct qgpu_tsg *tsg;
 
@@ -155,8 +170,8 @@ int qgpu_enter_tsg(struct qgpu_client *client, struct qgpu_object *object, u32 e
 	if (object->gpu < 0)
 		return -ENODEV;
 	if (NV_IS_GPFIFO(object->class))
-		return enter_as_channel(client, object, engine);
-	tsg = add(client, object, object->handle, engine);
+		return enter_as_channel(client, object, engine, sealed);
+	tsg = add(client, object, object->handle, engine, sealed);
 	if (IS_ERR(tsg))
 		return PTR_ERR(tsg);
 	smp_store_release(&object->tsg, tsg);	/* pairs with qgpu_client_tsg() */

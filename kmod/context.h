@@ -24,8 +24,11 @@ bool qgpu_is_in_compute_tsg(struct qgpu_client *client, u32 channel);
  * False: RM did not do it, though the card may be able to.
  */
 bool qgpu_make_preemptible(struct qgpu_client *client, u32 channel);
-/* Set the object's TSG if it is a TSG or channel, else do nothing. -ENODEV: no known card, or no subdevice to gate it. */
-int qgpu_enter_tsg(struct qgpu_client *client, struct qgpu_object *object, u32 engine);
+/*
+ * Set the object's TSG if it is a TSG or channel, else do nothing. sealed: RM has read this engine. -ENODEV: no known
+ * card, or no subdevice to gate it.
+ */
+int qgpu_enter_tsg(struct qgpu_client *client, struct qgpu_object *object, u32 engine, bool sealed);
 /* The object is a further handle on a TSG of its card; as for qgpu_tsg_share(). */
 int qgpu_enter_shared_tsg(struct qgpu_client *client, struct qgpu_object *object, struct qgpu_tsg *tsg, u64 stamp);
 /* What is charged for each handle on a TSG of this engine. */

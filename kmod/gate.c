@@ -43,11 +43,6 @@ enum action { NOTHING, OPEN, PUT_BACK, CLOSE };
 /* Which channels may be in one control. */
 enum apart { TOGETHER, BY_POD, BY_CLIENT, ALONE };
 
-static struct qgpu_share *share_of(const struct qgpu_tsg *tsg)
-{
-	return &tsg->pod->shares[qgpu_gpu_index(tsg->gpu)];
-}
-
 static enum action action_of(const struct qgpu_tsg *tsg, const struct qgpu_channel *channel)
 {
 	if (channel->absent >= ABSENT_TIMES)
@@ -170,7 +165,7 @@ static enum apart apart_of(const struct qgpu_gpu *gpu, const struct qgpu_tsg *ts
 {
 	enum apart apart = channel->apart;
 
-	if (share_of(tsg)->slow_ns || share_of(tsg)->may_be_slow)
+	if (qgpu_share_of(tsg)->slow_ns || qgpu_share_of(tsg)->may_be_slow)
 		apart = max_t(enum apart, apart, BY_POD);
 	if (gpu->refused_mixed >= MIXED_MAX)
 		apart = max_t(enum apart, apart, BY_CLIENT);
@@ -289,7 +284,7 @@ static void note_time(struct qgpu_gpu *gpu, const struct batch *batch, u64 ns, u
 	for (i = 0; i < batch->num; i++) {
 		if (!gpu->gated[i].tsg->listed)
 			continue;
-		share = share_of(gpu->gated[i].tsg);
+		share = qgpu_share_of(gpu->gated[i].tsg);
 		if (share == last)
 			continue;
 		last = share;
@@ -357,7 +352,7 @@ static void note_slow(struct qgpu_gpu *gpu)
 	const struct qgpu_tsg *tsg;
 
 	list_for_each_entry(tsg, &gpu->tsgs, node) {
-		struct qgpu_share *share = share_of(tsg);
+		struct qgpu_share *share = qgpu_share_of(tsg);
 
 		if (share->turn_ended && share->closing_ns) {
 			share->slow_ns = ((share->slow_ns ?: share->closing_ns) + share->closing_ns) / 2;
@@ -389,9 +384,11 @@ bool qgpu_gates_step(struct qgpu_gpu *gpu)
 /* The timeslice that the plan in force asks for; 0: none. */
 static u64 due_us_of(const struct qgpu_tsg *tsg)
 {
-	const struct qgpu_part *part = share_of(tsg)->part;
+	const struct qgpu_part *part = qgpu_share_of(tsg)->part;
 
-	return part && !READ_ONCE(tsg->pod->gone) && !qgpu_tsgs_paused() ? part->timeslice_us : 0;
+	if (!part || READ_ONCE(tsg->pod->gone) || qgpu_tsgs_paused())
+		return 0;
+	return tsg->copies ? part->copy_timeslice_us : part->timeslice_us;
 }
 
 static bool is_slice_due(const struct qgpu_tsg *tsg)

@@ -89,6 +89,9 @@
 #define NV2080_ENGINE_TYPE_GR0		1
 #define NV2080_ENGINE_TYPE_GR7		8
 #define NV_IS_COMPUTE(engine)		((engine) >= NV2080_ENGINE_TYPE_GR0 && (engine) <= NV2080_ENGINE_TYPE_GR7)
+/* COPY0 to COPY9, COPY10 to COPY19, and a second name of each for compression; those from COPY10 on since 560. */
+#define NV_IS_COPY(engine)		(((engine) >= 0x09 && (engine) <= 0x12) || \
+					 ((engine) >= 0x34 && (engine) <= 0x3d) || ((engine) >= 0x40 && (engine) <= 0x53))
 
 /* SDK/nvos.h; each struct has a member for the status of RM's answer. */
 struct nvos00 {			/* RM_FREE */
@@ -326,6 +329,15 @@ struct nv2080_preemption_mode {
 
 #define NV2080_PREEMPTION_MODE_FLAGS_CILP	0x1
 #define NV2080_PREEMPTION_MODE_COMPUTE_CILP	2
+
+/* SDK/ctrl/ctrl2080/ctrl2080ce.h */
+#define NV2080_CE_GET_CAPS_V2		0x20802a03
+struct nv2080_ce_caps {
+	u32 engine;
+	u8 caps[2], pad[2];
+};
+
+#define NV2080_CE_CAPS_GRCE		0x1	/* in caps[0]: it is on the runlist of the compute engine */
 
 /* SDK/ctrl/ctrla06c.h, ctrla06f/ctrla06fgpfifo.h */
 #define NVA06C_GPFIFO_SCHEDULE		0xa06c0101

@@ -219,8 +219,8 @@ bool qgpu_objects_hold(struct qgpu_client *client, u32 handle)
 			continue;
 		if (NV_IS_GPFIFO(object->class) && !qgpu_tsg_hidden(object->tsg) && object->handle != handle)
 			continue;	/* freed with its TSG */
-		object->held = held = true;
-		qgpu_tsg_hold(object->tsg, 1, &gpus);
+		object->held = true;
+		held |= qgpu_tsg_hold(object->tsg, 1, &gpus);
 	}
 	qgpu_tsgs_wait(gpus);
 	return held;

@@ -24,7 +24,7 @@ bool qgpu_objects_run(struct qgpu_client *client);
 bool qgpu_objects_share(struct qgpu_client *client);
 /*
  * Keep the gates of everything below an object, and of everything that depends on it, open while the driver frees it.
- * True: there are such gates.
+ * True: the plan may close such a gate meanwhile.
  */
 bool qgpu_objects_hold(struct qgpu_client *client, u32 handle);
 void qgpu_objects_unhold(struct qgpu_client *client);

@@ -9,9 +9,19 @@
 
 #include "plan.h"
 
+/* Where an element of a caller ends that does not say how long it is: it knows of no copy TSGs. */
+#define SHORT_POD_PLAN	offsetof(struct qgpu_pod_plan, copy_timeslice_us)
+
+static size_t pod_plan_size(const struct qgpu_plan *plan)
+{
+	return plan->pod_plan_size ?: SHORT_POD_PLAN;
+}
+
 static bool head_is_sane(const struct qgpu_plan *plan)
 {
-	return !plan->flags && plan->nr_pods <= QGPU_MAX_PODS && plan->nr_windows <= QGPU_MAX_WINDOWS &&
+	return !plan->flags && !plan->pad && pod_plan_size(plan) >= SHORT_POD_PLAN &&
+	       pod_plan_size(plan) <= QGPU_MAX_POD_PLAN_SIZE &&
+	       plan->nr_pods <= QGPU_MAX_PODS && plan->nr_windows <= QGPU_MAX_WINDOWS &&
 	       plan->period_ns >= QGPU_MIN_PERIOD_NS && plan->period_ns <= QGPU_MAX_PERIOD_NS &&
 	       plan->lease_ns >= QGPU_MIN_LEASE_NS && plan->lease_ns <= QGPU_MAX_LEASE_NS;
 }
@@ -32,14 +42,20 @@ static bool windows_are_sane(const struct qgpu_window *windows, u32 nr, u64 peri
 	return true;
 }
 
+static bool timeslice_is_sane(u64 timeslice_us)
+{
+	return timeslice_us >= QGPU_MIN_TIMESLICE_US && timeslice_us <= QGPU_MAX_TIMESLICE_US;
+}
+
 static bool pod_is_sane(const struct qgpu_plan *plan, const struct qgpu_pod_plan *pod)
 {
 	bool gated = pod->flags & QGPU_POD_PLAN_GATED;
 
-	return !(pod->flags & ~QGPU_POD_PLAN_GATED) && pod->pod_class <= QGPU_CLASS_ONLINE &&
-	       pod->timeslice_us >= QGPU_MIN_TIMESLICE_US && pod->timeslice_us <= QGPU_MAX_TIMESLICE_US &&
+	return !(pod->flags & ~(QGPU_POD_PLAN_GATED | QGPU_POD_PLAN_COPIES)) && pod->pod_class <= QGPU_CLASS_ONLINE &&
+	       timeslice_is_sane(pod->timeslice_us) &&
+	       (!pod->copy_timeslice_us || timeslice_is_sane(pod->copy_timeslice_us)) &&
 	       pod->first_window <= plan->nr_windows && pod->nr_windows <= plan->nr_windows - pod->first_window &&
-	       (gated || (!pod->nr_windows && !pod->first_window));
+	       (gated || (!pod->nr_windows && !pod->first_window && !(pod->flags & QGPU_POD_PLAN_COPIES)));
 }
 
 static int read_part(struct qgpu_timeline *timeline, const struct qgpu_plan *plan, const struct qgpu_pod_plan *in)
@@ -59,7 +75,9 @@ static int read_part(struct qgpu_timeline *timeline, const struct qgpu_plan *pla
 	*part = (struct qgpu_part){
 		.pod = pod,
 		.timeslice_us = in->timeslice_us,
+		.copy_timeslice_us = in->copy_timeslice_us,
 		.gated = in->flags & QGPU_POD_PLAN_GATED,
+		.copies_gated = in->flags & QGPU_POD_PLAN_COPIES,
 		.nr_windows = in->nr_windows,
 		.windows = timeline->windows + in->first_window,
 	};
@@ -71,17 +89,28 @@ static int read_part(struct qgpu_timeline *timeline, const struct qgpu_plan *pla
 	return 0;
 }
 
+static int copy_pod(struct qgpu_pod_plan *pod, const struct qgpu_plan *plan, u32 at)
+{
+	const void __user *pods = (void __user *)(uintptr_t)plan->pods;
+	size_t size = pod_plan_size(plan);
+	int ret;
+
+	ret = copy_struct_from_user(pod, sizeof(*pod), pods + at * size, size);
+	if (!ret && size == SHORT_POD_PLAN) {
+		pod->copy_timeslice_us = pod->timeslice_us;
+		pod->flags |= pod->flags & QGPU_POD_PLAN_GATED ? QGPU_POD_PLAN_COPIES : 0;
+	}
+	return ret;
+}
+
 static int read_parts(struct qgpu_timeline *timeline, const struct qgpu_plan *plan)
 {
 	struct qgpu_pod_plan pod;
 	int ret = 0;
 	u32 i;
 
-	for (i = 0; i < plan->nr_pods && !ret; i++) {
-		if (copy_from_user(&pod, (struct qgpu_pod_plan __user *)(uintptr_t)plan->pods + i, sizeof(pod)))
-			return -EFAULT;
-		ret = read_part(timeline, plan, &pod);
-	}
+	for (i = 0; i < plan->nr_pods && !ret; i++)
+		ret = copy_pod(&pod, plan, i) ?: read_part(timeline, plan, &pod);
 	return ret;
 }
 

@@ -215,6 +215,14 @@ u32 qgpu_rm_subdevice(u32 client, u32 device, u32 *subdevice)
 	return status;
 }
 
+bool qgpu_rm_copies_apart(u32 client, u32 subdevice, u32 engine)
+{
+	struct nv2080_ce_caps caps = { .engine = engine };
+
+	return qgpu_rm_control(client, subdevice, NV2080_CE_GET_CAPS_V2, &caps, sizeof(caps)) == NV_OK &&
+	       !(caps.caps[0] & NV2080_CE_CAPS_GRCE);
+}
+
 u32 qgpu_rm_gpu_id(u32 client, u32 subdevice, u32 *gpu_id)
 {
 	struct nv2080_gpu_id id = {};

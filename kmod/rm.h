@@ -24,6 +24,8 @@ bool qgpu_rm_gone(u32 client, u32 object);
 u32 qgpu_rm_memory_size(u32 client, u32 memory, u64 *size);
 u32 qgpu_rm_fb_total(u32 client, u32 subdevice, u64 *bytes);
 u32 qgpu_rm_subdevice(u32 client, u32 device, u32 *subdevice);
+/* Whether RM says that a copy engine is not on the compute engine's runlist. */
+bool qgpu_rm_copies_apart(u32 client, u32 subdevice, u32 engine);
 u32 qgpu_rm_gpu_id(u32 client, u32 subdevice, u32 *gpu_id);
 int qgpu_rm_enumerate(struct nv_gpu_info infos[NV_MAX_GPUS]);
 

@@ -8,7 +8,9 @@
 struct qgpu_part {
 	struct qgpu_pod *pod;	/* a reference */
 	u64 timeslice_us;
+	u64 copy_timeslice_us;	/* 0: the driver's own */
 	bool gated;
+	bool copies_gated;	/* its copy TSGs too */
 	bool idle;		/* the daemon says it has nothing to run */
 	bool has_tsgs;		/* when the runner last looked */
 	u64 early_ns;		/* its gate begins to close this much before a window ends */

@@ -3,7 +3,8 @@
  * tsg.c - the TSGs of a pGPU and their channels, as the pods have made them, and which of their gates should be closed.
  * gate.c moves gates and sets timeslices.
  *
- * All TSGs of a pod are gated, not only those declared for compute, because a pod may declare a TSG falsely.
+ * A plan says whether its gate covers a pod's copy TSGs. It covers all others, because a pod may declare a TSG falsely;
+ * context.c says which are copy TSGs for certain.
  *
  * A TSG may have several handles, in clients of one pod: a client of an MPS server duplicates the server's TSG and makes
  * its channels below that. RM keeps the TSG until the last handle is freed.
@@ -44,7 +45,8 @@ static void name(struct qgpu_tsg_handle *as, const struct qgpu_client *client, u
 	};
 }
 
-struct qgpu_tsg *qgpu_tsg_add(struct qgpu_client *client, struct qgpu_gpu *gpu, u32 handle, u32 device, u32 engine)
+struct qgpu_tsg *qgpu_tsg_add(struct qgpu_client *client, struct qgpu_gpu *gpu, u32 handle, u32 device, u32 engine,
+			      bool copies)
 {
 	u64 pod = client->pod->id, id, asked;
 	struct qgpu_tsg *tsg;
@@ -63,6 +65,7 @@ struct qgpu_tsg *qgpu_tsg_add(struct qgpu_client *client, struct qgpu_gpu *gpu, 
 	name(&tsg->first, client, handle, device);
 	INIT_LIST_HEAD(&tsg->further);
 	tsg->engine = engine;
+	tsg->copies = copies;
 	tsg->wish_us = NV_DEFAULT_TIMESLICE_US;
 	mutex_lock(&gpu->lock);
 	tsg->id = id = atomic64_inc_return(&last_id);	/* under the lock: the list is in order of ids */
@@ -250,19 +253,30 @@ void qgpu_channel_remove(struct qgpu_tsg *tsg, u32 client, u32 handle)
 		qgpu_tsg_drop(tsg, client, 0, false);
 }
 
-bool qgpu_tsg_closed(const struct qgpu_tsg *tsg)
+/* Whether its pod's gate covers it. Without a plan, that of the next one may. */
+static bool is_covered(const struct qgpu_tsg *tsg)
 {
-	lockdep_assert_held(&tsg->gpu->lock);
-	return tsg->pod->shares[qgpu_gpu_index(tsg->gpu)].closed && tsg->hold <= 0 && !READ_ONCE(tsg->pod->gone);
+	const struct qgpu_part *part = qgpu_share_of(tsg)->part;
+
+	return !tsg->copies || !part || part->copies_gated;
 }
 
-void qgpu_tsg_hold(struct qgpu_tsg *tsg, int by, u32 *gpus)
+bool qgpu_tsg_closed(const struct qgpu_tsg *tsg)
 {
+	return qgpu_share_of(tsg)->closed && is_covered(tsg) && tsg->hold <= 0 && !READ_ONCE(tsg->pod->gone);
+}
+
+bool qgpu_tsg_hold(struct qgpu_tsg *tsg, int by, u32 *gpus)
+{
+	bool covered;
+
 	mutex_lock(&tsg->gpu->lock);
 	tsg->hold += by;
+	covered = is_covered(tsg);
 	qgpu_gpu_ask(tsg->gpu);
 	mutex_unlock(&tsg->gpu->lock);
 	*gpus |= BIT(qgpu_gpu_index(tsg->gpu));
+	return covered;
 }
 
 bool qgpu_tsg_reclose(struct qgpu_tsg *tsg, u32 *gpus)

@@ -47,6 +47,7 @@ struct qgpu_tsg {
 	struct list_head further;	/* its other handles, by stamp, ascending */
 	u32 nr_further;
 	u32 engine;		/* as the pod declared it */
+	bool copies;		/* it runs copies only, and not on the compute engine's runlist: that is certain */
 	bool preemptible;	/* in mid-kernel */
 	u64 wish_us;		/* what the pod asked for itself */
 	u64 set_us;		/* what the plan set; 0: nothing; all ones: RM's answer is missing, or was an error */
@@ -61,7 +62,8 @@ struct qgpu_tsg {
  * Returns once its timeslice and those of its channels that exist are as they should be. ERR_PTR(-ENOSPC): the pod has
  * too many.
  */
-struct qgpu_tsg *qgpu_tsg_add(struct qgpu_client *client, struct qgpu_gpu *gpu, u32 handle, u32 device, u32 engine);
+struct qgpu_tsg *qgpu_tsg_add(struct qgpu_client *client, struct qgpu_gpu *gpu, u32 handle, u32 device, u32 engine,
+			      bool copies);
 void qgpu_tsg_put(struct qgpu_tsg *tsg);
 /* The stamp of one of its handles; 0: it has no such handle. */
 u64 qgpu_tsg_stamp(struct qgpu_tsg *tsg, u32 client, u32 handle);
@@ -87,13 +89,20 @@ static inline bool qgpu_tsg_hidden(const struct qgpu_tsg *tsg)
 	return !READ_ONCE(tsg->first.handle);
 }
 
+/* Its pod's share of its pGPU. */
+static inline struct qgpu_share *qgpu_share_of(const struct qgpu_tsg *tsg)
+{
+	lockdep_assert_held(&tsg->gpu->lock);
+	return &tsg->pod->shares[qgpu_gpu_index(tsg->gpu)];
+}
+
 /* Whether its gate should be closed. Needs the pGPU's lock. */
 bool qgpu_tsg_closed(const struct qgpu_tsg *tsg);
 /*
  * Hold its gate open (by 1), or no longer (by -1). Nothing has moved when this returns: qgpu_tsgs_wait() does, for all
- * pGPUs of the mask.
+ * pGPUs of the mask. False: the plan in force leaves its gate open anyway.
  */
-void qgpu_tsg_hold(struct qgpu_tsg *tsg, int by, u32 *gpus);
+bool qgpu_tsg_hold(struct qgpu_tsg *tsg, int by, u32 *gpus);
 void qgpu_tsgs_wait(u32 gpus);
 /*
  * The pod may have put its channels back on the GPU itself: the gate is to be closed again if it should be closed

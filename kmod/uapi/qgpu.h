@@ -24,7 +24,7 @@
 #include <linux/ioctl.h>
 #include <linux/types.h>
 
-#define QGPU_ABI_VERSION 4
+#define QGPU_ABI_VERSION 5
 
 #define QGPU_NAME_LEN 64
 #define QGPU_MAX_GPUS 32
@@ -232,7 +232,14 @@ struct qgpu_window {
 
 /* With GATED the gate of the pod is open in its windows only (never, if it has none); without, always. */
 #define QGPU_POD_PLAN_GATED 0x1
+/* With COPIES (and GATED) the gate covers copy TSGs too; without, it leaves them on the card. */
+#define QGPU_POD_PLAN_COPIES 0x2
 
+/*
+ * timeslice_us is set on each TSG of the pod but copy TSGs, copy_timeslice_us on these; 0 leaves them the driver's own.
+ * Copy TSGs are those of copy engines that are not on the compute engine's runlist. Where the module is not certain of
+ * that, a TSG is none.
+ */
 struct qgpu_pod_plan {
 	__u64 pod;
 	__u64 timeslice_us;
@@ -240,6 +247,7 @@ struct qgpu_pod_plan {
 	__u32 flags;
 	__u32 first_window;
 	__u32 nr_windows;
+	__u64 copy_timeslice_us;
 };
 
 /*
@@ -251,7 +259,12 @@ struct qgpu_pod_plan {
  * on, in order, without overlap, within the period. The period starts where CLOCK_MONOTONIC divides by it. A pod that
  * was removed is skipped; an id that never was is EINVAL. Another descriptor's plan on this pGPU is EBUSY. A refused
  * plan leaves the old one in force.
+ *
+ * pod_plan_size is the size of the caller's qgpu_pod_plan, which counts as the one in a command does. 0: it ends before
+ * copy_timeslice_us, and copy TSGs have the timeslice and the gate of all others.
  */
+#define QGPU_MAX_POD_PLAN_SIZE 256
+
 struct qgpu_plan {
 	__u32 gpu;
 	__u32 flags;
@@ -261,6 +274,8 @@ struct qgpu_plan {
 	__u32 nr_windows;
 	__u64 pods;
 	__u64 windows;
+	__u32 pod_plan_size;
+	__u32 pad;
 };
 
 /* QGPU_IOC_RENEW: the plan on gpu holds for another lease; ENOENT if it has lapsed. */

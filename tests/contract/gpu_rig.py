@@ -14,7 +14,7 @@ from pathlib import Path
 
 from qgpu.ipc import wire
 from qgpu.linux import cgroup
-from qgpu.load.spec import Workload
+from qgpu.load.workload import Workload
 from qgpu.model import NS_PER_S
 from qgpu.model.plane_api import Host
 

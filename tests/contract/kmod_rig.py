@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from qgpu.linux import cgroup
-from qgpu.load.spec import Workload
+from qgpu.load.workload import Workload
 from qgpu.model import NS_PER_S
 from qgpu.planes.kmod.backend import LEASE_NS
 

@@ -17,7 +17,7 @@ from qgpu.load import run
 from qgpu.load.cuda import Cuda, Device, Sync
 from qgpu.load.kernel import Kernel
 from qgpu.load.record import Record, Stop
-from qgpu.load.spec import Workload
+from qgpu.load.workload import Workload
 
 
 class Live(Record):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from qgpu.load.spec import Workload
+from qgpu.load.workload import Workload
 from qgpu.model.plane_api import Host
 
 #: A card full of 1 ms kernels, never waiting for the host.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from qgpu.load.spec import Workload
+from qgpu.load.workload import Workload
 from qgpu.planes.sim.hardware import H200
 from qgpu.planes.sim.host import SimHost
 

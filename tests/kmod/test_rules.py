@@ -17,10 +17,12 @@ from tests import rm_data
 
 KMOD = Path(__file__).resolve().parents[2] / "kmod"
 CC = shutil.which("cc") or shutil.which("gcc")
-#: What rule_lookup.c needs of the kernel.
+#: What rule_lookup.c and nvrm.h need of the kernel.
 SHIM = {
     "types.h": "#include <stdint.h>\n#include <stddef.h>\ntypedef uint8_t u8;\ntypedef uint32_t u32;\n"
+    "typedef int16_t s16;\ntypedef uint16_t u16;\ntypedef int32_t s32;\ntypedef uint64_t u64;\n"
     "#include <stdbool.h>\n",
+    "build_bug.h": "#include <assert.h>\n",
     "kernel.h": "#define ARRAY_SIZE(array) (sizeof(array) / sizeof(*(array)))\n",
     "bsearch.h": "#include <stdlib.h>\n",
 }
@@ -42,6 +44,24 @@ int main(void)
 		printf("%d %d ", control ? control->memory_at : 0, qgpu_engine_allowed(number));
 		printf("%d %d ", class ? class->flags : 0, class ? class->clients : 0);
 		printf("%d\\n", qgpu_escape_refusal(number));
+	}
+	return 0;
+}
+"""
+#: It names each engine type up to 255 that the module takes for compute, or for copies.
+ENGINES_PROGRAM = """
+#include <stdio.h>
+#include "nvrm.h"
+
+int main(void)
+{
+	unsigned int engine;
+
+	for (engine = 0; engine < 256; engine++) {
+		if (NV_IS_COMPUTE(engine))
+			printf("compute %u\\n", engine);
+		if (NV_IS_COPY(engine))
+			printf("copy %u\\n", engine);
 	}
 	return 0;
 }
@@ -76,24 +96,28 @@ def _defines() -> dict[str, int]:
     }
 
 
-@pytest.fixture(scope="module")
-def said(tmp_path_factory) -> dict[int, list[int]]:
-    """What the module's own lookup says of each number."""
+def _run(folder: Path, program: str, *sources: Path, asked: str = "") -> list[str]:
+    """Compile a program with sources of the module, and return the lines that it prints."""
     if CC is None:
         pytest.skip("no C compiler")
-    folder = tmp_path_factory.mktemp("rules")
     (folder / "linux").mkdir()
     for name, text in SHIM.items():
         (folder / "linux" / name).write_text(text)
-    (folder / "main.c").write_text(PROGRAM)
+    (folder / "main.c").write_text(program)
     flags = ["-std=gnu11", "-Wall", "-Wextra", "-Wno-missing-field-initializers", "-Werror", f"-I{folder}", f"-I{KMOD}"]
-    sources = [str(folder / "main.c"), str(KMOD / "rule_lookup.c")]
-    subprocess.run([str(CC), *flags, "-o", str(folder / "rules"), *sources], check=True)
+    of = [str(folder / "main.c"), *map(str, sources)]
+    subprocess.run([str(CC), *flags, "-o", str(folder / "main"), *of], check=True)
+    return subprocess.run(
+        [str(folder / "main")], input=asked, check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory) -> dict[int, list[int]]:
+    """What the module's own lookup says of each number."""
     asked = "\n".join(map(str, ASKED))
-    lines = subprocess.run([str(folder / "rules")], input=asked, check=True, capture_output=True, text=True).stdout
-    return {
-        number: [int(word) for word in line.split()] for number, line in zip(ASKED, lines.splitlines(), strict=True)
-    }
+    lines = _run(tmp_path_factory.mktemp("rules"), PROGRAM, KMOD / "rule_lookup.c", asked=asked)
+    return {number: [int(word) for word in line.split()] for number, line in zip(ASKED, lines, strict=True)}
 
 
 def test_the_header_checked_in_is_what_the_tables_say():
@@ -136,6 +160,13 @@ def test_module_and_guardian_refuse_the_same_engines(said):
     allowed = {number for number, (_, _, _, _, engine, *_) in said.items() if engine}
 
     assert allowed == {0, *scheduling.ENGINES}
+
+
+def test_module_and_guardian_know_the_same_copy_engines(tmp_path):
+    lines = _run(tmp_path, ENGINES_PROGRAM)
+    found = {kind: {int(line.split()[1]) for line in lines if line.startswith(kind)} for kind in ("compute", "copy")}
+
+    assert found == {"compute": set(abi.GR_ENGINES), "copy": set(abi.COPY_ENGINES)}
 
 
 def test_module_and_guardian_bound_the_same_objects():

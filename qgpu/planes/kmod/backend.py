@@ -263,7 +263,12 @@ class KmodBackend:
             nr_windows=len(windows),
             pods=int(ffi.cast("uintptr_t", c_parts)),
             windows=int(ffi.cast("uintptr_t", c_windows)),
+            pod_plan_size=ffi.sizeof("struct qgpu_pod_plan"),
         )
+
+
+#: A gate that covers copy TSGs too.
+_WHOLE_GATE = NUMBERS["QGPU_POD_PLAN_GATED"] | NUMBERS["QGPU_POD_PLAN_COPIES"]
 
 
 def _part(part: PodPlan, ident: int, first_window: int) -> dict[str, int]:
@@ -272,14 +277,23 @@ def _part(part: PodPlan, ident: int, first_window: int) -> dict[str, int]:
         "pod": ident,
         "timeslice_us": part.timeslice_us,
         "pod_class": CLASSES[part.pod_class],
-        "flags": NUMBERS["QGPU_POD_PLAN_GATED"] if gated else 0,
+        "flags": _gate(part),
         "first_window": first_window if gated else 0,
         "nr_windows": len(part.windows or ()),
+        "copy_timeslice_us": part.copy_timeslice_us or 0,
     }
 
 
+def _gate(part: PodPlan) -> int:
+    """Say what a pod's gate covers: copies too if no window is lent, because then its quota is of all time."""
+    if part.windows is None:
+        return 0
+    lends = any(window.on_idle is OnIdle.YIELD for window in part.windows)
+    return NUMBERS["QGPU_POD_PLAN_GATED"] if lends else _WHOLE_GATE
+
+
 def _closed(ident: int) -> dict[str, int]:
-    return {"pod": ident, "timeslice_us": MIN_TIMESLICE_US, "flags": NUMBERS["QGPU_POD_PLAN_GATED"]}
+    return {"pod": ident, "timeslice_us": MIN_TIMESLICE_US, "flags": _WHOLE_GATE}
 
 
 def _ended(before: Mapping[int, Sequence[TsgRef]], now: Mapping[int, Sequence[TsgRef]]) -> dict[int, list[TsgRef]]:

@@ -212,4 +212,4 @@ def test_plans_close_the_gates_of_kept_pods(
     names(left)
     backend.apply(plan)
 
-    assert device.plans == [[(1, 0, 0), (2, 0, 0)], [(1, 1, 0), (2, 0, 0)], [(2, 0, 0)]]
+    assert device.plans == [[(1, 0, 0), (2, 0, 0)], [(1, 3, 0), (2, 0, 0)], [(2, 0, 0)]]

@@ -72,12 +72,15 @@ static void plan(int fd)
 	}
 	for (i = 0; i < p.nr_pods; i++) {
 		pods[i] = (struct qgpu_pod_plan){ some_pod() - i, 50 + below(5000), below(2), below(2) };
+		pods[i].copy_timeslice_us = below(2) ? 50 + below(5000) : 0;
 		if (pods[i].flags) {
+			pods[i].flags |= below(2) ? QGPU_POD_PLAN_COPIES : 0;
 			pods[i].first_window = below(p.nr_windows + 1);
 			pods[i].nr_windows = below(p.nr_windows - pods[i].first_window + 1);
 		}
 	}
 	p.pods = (uintptr_t)pods;
+	p.pod_plan_size = below(8) ? sizeof(*pods) : below(300);
 	p.windows = (uintptr_t)windows;
 	if (!below(3))
 		((uint64_t *)&p)[below(sizeof(p) / 8)] = value();

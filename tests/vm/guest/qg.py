@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 BUILD = Path(os.environ.get("QGPU_VM_BUILD", "/nonexistent"))
 MS = 1_000_000
 N = uapi.NUMBERS
+GATED, COPIES = N["QGPU_POD_PLAN_GATED"], N["QGPU_POD_PLAN_COPIES"]
 #: What is charged for the address space of a device, which RM makes when it is used.
 SPACE = 64 << 10
 FIGURES = Path("/run/share/figures.json")
@@ -160,9 +161,18 @@ class Qgpu:
         return [uapi.ffi.new("struct qgpu_event *", each) for each in uapi.ffi.from_buffer("struct qgpu_event[]", data)]
 
     def plan(
-        self, *parts: tuple[Any, ...], period_ns: int = 100 * MS, lease_ns: int = 60_000 * MS, **more: int
+        self,
+        *parts: tuple[Any, ...],
+        period_ns: int = 100 * MS,
+        lease_ns: int = 60_000 * MS,
+        copies: Mapping[int, int] | None = None,
+        gate: int = GATED | COPIES,
+        **more: int,
     ) -> None:
-        """Install a plan; a part is (pod, timeslice_us) or (pod, timeslice_us, [(start_ns, end_ns, flags), ...])."""
+        """Install a plan; a part is (pod, timeslice_us) or (pod, timeslice_us, [(start_ns, end_ns, flags), ...]).
+
+        ``copies`` has copy timeslices by pod, ``gate`` the flags of parts with windows.
+        """
         windows: list[dict[str, int]] = []
         pods = []
         for pod, timeslice_us, *rest in parts:
@@ -171,9 +181,10 @@ class Qgpu:
                 {
                     "pod": pod,
                     "timeslice_us": timeslice_us,
-                    "flags": 1 if rest else 0,
+                    "flags": gate if rest else 0,
                     "first_window": len(windows) if rest else 0,
                     "nr_windows": len(own),
+                    "copy_timeslice_us": (copies or {}).get(pod, 0),
                 }
             )
             windows += [{"start_ns": w[0], "end_ns": w[1], "flags": w[2]} for w in own]
@@ -186,6 +197,7 @@ class Qgpu:
             "nr_windows": len(windows),
             "pods": int(uapi.ffi.cast("uintptr_t", c_pods)),
             "windows": int(uapi.ffi.cast("uintptr_t", c_windows)),
+            "pod_plan_size": uapi.ffi.sizeof("struct qgpu_pod_plan"),
         }
         self.ioctl("PLAN", **(fields | more))
 

@@ -129,6 +129,11 @@ def test_calls_on_a_pod_are_checked(qgpu, pod):
         ((1000,), {"lease_ns": 2**64 - 1}),
         ((1000,), {"nr_pods": 257}),
         ((1000,), {"nr_windows": 1025}),
+        ((1000, []), {"gate": 4}),
+        ((1000, []), {"gate": qg.COPIES}),  # with no gate to cover them
+        ((1000,), {"pad": 1}),
+        ((1000,), {"pod_plan_size": 31}),
+        ((1000,), {"pod_plan_size": N["QGPU_MAX_POD_PLAN_SIZE"] + 1}),
         ((1000,), {"gpu": 1}),
     ],
 )
@@ -137,6 +142,32 @@ def test_plans_are_checked(qgpu, pod, part, more):
 
     assert errno_of(qgpu.plan, (web.id, *part), **more) == errno.EINVAL
     assert errno_of(qgpu.ioctl, "RENEW", gpu=0) == errno.ENOENT
+
+
+@pytest.mark.parametrize("timeslice_us", [49, 1_000_001, 2**64 - 1])
+def test_copy_timeslices_are_checked(qgpu, pod, timeslice_us):
+    web = pod("web")
+
+    assert errno_of(qgpu.plan, (web.id, 1000), copies={web.id: timeslice_us}) == errno.EINVAL
+
+
+def send_plan(qgpu, element, size):
+    """A plan of one pod, described in memory of its own."""
+    block = qg.uapi.ffi.from_buffer(element)
+    at = int(qg.uapi.ffi.cast("uintptr_t", block))
+    qgpu.plan(pods=at, nr_pods=1, pod_plan_size=size)
+
+
+def test_pods_of_longer_and_shorter_plans_are_understood(qgpu, pod):
+    """A newer caller has more members, which must be 0."""
+    web = pod("web")
+    known = {"pod": web.id, "timeslice_us": 1000, "copy_timeslice_us": 2000}
+    element = bytes(qg.uapi.ffi.buffer(qg.uapi.ffi.new("struct qgpu_pod_plan *", known)))
+    for length, size in ((len(element) - 8, 0), (len(element) - 8, len(element) - 8), (len(element), len(element))):
+        send_plan(qgpu, element[:length], size)
+    send_plan(qgpu, element + bytes(8), len(element) + 8)
+
+    assert errno_of(send_plan, qgpu, element + b"\1" + bytes(7), len(element) + 8) == errno.E2BIG
 
 
 def test_plans_of_unreadable_memory_or_doubled_pods_are_refused(qgpu, pod):

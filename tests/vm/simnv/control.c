@@ -146,6 +146,8 @@ static u32 gate(const struct sim_client *caller, const struct nv2080_disable_cha
 			return NV_ERR_INVALID_CHANNEL;
 		}
 		sim_gpu_advance(object->gpu);
+		if (arg->disable && arg->only_scheduling)
+			continue;	/* it runs on until another TSG wants the engine, which may be never */
 		if (arg->disable)
 			object->channel->disabled++;
 		else if (object->channel->disabled)
@@ -195,6 +197,17 @@ static void start_channels(struct sim_object *object)
 	}
 }
 
+static u32 copy_caps(struct nv2080_ce_caps *arg)
+{
+	int copy = sim_copy_engine(arg->engine);
+
+	if (copy < 0)
+		return NV_ERR_NOT_SUPPORTED;
+	arg->caps[0] = copy < SIM_GRCES ? 0xe3 : 0xe2;
+	arg->caps[1] = 0x03;
+	return NV_OK;
+}
+
 /* A process with number N has N bytes. */
 static u32 pid_info(struct nv2080_pid_infos *asked)
 {
@@ -237,6 +250,8 @@ static size_t size_of(u32 cmd)
 		return NV2080_FB_INFO_ENTRY_AT + fb_list_length() * sizeof(struct nv2080_fb_entry);
 	case NV2080_FIFO_DISABLE_CHANNELS:
 		return sizeof(struct nv2080_disable_channels);
+	case NV2080_CE_GET_CAPS_V2:
+		return sizeof(struct nv2080_ce_caps);
 	case NV2080_GR_SET_CTXSW_PREEMPTION_MODE:
 		return sizeof(struct nv2080_preemption_mode);
 	case NVA06C_SET_TIMESLICE:
@@ -315,6 +330,8 @@ static u32 perform(const struct sim_file *file, struct sim_client *client, struc
 		return object->class == NV20_SUBDEVICE_0 ? NV_OK : NV_ERR_INVALID_ARGUMENT;
 	case NV2080_FIFO_DISABLE_CHANNELS:
 		return object->class == NV20_SUBDEVICE_0 ? gate(client, params) : NV_ERR_INVALID_ARGUMENT;
+	case NV2080_CE_GET_CAPS_V2:
+		return copy_caps(params);
 	case NV2080_GR_SET_CTXSW_PREEMPTION_MODE:
 		return set_preemption(client, params);
 	case NVA06C_SET_TIMESLICE:

@@ -35,10 +35,11 @@ static const struct {
 	{ "info", NV0000_CLIENT_GET_HANDLE_INFO },
 	{ "subdevice", NV0080_GPU_FIND_SUBDEVICE_HANDLE },
 	{ "preemption", NV2080_GR_SET_CTXSW_PREEMPTION_MODE },
+	{ "copies", NV2080_CE_GET_CAPS_V2 },
 	{ "pod" },		/* a process's call */
 };
 
-enum { ANY, GATE, CLOSE, OPEN, POD = 8 };
+enum { ANY, GATE, CLOSE, OPEN, POD = 9 };
 
 struct fault {
 	bool live;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * gpu.c - the card: one runlist of TSGs served round robin, each for its slice while another one is ready, with a
- * price for every switch, preempting inside kernels, skipping who has nothing to run. Channels off the card do not
- * run.
+ * gpu.c - the card: a compute engine and copy engines, which run at the same time. Each serves a runlist of TSGs round
+ * robin, each TSG for its slice while another one is ready, with a price for every switch, preempting inside kernels,
+ * skipping who has nothing to run. Channels off the card do not run. Copies are kernels here, and take no bandwidth.
  *
  * It is a simulation in jumps: nothing happens until somebody looks, then everything up to now happens at once, in
  * order. So the emulated machine's own jitter moves only the moments at which gates and slices change.
@@ -16,14 +16,14 @@
 
 #define FLOOD U64_MAX
 
-struct card {
+struct engine {
 	struct list_head runlist;
 	struct sim_tsg *resident;
 	u64 slice_left_ns, switch_left_ns;
 	u64 at_ns;
 };
 
-static struct card cards[SIM_GPUS_MAX];
+static struct engine engines[SIM_GPUS_MAX][SIM_RUNLISTS];
 static struct delayed_work catch_up;
 
 static struct sim_channel *ready(const struct sim_tsg *tsg)
@@ -37,14 +37,14 @@ static struct sim_channel *ready(const struct sim_tsg *tsg)
 	return NULL;
 }
 
-static struct sim_tsg *next_ready(struct card *card, struct sim_tsg *after)
+static struct sim_tsg *next_ready(struct engine *engine, struct sim_tsg *after)
 {
-	struct list_head *at = after ? &after->node : &card->runlist;
+	struct list_head *at = after ? &after->node : &engine->runlist;
 	struct sim_tsg *tsg;
 	int lap;
 
 	for (lap = 0; lap < 2; lap++) {
-		for (at = at->next; at != &card->runlist; at = at->next) {
+		for (at = at->next; at != &engine->runlist; at = at->next) {
 			tsg = list_entry(at, struct sim_tsg, node);
 			if (tsg != after && ready(tsg))
 				return tsg;
@@ -54,17 +54,17 @@ static struct sim_tsg *next_ready(struct card *card, struct sim_tsg *after)
 }
 
 /* Periodic work that is due by now arrives; the time of the next arrival is returned. */
-static u64 arrive(struct card *card)
+static u64 arrive(struct engine *engine)
 {
 	struct sim_channel *channel;
 	struct sim_tsg *tsg;
 	u64 next_ns = U64_MAX;
 
-	list_for_each_entry(tsg, &card->runlist, node) {
+	list_for_each_entry(tsg, &engine->runlist, node) {
 		list_for_each_entry(channel, &tsg->channels, node) {
 			if (!channel->period_ns)
 				continue;
-			if (channel->next_ns <= card->at_ns) {
+			if (channel->next_ns <= engine->at_ns) {
 				if (!channel->left) {
 					channel->left = channel->batch;
 					channel->current_ns = channel->kernel_ns;
@@ -83,7 +83,7 @@ static u64 until_idle_ns(const struct sim_channel *channel)
 	return channel->left == FLOOD ? U64_MAX : channel->current_ns + (channel->left - 1) * channel->kernel_ns;
 }
 
-static void consume(struct card *card, struct sim_channel *channel, u64 ns)
+static void consume(struct engine *engine, struct sim_channel *channel, u64 ns)
 {
 	u64 done;
 
@@ -100,7 +100,7 @@ static void consume(struct card *card, struct sim_channel *channel, u64 ns)
 	channel->left -= done;
 	if (!channel->left)
 		channel->latency_ns[channel->nr_latencies++ % SIM_LATENCIES] =
-			min_t(u64, card->at_ns - channel->submitted_ns, U32_MAX);
+			min_t(u64, engine->at_ns - channel->submitted_ns, U32_MAX);
 }
 
 /*
@@ -109,54 +109,59 @@ static void consume(struct card *card, struct sim_channel *channel, u64 ns)
  */
 #define ADVANCE_MAX_NS (300 * NSEC_PER_MSEC)
 
-static void advance(struct card *card, u64 now_ns)
+static void advance(struct engine *engine, u64 now_ns)
 {
 	u64 until_ns = ktime_get_ns() + ADVANCE_MAX_NS;
 
-	while (card->at_ns < now_ns) {
-		u64 arrival_ns = arrive(card), step_ns = now_ns - card->at_ns;
-		struct sim_tsg *here = card->resident && ready(card->resident) ? card->resident : NULL;
-		struct sim_tsg *other = next_ready(card, card->resident);
+	if (list_empty(&engine->runlist))
+		engine->at_ns = now_ns;
+	while (engine->at_ns < now_ns) {
+		u64 arrival_ns = arrive(engine), step_ns = now_ns - engine->at_ns;
+		struct sim_tsg *here = engine->resident && ready(engine->resident) ? engine->resident : NULL;
+		struct sim_tsg *other = next_ready(engine, engine->resident);
 		struct sim_channel *channel;
 
 		if (ktime_get_ns() > until_ns) {
-			card->at_ns = now_ns;
+			engine->at_ns = now_ns;
 			break;
 		}
 		if (arrival_ns != U64_MAX)
-			step_ns = min(step_ns, arrival_ns - card->at_ns);
-		if (here && !card->slice_left_ns && !other)
-			card->slice_left_ns = here->slice_ns;
-		if (other && !card->switch_left_ns && (!here || !card->slice_left_ns)) {
-			card->resident = here = other;
-			card->slice_left_ns = max(here->slice_ns, 1ull);
-			card->switch_left_ns = SIM_SWITCH_NS;
+			step_ns = min(step_ns, arrival_ns - engine->at_ns);
+		if (here && !engine->slice_left_ns && !other)
+			engine->slice_left_ns = here->slice_ns;
+		if (other && !engine->switch_left_ns && (!here || !engine->slice_left_ns)) {
+			engine->resident = here = other;
+			engine->slice_left_ns = max(here->slice_ns, 1ull);
+			engine->switch_left_ns = SIM_SWITCH_NS;
 			here->starts++;
 		}
-		if (card->switch_left_ns) {
-			step_ns = min(step_ns, card->switch_left_ns);
-			card->switch_left_ns -= step_ns;
-			card->at_ns += step_ns;
+		if (engine->switch_left_ns) {
+			step_ns = min(step_ns, engine->switch_left_ns);
+			engine->switch_left_ns -= step_ns;
+			engine->at_ns += step_ns;
 			continue;
 		}
 		if (here) {
 			channel = ready(here);
-			step_ns = min3(step_ns, card->slice_left_ns, until_idle_ns(channel));
-			card->at_ns += step_ns;
-			card->slice_left_ns -= step_ns;
+			step_ns = min3(step_ns, engine->slice_left_ns, until_idle_ns(channel));
+			engine->at_ns += step_ns;
+			engine->slice_left_ns -= step_ns;
 			here->run_ns += step_ns;
-			consume(card, channel, step_ns);
+			consume(engine, channel, step_ns);
 		} else {
-			card->at_ns += step_ns;
+			engine->at_ns += step_ns;
 		}
 	}
 }
 
 void sim_gpu_advance(int gpu)
 {
+	u64 now_ns = ktime_get_ns();
+	int i;
+
 	lockdep_assert_held(&sim_lock);
-	if (gpu >= 0)
-		advance(&cards[gpu], ktime_get_ns());
+	for (i = 0; gpu >= 0 && i < SIM_RUNLISTS; i++)
+		advance(&engines[gpu][i], now_ns);
 }
 
 /* Keeps the jumps short. */
@@ -171,25 +176,43 @@ static void catch_up_work(struct work_struct *work)
 	schedule_delayed_work(&catch_up, msecs_to_jiffies(50));
 }
 
-void sim_gpu_add_tsg(int gpu, struct sim_tsg *tsg)
+int sim_copy_engine(u32 engine)
 {
+	if (engine >= 0x09 && engine <= 0x12)
+		return engine - 0x09;
+	if (engine >= 0x34 && engine <= 0x3d)
+		return engine - 0x34 + 10;
+	if (engine >= 0x40 && engine <= 0x53)
+		return engine - 0x40;
+	return -1;
+}
+
+void sim_gpu_add_tsg(int gpu, struct sim_tsg *tsg, u32 engine)
+{
+	int copy = sim_copy_engine(engine);
+
 	sim_gpu_advance(gpu);
-	list_add_tail(&tsg->node, &cards[gpu].runlist);
+	tsg->runlist = copy < SIM_GRCES ? 0 : copy;
+	list_add_tail(&tsg->node, &engines[gpu][tsg->runlist].runlist);
 }
 
 /* Whoever is on the engine leaves it for others that are ready, and comes back in its turn. */
 void sim_gpu_preempt(int gpu, const struct sim_tsg *tsg)
 {
+	struct engine *engine = &engines[gpu][tsg->runlist];
+
 	sim_gpu_advance(gpu);
-	if (cards[gpu].resident == tsg)
-		cards[gpu].slice_left_ns = 0;
+	if (engine->resident == tsg)
+		engine->slice_left_ns = 0;
 }
 
 void sim_gpu_remove_tsg(int gpu, struct sim_tsg *tsg)
 {
+	struct engine *engine = &engines[gpu][tsg->runlist];
+
 	sim_gpu_advance(gpu);
-	if (cards[gpu].resident == tsg)
-		cards[gpu].resident = NULL;
+	if (engine->resident == tsg)
+		engine->resident = NULL;
 	list_del(&tsg->node);
 }
 
@@ -209,21 +232,29 @@ void sim_gpu_submit(int gpu, struct sim_channel *channel, const struct sim_submi
 	channel->submitted_ns = ktime_get_ns();
 }
 
+static unsigned int nr_off(const struct sim_tsg *tsg)
+{
+	const struct sim_channel *channel;
+	unsigned int off = 0;
+
+	list_for_each_entry(channel, &tsg->channels, node)
+		off += !!channel->disabled;
+	return off;
+}
+
 void sim_gpu_show(struct seq_file *seq)
 {
-	struct sim_channel *channel;
-	struct sim_tsg *tsg;
-	int i, off;
+	const struct sim_tsg *tsg;
+	int i, j;
 
 	for (i = 0; i < sim_nr_gpus; i++) {
 		sim_gpu_advance(i);
-		list_for_each_entry(tsg, &cards[i].runlist, node) {
-			off = 0;
-			list_for_each_entry(channel, &tsg->channels, node)
-				off += !!channel->disabled;
-			seq_printf(seq, "tsg %d %u %u run_ns %llu starts %llu resident %d slice_ns %llu off %d mode %u\n", i,
-				   tsg->client, tsg->handle, tsg->run_ns, tsg->starts, cards[i].resident == tsg,
-				   tsg->slice_ns, off, tsg->mode);
+		for (j = 0; j < SIM_RUNLISTS; j++) {
+			list_for_each_entry(tsg, &engines[i][j].runlist, node)
+				seq_printf(seq,
+					   "tsg %d %u %u run_ns %llu starts %llu resident %d slice_ns %llu off %u mode %u runlist %d\n",
+					   i, tsg->client, tsg->handle, tsg->run_ns, tsg->starts,
+					   engines[i][j].resident == tsg, tsg->slice_ns, nr_off(tsg), tsg->mode, j);
 		}
 	}
 }
@@ -231,12 +262,14 @@ void sim_gpu_show(struct seq_file *seq)
 unsigned int sim_gpu_channels(int gpu)
 {
 	struct sim_channel *channel;
-	unsigned int nr = 0;
+	unsigned int i, nr = 0;
 	struct sim_tsg *tsg;
 
-	list_for_each_entry(tsg, &cards[gpu].runlist, node) {
-		list_for_each_entry(channel, &tsg->channels, node)
-			nr++;
+	for (i = 0; i < SIM_RUNLISTS; i++) {
+		list_for_each_entry(tsg, &engines[gpu][i].runlist, node) {
+			list_for_each_entry(channel, &tsg->channels, node)
+				nr++;
+		}
 	}
 	return nr;
 }
@@ -244,14 +277,14 @@ unsigned int sim_gpu_channels(int gpu)
 /* Channels off the cards. */
 unsigned int sim_gpu_off(void)
 {
-	struct sim_channel *channel;
-	unsigned int i, off = 0;
-	struct sim_tsg *tsg;
+	const struct sim_tsg *tsg;
+	unsigned int off = 0;
+	int i, j;
 
 	for (i = 0; i < SIM_GPUS_MAX; i++) {
-		list_for_each_entry(tsg, &cards[i].runlist, node) {
-			list_for_each_entry(channel, &tsg->channels, node)
-				off += !!channel->disabled;
+		for (j = 0; j < SIM_RUNLISTS; j++) {
+			list_for_each_entry(tsg, &engines[i][j].runlist, node)
+				off += nr_off(tsg);
 		}
 	}
 	return off;
@@ -259,11 +292,13 @@ unsigned int sim_gpu_off(void)
 
 void sim_gpu_init(void)
 {
-	int i;
+	int i, j;
 
 	for (i = 0; i < SIM_GPUS_MAX; i++) {
-		INIT_LIST_HEAD(&cards[i].runlist);
-		cards[i].at_ns = ktime_get_ns();
+		for (j = 0; j < SIM_RUNLISTS; j++) {
+			INIT_LIST_HEAD(&engines[i][j].runlist);
+			engines[i][j].at_ns = ktime_get_ns();
+		}
 	}
 	INIT_DELAYED_WORK(&catch_up, catch_up_work);
 	schedule_delayed_work(&catch_up, 1);

@@ -70,7 +70,7 @@ static u32 alloc_tsg(struct sim_client *client, struct sim_object *object, u32 e
 	tsg->client = client->handle;
 	tsg->handle = object->handle;
 	object->tsg = tsg;
-	sim_gpu_add_tsg(object->gpu, tsg);
+	sim_gpu_add_tsg(object->gpu, tsg, engine);
 	return NV_OK;
 }
 

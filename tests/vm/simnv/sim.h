@@ -19,6 +19,8 @@
 
 #define SIM_GPUS_MAX		4
 #define SIM_CHANNELS_MAX	512	/* of a card; the real one has a few thousand */
+#define SIM_RUNLISTS		20	/* of a card: for compute, and for each copy engine from COPY2 on */
+#define SIM_GRCES		2	/* the first copy engines, on the compute engine's runlist, as on an H200 */
 #define SIM_SWITCH_NS		84000
 #define SIM_LATENCIES		512
 #define SIM_HELD_MAX		16
@@ -71,6 +73,7 @@ struct sim_channel {
 
 struct sim_tsg {
 	struct list_head node;		/* on the runlist */
+	int runlist;
 	struct list_head channels;
 	u64 slice_ns, run_ns, starts;
 	unsigned int handles;		/* its objects: the one it was made as, and duplicates */
@@ -152,7 +155,9 @@ void sim_fault_init(struct proc_dir_entry *folder);
 void sim_gpu_init(void);
 void sim_gpu_uninit(void);
 void sim_gpu_advance(int gpu);
-void sim_gpu_add_tsg(int gpu, struct sim_tsg *tsg);
+/* Which copy engine it is, COPY0 to COPY19, by either of its names (SDK/class/cl2080_notification.h); -1: none. */
+int sim_copy_engine(u32 engine);
+void sim_gpu_add_tsg(int gpu, struct sim_tsg *tsg, u32 engine);
 void sim_gpu_remove_tsg(int gpu, struct sim_tsg *tsg);
 void sim_gpu_preempt(int gpu, const struct sim_tsg *tsg);
 void sim_gpu_submit(int gpu, struct sim_channel *channel, const struct sim_submit *arg);
