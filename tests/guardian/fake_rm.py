@@ -39,6 +39,8 @@ class FakeRm:
         self.answers: dict = {}
         self.aliases: dict = {}
         self.mapped: set = set()
+        #: Channels that were registered with UVM: it keeps their TSGs until it is told to end that.
+        self.registered: set = set()
         #: What objects use: RM frees them with each of these.
         self.used: dict = {}
         #: Objects of the fabric, with the memory that each keeps.
@@ -185,7 +187,7 @@ class FakeRm:
 
     def perform(self, fd, request, argument):
         number, data = request & 0xFF, abi.ffi.buffer(argument)
-        if request in {*uvm.WATCHED, uvm.UNREGISTER_GPU}:
+        if request in {*uvm.WATCHED, uvm.UNREGISTER_GPU, uvm.UNREGISTER_CHANNEL}:
             return self._uvm(request, data)
         self.seen.append((number, bytes(data)))
         match number:
@@ -352,6 +354,12 @@ class FakeRm:
             self.mapped.clear()
         if request == uvm.UNREGISTER_GPU:
             self.mapped.clear()
+            self.registered.clear()
+        elif request == uvm.UNREGISTER_CHANNEL:
+            key, layout = struct.unpack_from("<II", data, 16), uvm.layouts("580.1")[request]
+            there = key in self.registered
+            self.registered.discard(key)
+            self._status(data, layout.status_at, abi.NV_OK if there else abi.NV_ERR_INVALID_CHANNEL)
         elif request == uvm.INITIALIZE:
             self._status(data, uvm.STATUS_AT_INITIALIZE, self.answers.get("initialised", abi.NV_OK))
         else:

@@ -28,24 +28,27 @@ class HandlesByClient:
         """Add a handle, unless it is there."""
         if handle not in self._of.of(client):
             self._of.add(client, handle)
-            self.counts[pod] += 1
-            self.total += 1
+            self._count(pod, 1)
 
     def discard(self, pod: str, client: int, handle: int) -> None:
         """Remove a handle, if it is there."""
         if handle in self._of.of(client):
             self._of.discard(client, handle)
-            self.counts[pod] -= 1
-            self.total -= 1
+            self._count(pod, -1)
 
     def drop(self, pod: str, client: int) -> Set[int]:
         """Remove all handles of a client, and return them."""
         handles = self._of.pop(client, set())
-        self.counts[pod] -= len(handles)
-        self.total -= len(handles)
+        self._count(pod, -len(handles))
         return handles
 
     def move(self, client: int, before: str, after: str) -> None:
         """Count a client's handles for another pod."""
-        self.counts[before] -= len(self.of(client))
-        self.counts[after] += len(self.of(client))
+        self._count(before, -len(self.of(client)))
+        self._count(after, len(self.of(client)))
+
+    def _count(self, pod: str, more: int) -> None:
+        self.total += more
+        self.counts[pod] += more
+        if not self.counts[pod]:  # pods come and go
+            del self.counts[pod]

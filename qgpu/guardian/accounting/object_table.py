@@ -68,7 +68,9 @@ class ObjectTable(ObjectTree):
     #: Clients that another pod has taken over.
     _transferred: set[int] = field(default_factory=set, compare=False)
     _tsgs: TsgHandles = field(default_factory=TsgHandles, compare=False)
-    _channels: SetsByKey[int, Key] = field(default_factory=SetsByKey, compare=False)
+    #: All handles of TSGs, with channels that stand alone, and those of channels.
+    tsg_handles: HandlesByClient = field(default_factory=HandlesByClient, compare=False)
+    channel_handles: HandlesByClient = field(default_factory=HandlesByClient, compare=False)
     shared_with_all: HandlesByClient = field(default_factory=HandlesByClient)
     #: Objects of other classes (``untracked_objects.py``), by whether they are system memory.
     untracked: dict[bool, HandlesByClient] = field(
@@ -213,7 +215,7 @@ class ObjectTable(ObjectTree):
         if "maker" in fact:  # its objects are other ones
             for kind in self._kinds_without_objects():
                 kind.drop(entry.pod, client)
-        for kind in (self.handles, self.devices, self.unplaced_devices, *self._kinds_without_objects()):
+        for kind in (self.handles, *self._kinds_by_class(), *self._kinds_without_objects()):
             kind.move(client, entry.pod, pod)
         self._of_pod.discard(entry.pod, client)
         self._of_pod.add(pod, client)
@@ -258,8 +260,9 @@ class ObjectTable(ObjectTree):
             self._subdevices.add((rm.client, rm.parent), rm.handle)
         if rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A or self.stands_alone(rm):
             self._tsgs.add(rm.key, rm.same_as)
+            self.tsg_handles.add(pod, *rm.key)
         if rm.rm_class in abi.GPFIFO_CLASSES:
-            self._channels.add(rm.client, rm.key)
+            self.channel_handles.add(pod, *rm.key)
         if (size := self._takes(rm)) is not None:
             self._charge(rm, size, fact.get("memory"), compacted="compacted" in fact)
         elif "memory" in fact:  # an object that keeps memory, on the fabric
@@ -369,11 +372,14 @@ class ObjectTable(ObjectTree):
         self._tsgs.drop(rm.key)
         if rm.context and pod in self.pods:
             self.ended_contexts.add(rm.context, pod)
-        self._channels.discard(rm.client, rm.key)
         self._subdevices.discard((rm.client, rm.parent), rm.handle)
         self.allocations.drop(rm.key)
-        self.devices.discard(pod, *rm.key)
-        self.unplaced_devices.discard(pod, *rm.key)
+        for kind in self._kinds_by_class():
+            kind.discard(pod, *rm.key)
+
+    def _kinds_by_class(self) -> tuple[HandlesByClient, ...]:
+        """Return the kinds of handles that follow from objects' classes."""
+        return (self.devices, self.unplaced_devices, self.tsg_handles, self.channel_handles)
 
     def _kinds_without_objects(self) -> tuple[HandlesByClient, ...]:
         """Return the kinds of handles that may belong to no object of the table."""
@@ -578,10 +584,6 @@ class ObjectTable(ObjectTree):
         """List confirmed TSGs, each by its first handle."""
         return (rm for rm in (self.objects[key] for key in self._tsgs.firsts()) if rm.confirmed)
 
-    def further_handles(self, pod: str) -> int:
-        """Return how many handles of a pod's TSGs are further ones."""
-        return sum(count for first, count in self._tsgs.further() if self.clients[first[0]].pod == pod)
-
     def channels(self, tsg: RmObject) -> list[RmObject]:
         """List the confirmed channels of a TSG, under all its handles; a channel that stands alone is its own."""
         if tsg.rm_class in abi.GPFIFO_CLASSES:
@@ -599,16 +601,18 @@ class ObjectTable(ObjectTree):
 
     def has_channels(self, client: int) -> bool:
         """Tell whether a client has channels."""
-        return client in self._channels
+        return client in self.channel_handles
 
     def channels_freed_with(self, key: Key) -> list[Key]:
-        """List the channels that RM frees with an object or a client; no walk over the client's other objects."""
-        channels = self._channels.of(key[0])
-        if key[0] == key[1]:
-            return list(channels)
-        if key not in self._children and key not in self._users and key not in channels:
+        """List the channels that RM frees with an object or a client; no walk over the client's other objects.
+
+        It needs no lock.
+        """
+        handles = list(self.channel_handles.of(key[0]))
+        if key[0] != key[1] and key not in self._children and key not in self._users and key[1] not in handles:
             return []
-        return [each for each in channels if self._goes_with(each, key)]
+        channels = [(key[0], handle) for handle in handles]
+        return [each for each in channels if key[0] == key[1] or self._goes_with(each, key)]
 
     def ending_with(self, key: Key) -> list[Allocation]:
         """List the allocations that lose all handles but those on the fabric when an object is freed.
@@ -621,6 +625,13 @@ class ObjectTable(ObjectTree):
             if (memory := self.allocations.by_handle.get(each)) is not None:
                 found[memory.number] = memory
         return [memory for memory in found.values() if not self._handles_besides(memory, going)]
+
+    def contexts_with(self, key: Key) -> list[Allocation]:
+        """List what the TSGs among an object and those below it are charged as, and the one of a channel."""
+        keys = [rm.key for rm in self._below(key) if rm.key in self._tsgs]
+        if (rm := self.objects.get(key)) is not None and rm.rm_class in abi.GPFIFO_CLASSES:
+            keys.append((rm.client, rm.parent))
+        return [memory for each in keys if (memory := self.allocations.by_handle.get(each)) is not None]
 
     def _handles_besides(self, memory: Allocation, going: set[Key]) -> bool:
         return any(not self.is_on_fabric(each) for each in tuple(memory.handles) if each not in going)

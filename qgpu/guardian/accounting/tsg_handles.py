@@ -6,7 +6,7 @@ stands for the TSG; if it is freed, the next one does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from qgpu.guardian.accounting.rm_object import Key
 
@@ -55,10 +55,6 @@ class TsgHandles:
     def firsts(self) -> list[Key]:
         """List the TSGs, each by its first handle."""
         return [key for key, first in self._first.items() if key == first]
-
-    def further(self) -> Iterable[tuple[Key, int]]:
-        """List the TSGs with more than one handle, each by its first, with the number of the others."""
-        return ((first, len(others)) for first, others in self._further.items())
 
     def all_of(self, first: Key) -> Sequence[Key]:
         """List all handles of a TSG, given its first."""

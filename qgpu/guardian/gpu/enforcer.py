@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
+from itertools import chain, repeat
 from typing import Protocol
 
 from qgpu.guardian.accounting.object_table import ObjectTable
@@ -28,6 +29,9 @@ RETRY_NS = 100 * NS_PER_MS
 
 #: After this many failures to set timeslices, a client's other TSGs wait for the next try.
 _TRIES = 3
+
+#: How many timeslices are set before the guardian's main loop does its other work: RM takes 0.2 to 0.5 ms for each.
+_AT_ONCE = 64
 
 #: A gate takes 0.4 to 0.9 ms to close, but 10 to 40 ms over a kernel that reads host memory without end
 #: (docs/decisions/0027). A gate that takes longer than _SLOW_NS is closed earlier by the time it takes.
@@ -81,9 +85,11 @@ class Enforcer:
     _copies_gated: frozenset[str] = frozenset()
     _closed_channels: set[Key] = field(default_factory=set)
     _timeslices_us: dict[Key, int] = field(default_factory=dict)
-    #: Whether setting a timeslice failed, and when to try again.
-    _timeslice_failed: bool = False
-    _retry_timeslices_ns: int = 0
+    #: When to set those that are not set: because RM refused some, or because they are many; None if all are set.
+    _timeslices_due_ns: int | None = None
+    #: In this round over all TSGs: those that were tried, and how often it failed by client.
+    _tried: set[Key] = field(default_factory=set)
+    _failures: Counter[int] = field(default_factory=Counter)
     #: Channels being freed: a free may wait for queued work, so they stay open whatever the plan says.
     _freeing: set[Key] = field(default_factory=set)
     #: The channels and TSGs of which the fields above say something, as of one revision of the object table.
@@ -115,7 +121,7 @@ class Enforcer:
     def refresh(self, now_ns: int) -> None:
         """Update gates and timeslices after the plan, the pods or their objects changed."""
         self.step(now_ns)
-        self._set_timeslices()
+        self._set_timeslices(now_ns)
 
     def step(self, now_ns: int) -> int | None:
         """Do what is due; return the time in ns until the next step, or None for never."""
@@ -138,13 +144,13 @@ class Enforcer:
             self._record_opened(had_ns, now_ns + moved.took_ns)
             self._record_closed(shut, now_ns + moved.took_ns)
         stuck = self._rotate_tsgs(now_ns) or stuck
-        if self._timeslice_failed and now_ns >= self._retry_timeslices_ns:
-            self._retry_timeslices_ns = now_ns + RETRY_NS
-            self._set_timeslices()
-        stuck = stuck or self._timeslice_failed
+        if self._timeslices_due_ns is not None and now_ns >= self._timeslices_due_ns:
+            self._set_timeslices(now_ns)
         turn_ends = (turns.until_next_ns for pod, turns in self._tsg_turns.items() if pod not in self.closed)
         wait = min((due for due in (wait, *turn_ends) if due is not None), default=None)
-        return min(RETRY_NS, wait or RETRY_NS) if stuck else wait
+        slices = self._timeslices_due_ns - now_ns if self._timeslices_due_ns is not None else RETRY_NS
+        waits_for_rm = stuck or self._timeslices_due_ns is not None
+        return min(RETRY_NS, slices, wait or RETRY_NS) if waits_for_rm else wait
 
     def until_lock_fits(self, pod: str, held_ns: int, now_ns: int) -> int:
         """Return the ns until RM's lock may be held for ``held_ns`` in a pod's own turn; callable from any thread."""
@@ -321,33 +327,43 @@ class Enforcer:
         self._closed_channels -= set(channels) - moved.stuck
         return bool(moved.stuck)
 
-    def _set_timeslices(self) -> None:
-        self._timeslice_failed = False
+    def _set_timeslices(self, now_ns: int) -> None:
+        """Set the requested timeslice of each pod's TSGs if it is not set; other TSGs get what their owners set.
+
+        After _AT_ONCE of them, the next step goes on. No TSG is tried twice before each was tried.
+        """
         parts = self.plan.pods if self.plan else ()
         compute, copies = self.table.compute_tsgs(self.instance), self.table.copy_tsgs(self.instance)
-        self._set_timeslices_of(compute, {part.pod: part.timeslice_us for part in parts})
-        self._set_timeslices_of(copies, {part.pod: us for part in parts if (us := part.copy_timeslice_us) is not None})
-        alive = {tsg.key for tsg in (*compute, *copies)}
-        self._timeslices_us = {key: us for key, us in self._timeslices_us.items() if key in alive}
-        self._freeing = {key for key in self._freeing if key in self.table.objects}
-
-    def _set_timeslices_of(self, tsgs: Iterable[RmObject], asked: Mapping[str, int]) -> None:
-        """Set the requested timeslice of each pod's TSGs if it is not set; other TSGs get what their owners set."""
-        lost, failures = self.mechanism.unreachable(), Counter[int]()
-        for tsg in tsgs:
+        of_compute = {part.pod: part.timeslice_us for part in parts}
+        of_copies = {part.pod: us for part in parts if (us := part.copy_timeslice_us) is not None}
+        lost, most, again = self.mechanism.unreachable(), _AT_ONCE, False
+        for tsg, asked in chain(zip(compute, repeat(of_compute)), zip(copies, repeat(of_copies))):
             wanted = asked.get(self.table.pod_of(tsg), tsg.requested_us)
             if self._timeslices_us.get(tsg.key, abi.RM_DEFAULT_TIMESLICE_US) == wanted:
                 continue
             if tsg.rm_class in abi.GPFIFO_CLASSES:
                 continue  # the TSG around it has no handle
-            if tsg.client in lost or failures[tsg.client] >= _TRIES:
+            if tsg.client in lost or self._failures[tsg.client] >= _TRIES:
                 continue
+            if tsg.key in self._tried:  # the plan has changed meanwhile, unless RM refused
+                again = again or tsg.client not in self._failures
+                continue
+            if most == 0:
+                self._timeslices_due_ns = now_ns
+                return
+            most -= 1
+            self._tried.add(tsg.key)
             if self.mechanism.timeslice(tsg, wanted):
                 self._timeslices_us[tsg.key] = wanted
                 self._objects[tsg.key] = tsg
             else:
-                failures[tsg.client] += 1
-                self._timeslice_failed = True
+                self._failures[tsg.client] += 1
+        later_ns = 0 if again else RETRY_NS if self._failures else None
+        self._timeslices_due_ns = now_ns + later_ns if later_ns is not None else None
+        self._tried, self._failures = set(), Counter()
+        alive = {tsg.key for tsg in (*compute, *copies)}
+        self._timeslices_us = {key: us for key, us in self._timeslices_us.items() if key in alive}
+        self._freeing = {key for key in self._freeing if key in self.table.objects}
 
 
 def _pods_keeping_windows(plan: Plan) -> frozenset[str]:

@@ -6,7 +6,7 @@ import errno
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from qgpu.guardian.accounting.allocations import charged_bytes
+from qgpu.guardian.accounting.allocations import Allocation, charged_bytes
 from qgpu.guardian.accounting.client_entries import MOST_USERS, RmClientEntry
 from qgpu.guardian.accounting.rm_object import Key, gone_fact
 from qgpu.guardian.gpu.reconciler import BATCH
@@ -25,6 +25,10 @@ _MOST_OUTLIVING = 256
 _MOST_SHARED = 1 << 13
 #: How many objects a client may have that moves to another pod.
 _MOST_MOVED = 10_000
+#: How many handles of TSGs, and how many channels, a pod may have: RM takes half a millisecond to set a timeslice, and
+#: up to one to gate 64 channels. A CUDA process has 4 and 20 on a card.
+_MOST_TSGS, _MOST_CHANNELS = 1024, 4096
+TOO_MANY_TSGS, TOO_MANY_CHANNELS = "too many TSGs", "too many channels"
 #: How many processes of all pods may use GPUs: a successor watches each.
 _ALL_PROCESSES = 1 << 14
 #: Stands for an unknown address; no process has addresses this high.
@@ -96,7 +100,7 @@ class ClientRegistry(SharedPart):
                 return False
             if not self.may_have_another(pod):
                 return False
-            if not self._can_move(client):
+            if not self._can_move(client, pod):
                 self._shared.refusals.count(pod, "another pod's client with too many objects")
                 return False
             if not self._move(client, pod, pid, fd, reused=reused, made_here=made_here):
@@ -131,12 +135,25 @@ class ClientRegistry(SharedPart):
         alive = self._table.processes.get(entry.maker) == entry.pod
         return alive or not self._shared.uvm_files.has_none(entry.maker)
 
-    def _can_move(self, client: int) -> bool:
-        """Tell whether a client has few enough objects to move to another pod at once; wait for those that are gone."""
-        if len(self._table.handles.of(client)) > _MOST_MOVED:
+    def has_too_many(self, pod: str, tsgs: int, channels: int) -> str:
+        """Return why a pod may not have so many more TSGs and channels, or nothing."""
+        table = self._table
+        if tsgs and table.tsg_handles.counts[pod] + tsgs > _MOST_TSGS:
+            return TOO_MANY_TSGS
+        return TOO_MANY_CHANNELS if channels and table.channel_handles.counts[pod] + channels > _MOST_CHANNELS else ""
+
+    def _can_move(self, client: int, pod: str) -> bool:
+        """Tell whether a client has few enough objects to move to a pod at once; wait for those that are gone."""
+
+        def is_small() -> bool:
+            few = len(self._table.handles.of(client)) <= _MOST_MOVED
+            tsgs, channels = self._table.tsg_handles.of(client), self._table.channel_handles.of(client)
+            return few and not self.has_too_many(pod, len(tsgs), len(channels))
+
+        if not is_small():
             self._shared.reconciler.recheck_clients([client], include_memory=True)
-            self._shared.wait_until(lambda: len(self._table.handles.of(client)) <= _MOST_MOVED)
-        return len(self._table.handles.of(client)) <= _MOST_MOVED
+            self._shared.wait_until(is_small)
+        return is_small()
 
     def _move(self, client: int, pod: str, pid: int, fd: int, *, reused: bool, made_here: bool) -> bool:
         """Move a client to a pod, with its memory; False if that exceeds a limit of the pod.
@@ -283,14 +300,18 @@ class ClientRegistry(SharedPart):
     def forget_at_once(self, key: Key) -> None:
         """Drop an object that RM no longer has although no call freed it, for example because its file was closed.
 
-        If its maker has a UVM file, that file may keep the memory: the maker may have a mapping that was never
-        reported. The memory then stays charged as mapped.
+        If its maker has a UVM file, that file may keep the memory, and TSGs: the maker may have a mapping that was
+        never reported, and registered channels. They then stay charged as mapped.
         """
         entry = self._table.clients.get(key[0])
         if entry is not None and not self._shared.uvm_files.has_none(entry.maker):
-            limits = self._shared.allowance(entry.pod).limits
-            for memory in self._table.ending_with(key):
-                if memory.instance in limits:
-                    handle = next(iter(memory.handles))
-                    self._shared.quota.map(entry.maker, _SOMEWHERE + memory.number, 1, [_NO_CARD], handle)
+            self.charge_on(entry, [*self._table.ending_with(key), *self._table.contexts_with(key)])
         self._note(gone_fact(key))
+
+    def charge_on(self, entry: RmClientEntry, memories: Iterable[Allocation]) -> None:
+        """Charge what is about to lose its handles as if the client's maker had mapped it at an unknown address."""
+        limits = self._shared.allowance(entry.pod).limits
+        for memory in memories:
+            if memory.instance in limits:
+                handle = next(iter(memory.handles))
+                self._shared.quota.map(entry.maker, _SOMEWHERE + memory.number, 1, [_NO_CARD], handle)

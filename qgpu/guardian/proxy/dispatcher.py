@@ -35,6 +35,7 @@ from qgpu.guardian.proxy.os_events import OsEvents
 from qgpu.guardian.proxy.passthrough import Passthrough
 from qgpu.guardian.proxy.passthrough_memory import PassthroughMemory
 from qgpu.guardian.proxy.register_fd import RegisterFd
+from qgpu.guardian.proxy.registered_channels import RegisteredChannels
 from qgpu.guardian.proxy.rm_share import RmShare
 from qgpu.guardian.proxy.seccomp_filter import NUMBER_AND_SIZE, is_mapping
 from qgpu.guardian.proxy.shared_state import SharedState
@@ -73,14 +74,15 @@ class Dispatcher:
         self._ctx = HandlerContext(shared, pod, self._proxy)
         self._fast_path = fast_path.FastPath(shared.perform, self._proxy.memory, self._proxy.answer)
         #: UVM mappings that the kernel is making for the pod.
-        self._uvm_mappings = InflightSyscalls()
+        self._uvm_mappings, registering = InflightSyscalls(), InflightSyscalls()
         self._freed_memory = FreedMemory(self._ctx, lambda: self._uvm_mappings.wait(_MAPPING_PATIENCE_S))
         self._passthrough = Passthrough(self._ctx)
         untracked, checks = UntrackedObjects(self._ctx), AllocChecks(self._ctx)
         self._passthrough_memory = PassthroughMemory(
-            self._ctx, self._passthrough.may_have_device, self._uvm_mappings, untracked
+            self._ctx, self._passthrough.may_have_device, self._uvm_mappings, registering, untracked
         )
-        self._free_handler = FreeHandler(self._ctx, self._freed_memory, untracked)
+        self._registered_channels = RegisteredChannels(self._ctx, registering)
+        self._free_handler = FreeHandler(self._ctx, self._freed_memory, self._registered_channels, untracked)
         self._alloc_handler = AllocHandler(self._ctx, checks, self._free_handler, self._passthrough, untracked)
         self._alloc_memory = AllocMemoryHandler(self._ctx, self._free_handler, self._passthrough_memory, untracked)
         self._register_fd = RegisterFd(self._ctx, self._passthrough)
@@ -199,11 +201,13 @@ class Dispatcher:
             return 0
         self._passthrough.next_call()
         self._uvm_mappings.remove(call.tid)
+        self._registered_channels.next_call(call.tid)
         self._passthrough_memory.next_call(call.tid)
         self._mmap.next_call(call.tid, pid)
         if is_mapping(call):
             return self._mmap.handle(call, pid)
-        request = call.request
+        if (request := call.request) == uvm.REGISTER_CHANNEL:
+            return self._registered_channels.register(call, pid)
         rm_call = request & NUMBER_AND_SIZE
         by_number = rm_call & 0xFF in escapes.WATCHED_NUMBERS
         if rm_call not in _WATCHED and request not in uvm.WATCHED and not by_number:

@@ -36,9 +36,6 @@ from qgpu.nvidia import abi
 #: An import is compared with at most so many exports of its size, which are looked for among so many of the newest. One
 #: that is not found is charged again.
 _MOST_COMPARED, _MOST_LOOKED_AT = 64, 1024
-#: How many further handles the TSGs of a pod may have: each gate looks below all of them. An MPS server has up to 60
-#: clients.
-_MOST_FURTHER = 1024
 #: Refusals of objects of the fabric: copies that cannot be charged, and exports of which an import could not be.
 UNKNOWN_ON_FABRIC = "object of the fabric over unknown memory"
 PART_ON_FABRIC = "object of the fabric over a part of memory"
@@ -120,11 +117,6 @@ class DupHandler(Handler):
 
     def _share_tsg(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Dup, source: RmObject) -> int:
         """Give a TSG another handle, whose channels are gated with it."""
-        with self._shared.lock:
-            more = self._shared.table.further_handles(self._pod) < _MOST_FURTHER
-        if not more:
-            refusal = abi.NV_ERR_INSUFFICIENT_RESOURCES
-            return self._ctx.refuse(block, asked.status_at, refusal, "too many handles of TSGs")
         rm = RmObject(asked.client, asked.handle, asked.parent, source.rm_class, source.detail, same_as=source.key)
         if refusal := self._checks.admit(pod_call.pid, rm) or self._ctx.claim(rm):
             return self._ctx.answer(block, asked.status_at, refusal)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-from qgpu.guardian.accounting.rm_object import Key
+from qgpu.guardian.accounting.rm_object import Key, RmObject
 from qgpu.guardian.proxy.freed_memory import FreedMemory
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.proxy.os_events import EVENT_OBJECTS, PodEvents
+from qgpu.guardian.proxy.registered_channels import RegisteredChannels
 from qgpu.guardian.proxy.untracked_objects import UntrackedObjects
 from qgpu.nvidia import abi
 
@@ -19,9 +20,16 @@ _ABOVE_PROFILERS = frozenset({abi.NV01_DEVICE_0, abi.NV20_SUBDEVICE_0})
 class FreeHandler(Handler):
     """Handles calls that free objects."""
 
-    def __init__(self, ctx: HandlerContext, freed_memory: FreedMemory, untracked: UntrackedObjects) -> None:
+    def __init__(
+        self,
+        ctx: HandlerContext,
+        freed_memory: FreedMemory,
+        registered_channels: RegisteredChannels,
+        untracked: UntrackedObjects,
+    ) -> None:
         super().__init__(ctx)
-        self._freed_memory, self._untracked_objects = freed_memory, untracked
+        self._freed_memory, self._registered_channels = freed_memory, registered_channels
+        self._untracked_objects = untracked
         #: The pod's event objects.
         self.events = PodEvents(ctx, EVENT_OBJECTS, lambda key: self._gpu_ops.exists(key))
 
@@ -46,13 +54,14 @@ class FreeHandler(Handler):
             if refused and pod_call.is_retry and self._is_gone(key):
                 patched = True
                 block.patch_u32(status_at, abi.NV_OK)  # the dead guardian has freed it
+                channels.extend(self._shared.table.channels_freed_with(key))
             return not error and block.u32(status_at) == abi.NV_OK
 
         try:
             with self._shared.monitors.turn(self._pod, client) if unbinds else nullcontext():
                 gone = self._freed_memory.free(pod_call, key, carry_out)
         finally:
-            self._shared.claims.end_free(key, was, channels, gone=gone)
+            self._end_free(key, was, channels, gone=gone)
         if gone:
             self.events.discard(client, handle)
             self._untracked_objects.discard(key)
@@ -89,6 +98,11 @@ class FreeHandler(Handler):
         try:
             gone = self._freed_memory.free(pod_call, key, carry_out)
         finally:
-            self._shared.claims.end_free(key, was, channels, gone=gone)
+            self._end_free(key, was, channels, gone=gone)
         if gone:
             self._untracked_objects.discard(key)
+
+    def _end_free(self, key: Key, was: RmObject | None, channels: list[Key], *, gone: bool) -> None:
+        numbers = self._registered_channels.keep(channels) if gone else []
+        self._shared.claims.end_free(key, was, channels, gone=gone)
+        self._registered_channels.freed(channels, numbers)

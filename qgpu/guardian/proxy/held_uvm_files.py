@@ -12,7 +12,7 @@ import os
 import struct
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from qgpu.guardian.proxy.ioctl_proxy import Perform
@@ -132,6 +132,20 @@ class UvmFiles:
         """Tell whether a file of a process is held, or not released yet, that is known by this descriptor of it."""
         with self._lock:
             return any(each.theirs == fd for each in self._of(pid))
+
+    def copies(self, pids: Iterable[int]) -> Iterator[int]:
+        """Yield a descriptor of each file of some processes, one at a time. Raises OSError if none is free."""
+        with self._lock:
+            held = [each for pid in pids for each in self._files.get(pid, ())]
+        for each in held:
+            with self._lock:
+                if each not in self._files.get(each.pid, ()):
+                    continue  # another thread empties it
+                copy = os.dup(each.ours)
+            try:
+                yield copy
+            finally:
+                os.close(copy)
 
     def _of(self, pid: int) -> list[UvmFile]:
         return [*self._files.get(pid, ()), *self._leaving.get(pid, ())]

@@ -13,6 +13,7 @@ from qgpu.nvidia import abi
 
 #: How many objects a pod may have: freeing a client walks all of them.
 _MOST_OBJECTS = 100_000
+TOO_MANY = "too many objects of RM"
 #: This many devices of a pod are allowed even when their memory does not fit.
 _FREE_DEVICES = 16
 
@@ -65,10 +66,8 @@ class ObjectClaims(SharedPart):
             if status := self._vacate(rm.key):
                 return status
             entry = self._table.clients.get(rm.client)
-            if entry is not None and (
-                self._table.handles.counts[entry.pod] >= _MOST_OBJECTS or not self._shared.quota.may_record(entry.pod)
-            ):
-                self._shared.refusals.count(entry.pod, "too many objects of RM")
+            if entry is not None and (why := self._has_too_many(entry.pod, rm)):
+                self._shared.refusals.count(entry.pod, why)
                 return abi.NV_ERR_INSUFFICIENT_RESOURCES
             copied = rm.rm_class == abi.NV_MEMORY_FABRIC and rm.detail > 0
             charged = rm.rm_class in CHARGED or self._table.stands_alone(rm) or copied
@@ -94,6 +93,13 @@ class ObjectClaims(SharedPart):
                 return abi.NV_OK
             self._note(gone_fact(rm.key))
             return status
+
+    def _has_too_many(self, pod: str, rm: RmObject) -> str:
+        """Return why a pod may have no other object of this kind, or nothing."""
+        if self._table.handles.counts[pod] >= _MOST_OBJECTS or not self._shared.quota.may_record(pod):
+            return TOO_MANY
+        is_tsg = rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A or self._table.stands_alone(rm)
+        return self._clients.has_too_many(pod, int(is_tsg), int(rm.rm_class in abi.GPFIFO_CLASSES))
 
     def vacate(self, key: Key) -> int:
         """Forget what had a handle, if RM no longer has it, before RM gives it to another object.
@@ -168,8 +174,7 @@ class ObjectClaims(SharedPart):
 
         Gates open only if RM can free the object through this file. Otherwise a pod could use frees to open its gate.
         """
-        with self._lock:
-            channels = self._table.channels_freed_with(key)
+        channels = self._table.channels_freed_with(key)  # without the lock: a client can have thousands
         if not channels or self._gpu_ops.object_info(file, key[0], key[1]) is None:
             return []
         self._shared.open_for_free(channels)
@@ -177,8 +182,7 @@ class ObjectClaims(SharedPart):
 
     def takes_channels(self, key: Key) -> bool:
         """Tell whether channels may go with memory that the table does not keep: only RM_FREE opens their gates."""
-        with self._lock:
-            return key not in self._table.objects and bool(self._table.channels_freed_with(key))
+        return key not in self._table.objects and bool(self._table.channels_freed_with(key))
 
     def end_free(self, key: Key, was: RmObject | None, channels: list[Key], *, gone: bool) -> None:
         """Forget what RM has freed, or gate the channels again if RM freed nothing.

@@ -50,10 +50,12 @@ class PassthroughMemory(Handler):
         ctx: HandlerContext,
         may_have_device: Callable[[int], bool],
         uvm_mappings: InflightSyscalls,
+        registering: InflightSyscalls,
         untracked: UntrackedObjects,
     ) -> None:
-        """Take the UVM mappings in progress, and what tells whether a client may have a device of unknown handle."""
+        """Take what tells whether a client may have a device of unknown handle, and UVM's calls in progress."""
         super().__init__(ctx)
+        self._registering = registering
         self._may_have_device, self._untracked_objects = may_have_device, untracked
         self._uvm_mappings, self._cpu_mappings = uvm_mappings, InflightSyscalls()
         self._calls, self._asked = InflightSyscalls(), list[Key]()
@@ -81,6 +83,7 @@ class PassthroughMemory(Handler):
             (self._calls, lambda request: request & 0xFF == abi.NV_ESC_RM_ALLOC_MEMORY),
             (self._cpu_mappings, lambda request: request & 0xFF == abi.NV_ESC_RM_MAP_MEMORY),
             (self._uvm_mappings, lambda request: request in uvm.KERNEL_MAPPINGS),
+            (self._registering, lambda request: request == uvm.REGISTER_CHANNEL),
         ):
             calls.find(threads, is_wanted)
 

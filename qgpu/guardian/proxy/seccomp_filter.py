@@ -29,13 +29,12 @@ from qgpu.nvidia import uvm
 #: The bits of a request that RM looks at.
 NUMBER_AND_SIZE = 0x3FFF00FF
 
+#: UVM's calls that are watched by all their bits: of one the low byte is that of FIONREAD, which programs call often.
+_EXACT = frozenset({uvm.INITIALIZE, uvm.REGISTER_GPU_VASPACE, uvm.REGISTER_CHANNEL})
 #: Parts of requests, as (mask, value), that together cover all watched ones, for filters that a runtime assembles.
 WATCHED_PREFIXES = (
-    *sorted(
-        (0xFF, number)
-        for number in {each for each, _ in WATCHED} | WATCHED_NUMBERS | {each for each in uvm.WATCHED if each <= 0xFF}
-    ),
-    *((0xFFFFFFFF, number) for number in sorted(uvm.WATCHED) if number > 0xFF),
+    *sorted((0xFF, number) for number in {each for each, _ in WATCHED} | WATCHED_NUMBERS | uvm.WATCHED - _EXACT),
+    *((0xFFFFFFFF, number) for number in sorted(_EXACT)),
 )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from qgpu.guardian.accounting.rm_object import Key
 from qgpu.guardian.proxy.handler_context import HandlerContext
+from qgpu.guardian.proxy.object_claims import TOO_MANY
 from qgpu.guardian.rules import classes
 from qgpu.nvidia import abi
 
@@ -21,7 +22,6 @@ _MOST_OF_POD = {True: 1 << 16, False: 1 << 14}
 _SYSTEM_MEMORY = frozenset({abi.NV01_MEMORY_SYSTEM, abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR})
 #: How many pieces of memory the kernel may have made for a pod under unknown handles; calls that RM refused are in it.
 _MOST_UNNAMED = 1 << 15
-TOO_MANY = "too many objects of RM"
 
 
 class UntrackedObjects:

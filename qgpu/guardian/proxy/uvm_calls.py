@@ -20,6 +20,7 @@ from qgpu.linux import fd_budget
 from qgpu.linux.seccomp_notify import Notification
 from qgpu.nvidia import abi, mig, uvm
 
+TOO_MANY_FILES = "too many UVM files"
 #: Stands for an object's handles: no object.
 NOTHING = (0, 0)
 _U64 = struct.Struct("<Q")
@@ -48,8 +49,8 @@ class UvmHandler(Handler):
                 return self._initialize(call, pid, limited=limited)
             case uvm.ALLOC_DEVICE_P2P:  # it keeps memory in a way that is not tracked
                 return errno.EOPNOTSUPP if limited else PROCEED
-        if not limited and call.request in {uvm.MAP_EXTERNAL_ALLOCATION, *uvm.TABLES_ALONE}:
-            return PROCEED  # only a limit needs a record of mappings
+        if not limited and call.request in {uvm.MAP_EXTERNAL_ALLOCATION, uvm.REGISTER_GPU_VASPACE, *uvm.TABLES_ALONE}:
+            return PROCEED  # only a limit needs a record of mappings and files
         layout = self._shared.uvm_layouts.get(call.request)
         if layout is None:  # it has an RM call's number and size; UVM has no such call
             return errno.EINVAL
@@ -60,6 +61,9 @@ class UvmHandler(Handler):
             return self._no_mapping(block, layout, refused) if refused else self._map(pod_call, block, layout)
         if call.request in uvm.TABLES_ALONE:
             return self._map_tables(pod_call, block, layout)
+        if call.request == uvm.REGISTER_GPU_VASPACE:  # UVM registers channels of this address space in this file alone
+            held = self._shared.pod_uvm_files.hold(pid, call.fd, file)
+            return PROCEED if held else self._no_mapping(block, layout, TOO_MANY_FILES)
         if call.request == uvm.REGISTER_GPU:
             card = bytes(block.data[: uvm.UUID_BYTES])
             place = self._place_of(card)
@@ -147,7 +151,7 @@ class UvmHandler(Handler):
             self._count("UVM initialised with other flags")
             return abi.NV_ERR_INVALID_STATE
         if not self._shared.pod_uvm_files.hold(pid, call.fd, file):
-            self._count("too many UVM files")
+            self._count(TOO_MANY_FILES)
             return abi.NV_ERR_INSUFFICIENT_RESOURCES
         return abi.NV_OK
 
@@ -177,7 +181,7 @@ class UvmHandler(Handler):
         if not self._shared.quota.fits_mapping(self._pod, pid, base, length, cards):
             return "page tables over the limit"
         held = self._shared.pod_uvm_files.hold(pid, pod_call.call.fd, pod_call.file)
-        return None if held else "too many UVM files"
+        return None if held else TOO_MANY_FILES
 
     def _map_tables(self, pod_call: PodCall, block: IoctlBuffer, layout: uvm.Layout) -> int:
         """Perform a mapping without card memory behind it: a sparse region, or semaphores. It takes page tables."""

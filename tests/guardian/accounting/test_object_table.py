@@ -445,6 +445,20 @@ def test_process_that_ends_after_its_pod_is_not_remembered():
     assert table.ended_processes.pod_of(100) is None
 
 
+@pytest.mark.parametrize("moved", [False, True], ids=["gone", "moved, then gone"])
+def test_nothing_counts_for_a_pod_whose_clients_are_gone(moved):
+    """Pods come and go by the thousand."""
+    table = grown({"fact": "shared", "client": 7, "handle": 6, "there": True})
+    if moved:
+        table.note({"fact": "owner", "client": 7, "pod": "other", "pid": 100, "fd": 5})
+    kinds = (table.handles, table.devices, table.tsg_handles, table.channel_handles, table.shared_with_all)
+    before = [dict(kind.counts) for kind in kinds]
+    table.note({"fact": "gone", "client": 7, "handle": 7})
+
+    assert before == [{"other" if moved else "web": count} for count in (5, 1, 2, 1, 1)]
+    assert [dict(kind.counts) for kind in kinds] == [{}] * 5
+
+
 def test_a_tsg_with_two_handles_is_listed_once_with_all_channels():
     table = grown(second(20, 3), confirm(20), thing(21, 20, 0xC86F), confirm(21))
 

@@ -127,14 +127,16 @@ def die_in_free(pod, call):
     die_in(pod, abi.NV_ESC_RM_FREE, call)
 
 
-def die_in(pod, number, call):
-    """Let the guardian die in a call, after it has begun, and before RM is asked."""
+def die_in(pod, number, call, *, after=False):
+    """Let the guardian die in a call, after it has begun, and before RM is asked or after it has answered."""
     perform = pod.rm.perform
 
     def dies(fd, request, argument):
+        if request & 0xFF != number or after:
+            result = perform(fd, request, argument)
         if request & 0xFF == number:
             raise _DiesError
-        return perform(fd, request, argument)
+        return result
 
     pod.shared.perform = pod.dispatcher._proxy._perform = dies
     pod.begin(number, call)

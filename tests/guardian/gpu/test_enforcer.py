@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.accounting.rm_object import RmObject, object_fact
-from qgpu.guardian.gpu.enforcer import RETRY_NS, Enforcer, Moved
+from qgpu.guardian.gpu.enforcer import _AT_ONCE, RETRY_NS, Enforcer, Moved
 from qgpu.model import NS_PER_MS, OnIdle, Plan, PodClass, PodPlan, Window
 from qgpu.nvidia import abi
 from qgpu.nvidia.gpu_time import Event, GpuTime, GpuTimeCounter
@@ -370,6 +370,56 @@ def test_a_gate_that_would_not_open_is_tried_again_until_it_does():
     assert wait == RETRY_NS
     assert engine.off == set()
     assert enforcer.step(3 * MS + RETRY_NS) is None
+
+
+def with_tsgs(table, client, count):
+    """Give a pod that many further TSGs."""
+    for handle in range(1000, 1000 + count):
+        table.note(object_fact(RmObject(client, handle, 20, abi.KEPLER_CHANNEL_GROUP_A, 1)))
+        table.note({"fact": "confirm", "client": client, "handle": handle})
+
+
+def slices(*pods_us):
+    """Give pods timeslices."""
+    return Plan(0, 10 * MS, tuple(PodPlan(name, PodClass.OFFLINE, us, None) for name, us in pods_us))
+
+
+def test_many_timeslices_are_set_in_steps():
+    """RM takes half a millisecond for each, and nobody else is served meanwhile."""
+    enforcer, engine, _ = card("a", "b")
+    with_tsgs(engine.table, 1, 2 * _AT_ONCE)
+    enforcer.adopt(slices(("a", 5000), ("b", 6000)), 0)
+    done, waits = [len(engine.slices)], []
+    for at in (1, 2):
+        waits.append(enforcer.step(at))
+        done.append(len(engine.slices))
+
+    assert (done, waits) == ([_AT_ONCE, 2 * _AT_ONCE, 2 * _AT_ONCE + 2], [0, None])
+    assert engine.slices[2, 30] == 6000
+
+
+def test_a_newer_plans_timeslices_are_set_in_the_end():
+    enforcer, engine, _ = card("a", "b")
+    with_tsgs(engine.table, 1, 2 * _AT_ONCE)
+    enforcer.adopt(slices(("a", 5000), ("b", 6000)), 0)
+    at = 0
+    enforcer.adopt(slices(("a", 7000), ("b", 8000)), at)
+    while enforcer.step(at := at + 1) is not None:
+        pass
+
+    assert set(engine.slices.values()) == {7000, 8000}
+
+
+def test_timeslices_that_fail_delay_no_others():
+    """A pod's clients whose files are elsewhere come first, whenever something changes."""
+    enforcer, engine, _ = card(*(f"pod-{n}" for n in range(2 * _AT_ONCE)), "z")
+    last = 2 * _AT_ONCE + 1
+    engine.timeslice = lambda tsg, us: tsg.client == last and engine.slices.setdefault(tsg.key, us) == us
+    plan = slices(*((f"pod-{n}", 5000) for n in range(2 * _AT_ONCE)), ("z", 6000))
+    for at in range(2):
+        enforcer.adopt(plan, at)
+
+    assert engine.slices == {(last, 30): 6000}
 
 
 def closings(enforcer, engine, periods):

@@ -10,7 +10,7 @@ import pytest
 
 from qgpu.guardian.accounting import memory_quota
 from qgpu.guardian.accounting.object_table import OTHER_TSG_BYTES, ObjectTable
-from qgpu.guardian.proxy import alloc_checks, client_ownership, client_registry, dup_calls, object_claims, os_events
+from qgpu.guardian.proxy import alloc_checks, client_ownership, client_registry, object_claims, os_events
 from qgpu.guardian.rules import classes
 from qgpu.linux import fd_budget
 from qgpu.nvidia import abi
@@ -174,15 +174,33 @@ def test_a_tsg_may_have_two_handles_in_its_pod(on_card):
 
 
 def test_tsgs_of_a_pod_get_so_many_handles_and_no_more(on_card, monkeypatch):
-    """Each gate that moves looks below all of them."""
-    monkeypatch.setattr(dup_calls, "_MOST_FURTHER", 2)
+    """Each gate that moves looks below all of them, and the main loop sets the timeslice of each."""
+    monkeypatch.setattr(client_registry, "_MOST_TSGS", 3)
     on_card.call(abi.NV_ESC_RM_ALLOC, alloc(TSG, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
     answers = [dup_status(on_card.call(abi.NV_ESC_RM_DUP_OBJECT, dup(handle, TSG))[2]) for handle in (20, 21, 22)]
     on_card.call(abi.NV_ESC_RM_FREE, free(20))
     again = dup_status(on_card.call(abi.NV_ESC_RM_DUP_OBJECT, dup(23, TSG))[2])
+    copy = struct.pack("<IIIII", 0, 0, 0, min(abi.COPY_ENGINES), 0)
+    another = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(24, 2, abi.KEPLER_CHANNEL_GROUP_A), copy)[2]
 
-    assert (answers, again) == ([abi.NV_OK, abi.NV_OK, abi.NV_ERR_INSUFFICIENT_RESOURCES], abi.NV_OK)
-    assert on_card.shared.refusals.counts["web", "too many handles of TSGs"] == 1
+    full = abi.NV_ERR_INSUFFICIENT_RESOURCES
+    assert (answers, again, alloc_status(another)) == ([abi.NV_OK, abi.NV_OK, full], abi.NV_OK, full)
+    assert on_card.shared.refusals.counts["web", "too many TSGs"] == 2
+
+
+def test_a_pod_gets_so_many_channels_and_no_more(on_card, monkeypatch):
+    """RM gates 64 of them in a millisecond."""
+    monkeypatch.setattr(client_registry, "_MOST_CHANNELS", 2)
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(TSG, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
+
+    def make(handle):
+        return alloc_status(on_card.call(abi.NV_ESC_RM_ALLOC, alloc(handle, TSG, 0xC86F), bytes(368))[2])
+
+    answers = [make(handle) for handle in (20, 21, 22)]
+    on_card.call(abi.NV_ESC_RM_FREE, free(20))
+
+    assert (answers, make(23)) == ([abi.NV_OK, abi.NV_OK, abi.NV_ERR_INSUFFICIENT_RESOURCES], abi.NV_OK)
+    assert on_card.shared.refusals.counts["web", "too many channels"] == 1
 
 
 def test_another_pods_tsg_gets_no_second_handle(on_card):

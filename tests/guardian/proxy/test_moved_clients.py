@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from qgpu.guardian.accounting.rm_object import RmObject, object_fact
 from qgpu.guardian.proxy import client_ownership, client_registry, shared_table
 from qgpu.linux.open_file_set import FileSets
 from qgpu.nvidia import abi
@@ -23,9 +24,12 @@ def no_wait(monkeypatch):
     monkeypatch.setattr(shared_table, "_FORGETTING_S", 0)
 
 
-def pass_on(pod, client, *, maker_ends=True):
+def pass_on(pod, client, *objects, maker_ends=True):
     """Let another pod make a client with memory, and leave its file to this pod alone; tell whether it is its now."""
     someone_elses(pod, client)
+    for rm in objects:
+        pod.shared.note(object_fact(rm))
+        pod.rm.objects[rm.key] = (rm.rm_class, rm.parent)
     pod.rm.stale.add(client)
     pod.files.makers.is_by = lambda file, pid: False
     if maker_ends:
@@ -43,6 +47,19 @@ def test_clients_passed_on_one_by_one_stay_within_the_limit(on_card):
     assert moved == [True, False, False, False]
     assert both(on_card) == [3 * MOST, MOST]
     assert on_card.shared.refusals.counts["web", REFUSED] == 3
+
+
+def test_channels_passed_on_stay_within_their_bound(on_card, monkeypatch):
+    """Each of many pods could make as many as a pod may have, and leave them to one."""
+    monkeypatch.setattr(client_registry, "_MOST_CHANNELS", 1)
+    on_card.limits.clear()
+
+    def with_channel(client):
+        tsg, channel = RmObject(client, 0x20, 2, abi.KEPLER_CHANNEL_GROUP_A, 1), RmObject(client, 0x21, 0x20, 0xC86F)
+        return pass_on(on_card, client, tsg, channel)
+
+    assert [with_channel(client) for client in (9, 8)] == [True, False]
+    assert on_card.shared.table.channel_handles.counts["web"] == 1
 
 
 def test_a_client_stays_while_its_maker_could_map_its_memory(on_card):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import errno
 import struct
+import termios
 
 import pytest
 
-from qgpu.guardian.proxy.seccomp_filter import ARCHES, MAP_FIXED, program
+from qgpu.guardian.proxy.seccomp_filter import ARCHES, MAP_FIXED, WATCHED_PREFIXES, program
 from qgpu.nvidia import abi, uvm
 
 ASK, GO_ON, NO_SUCH_CALL = 0x7FC00000, 0x7FFF0000, 0x00050000 | errno.ENOSYS
@@ -64,6 +65,12 @@ def test_calls_of_any_size_ask_by_their_number(size):
 @pytest.mark.parametrize("request_", [0x5401, abi.request(abi.NV_ESC_RM_CONTROL, 33), 0x40086409])
 def test_other_ioctls_go_on(request_):
     assert filtered(NATIVE.ioctl, 5, request_) == GO_ON
+
+
+def test_a_containers_filter_stops_no_frequent_call():
+    """A runtime's filter goes by parts of requests; the low byte of FIONREAD is a number of UVM's."""
+    assert not any(termios.FIONREAD & mask == value for mask, value in WATCHED_PREFIXES)
+    assert all(any(number & mask == value for mask, value in WATCHED_PREFIXES) for number in uvm.WATCHED)
 
 
 def test_second_ways_into_the_kernel_do_not_exist():
