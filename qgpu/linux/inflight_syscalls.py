@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 _LOOK_S, _LOOK_SELDOM_S, _GROWTH = 0.00005, 0.05, 1.25
 #: How long a thread that runs is only looked at before it is stopped, in a call that we follow and in a search; and how
 #: long a stop is waited for before the thread is looked at again.
-_SOON_S, _SEARCH_SOON_S, _STOP_S = 0.003, 0.1, 0.05
+_SOON_S, _SEARCH_SOON_S, _STOP_S = 0.0005, 0.1, 0.05
 #: How long a search may take.
 _SEARCH_S = 10.0
 #: From how many calls on each new one has the oldest looked at, and how many of them.

@@ -134,8 +134,11 @@ def frozen_siblings(pid: int, tid: int, others: Callable[[], Iterable[int]]) -> 
     stopped: dict[int, int] = {}
     try:
         while threads := proc.threads(pid) - {tid} - stopped.keys():
-            for thread in threads:
-                stopped[thread] = _stop(pid, thread)
+            interrupted = [thread for thread in threads if _interrupt(pid, thread)]
+            stopped.update(dict.fromkeys(threads.difference(interrupted), 0))
+            deadline = time.monotonic() + _PATIENCE_S
+            for thread in interrupted:  # by now, most have stopped
+                stopped[thread] = _signal_once_stopped(thread, deadline)
         _check_alone(pid, proc.threads(pid), others)
         yield
     finally:
@@ -155,20 +158,25 @@ def _check_alone(pid: int, own: Set[int], others: Callable[[], Iterable[int]]) -
             raise OSError(errno.EPERM, f"thread {other} shares the descriptors of process {pid}")
 
 
-def _stop(pid: int, thread: int) -> int:
-    """Stop a thread; return the signal that was pending for it, 0 for none. Raises OSError."""
+def _interrupt(pid: int, thread: int) -> bool:
+    """Trace a thread, and have it stop; False if it has ended. Raises OSError."""
     if _libc.ptrace(_SEIZE, thread, None, None) < 0:
         code = ctypes.get_errno()
         if code == errno.ESRCH or _has_ended(pid, thread):
-            return 0
+            return False
         raise OSError(code, f"thread {thread}: {os.strerror(code)}")
     _libc.ptrace(_INTERRUPT, thread, None, None)
-    deadline = time.monotonic() + _PATIENCE_S
-    while time.monotonic() < deadline:
+    return True
+
+
+def _signal_once_stopped(thread: int, deadline: float) -> int:
+    """Wait until a thread has stopped; return the signal that was pending for it, 0 for none. Raises OSError."""
+    while True:
         if (signal := _signal_of_stop(thread)) is not None:
             return signal
+        if time.monotonic() >= deadline:
+            raise OSError(errno.EBUSY, f"thread {thread} does not stop")
         time.sleep(_LOOK_S)
-    raise OSError(errno.EBUSY, f"thread {thread} does not stop")
 
 
 def _signal_of_stop(thread: int) -> int | None:

@@ -256,6 +256,7 @@ def test_who_is_traced_by_somebody_else_cannot_be_kept_still(program):
 
 def test_thread_that_misses_stop_deadline_is_not_stopped_later(program, monkeypatch):
     monkeypatch.setattr(thread_freezer, "_PATIENCE_S", 0)
+    monkeypatch.setattr(thread_freezer, "_signal_of_stop", lambda thread: None)
     pid, fd = program()
 
     def hold():
