@@ -4,8 +4,8 @@
     python bench/call_cost.py --plane sim     # the recorded calls of a small CUDA program, with RM in a table
 
 A guardian runs in this process, and the pod's calls pass through it as always. Half of the starts are timed as a whole,
-half by part. Parts exclude each other; ``rm`` is RM's own time for the pod's calls, ``asked`` that for the guardian's
-questions. The time between a call and its receipt is not seen, except by the replayed program.
+half by part. Parts exclude each other; ``rm`` is RM's own time for the pod's calls, ``asked`` its time for the
+guardian's own calls. Only the replayed program measures the time between a call and its receipt.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ from tests.traces import TRACES, allocated
 
 _TRACE = next(trace for trace in TRACES if trace.name.endswith("-min.jsonl.xz"))
 _ROUNDS = 10
-#: Device files that stand for RM's and UVM's where a program is replayed: their ioctls refuse everything.
+#: Device files that replace RM's and UVM's for a replayed program: their ioctls refuse everything.
 _RM, _UVM = "/dev/random", "/dev/ptmx"
 #: The one that stands for RM's control file.
 _CONTROL = "/dev/kmsg"
-#: How far parameters lie behind the call's structure, as on a library's stack (an assumption).
+#: The assumed distance in bytes from a call's structure to its parameters, as on a library's stack.
 _BEHIND = 160
 #: The parts of a call: a class or object, the methods whose time counts as the part.
 _PARTS = (
@@ -95,7 +95,7 @@ class Parts:
         self._thread = threading.local()
 
     def timed(self, part: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a method. An answer lets the pod run, often in our place, so only our CPU time counts there."""
+        """Wrap a method to time it. For answers only CPU time counts: an answer lets the pod run, often on our CPU."""
         clock = time.thread_time_ns if part == "answer" else time.perf_counter_ns
 
         def wrapped(*arguments: Any, **more: Any) -> Any:
@@ -151,7 +151,9 @@ def guardian(parts: Parts | None, rm: FakeRm | None) -> Iterator[tuple[Path, int
 
 
 def _replace_driver(change: Callable[..., object], rm: FakeRm) -> None:
-    card = SimpleNamespace(index=0, instance=0, mig=None, minor=0, pci="0000:01:00.0", uuid=lambda: bytes(16))
+    card = SimpleNamespace(
+        index=0, instance=0, mig=None, minor=0, pci="0000:01:00.0", uuid=lambda: bytes(16), grces=frozenset
+    )
     card.time_ns, card.set_channels = time.monotonic_ns, _always(None)
     rm.__dict__.update(gate=_always(Moved()), open_gates=_always(None), timeslice=_always(True))
     change(server, "installed", lambda: "580.1")
@@ -254,7 +256,7 @@ def calls(script: Script) -> list[Figure]:
 
 
 def _quartile(values: Sequence[float]) -> float:
-    """Return the lower quartile: other programs on the machine only ever add time."""
+    """Return the lower quartile, because other programs on the machine only add time."""
     return statistics.quantiles(values, n=4)[0] if len(values) > 1 else values[0]
 
 
@@ -271,8 +273,8 @@ def pod(sock: socket.socket, command: Sequence[str]) -> None:
 def _prepared(trace: Path) -> Callable[[], dict[str, list[Any]]]:
     """Prepare recorded calls; the function that is returned makes them, and returns what came of them.
 
-    ``took_ns`` has how long each call took that stops at the guardian; ``failed`` the number, place in the record and
-    status of RM calls that were not answered NV_OK.
+    ``took_ns`` has the time in ns of each call that goes to the guardian. ``failed`` has, for each RM call with another
+    answer than NV_OK, its number, its place in the record and its status.
     """
     files: dict[int, int] = {}
     made: list[tuple[int, Any, Any, bool, int | None]] = []

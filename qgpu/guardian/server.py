@@ -81,6 +81,7 @@ class Guardian:
         self.gpu_ops = GpuOps(table, branch, client, devices)
         for device in devices:
             self.gpu_ops.open_gates(device)  # first of all: a pod may be waiting behind a gate
+        table.grces = {device.instance: device.grces() for device in devices}
         self._search_for_control_files()
         self.cards: dict[int, Gpu] = {}
         self.shared = SharedState(

@@ -296,8 +296,7 @@ class PodPlan:
     - ``windows``: when its gate is open. None means always, an empty tuple means never.
     - ``weight`` is what the plan aims at: the pod's part of the time that the busy pods of its class use together. 0
       means that its quota, of all time, binds it instead. The ledger and the copy engines use it.
-    - ``copy_timeslice_us`` is set on each of its copy TSGs; None leaves them the driver's own. Only the seccomp plane
-      does that yet; kmod ignores it.
+    - ``copy_timeslice_us`` is set on each of its copy TSGs; None leaves them the driver's own.
     - ``tsg_turn_ns``: while its gate is open, its busy compute TSGs take turns of this length, one at a time. None
       means that all run at once.
     """

@@ -94,6 +94,7 @@ ffi.cdef(
     typedef struct { uint32_t flags, hChannel, gfxpPreemptMode, cilpPreemptMode, routeFlags, pad; uint64_t route; }
                      NV2080_CTRL_GR_SET_CTXSW_PREEMPTION_MODE_PARAMS;
     typedef struct { uint32_t gpuId; } NV2080_CTRL_GPU_GET_ID_PARAMS;
+    typedef struct { uint32_t ceEngineType; uint8_t capsTbl[2], pad[2]; } NV2080_CTRL_CE_GET_CAPS_V2_PARAMS;
     typedef struct { uint32_t pidInfoListCount, pad0, pid, index, result, pad1; uint64_t memPrivate, memSharedOwned,
                      memSharedDuped; uint8_t rest[14360]; } NV2080_CTRL_GPU_GET_PID_INFO_PARAMS;
     typedef struct { uint32_t hClient; } NV503C_CTRL_REGISTER_PID_PARAMS;
@@ -243,7 +244,9 @@ GPFIFO_CLASSES = frozenset({0xA06F, 0xA16F, 0xB06F, 0xC06F, 0xC36F, 0xC46F, 0xC5
 #: Engine types of graphics/compute: GR0..GR7 (SDK/class/cl2080_notification.h).
 GR_ENGINES = range(1, 9)
 #: Engine types of copy engines: COPY0..COPY9. Since 560 also COPY10..COPY19, and a second type of each for compression.
-COPY_ENGINES = frozenset({*range(0x09, 0x13), *range(0x34, 0x3E), *range(0x40, 0x54)})
+#: Both types of each, in order.
+COPY_ENGINE_TYPES = tuple(zip((*range(0x09, 0x13), *range(0x34, 0x3E)), range(0x40, 0x54), strict=True))
+COPY_ENGINES = frozenset(kind for kinds in COPY_ENGINE_TYPES for kind in kinds)
 
 # Controls.
 NV0000_GPU_ATTACH_IDS = 0x215
@@ -263,6 +266,7 @@ NV0041_GET_SURFACE_INFO = 0x410110
 NV00F8_GET_INFO = 0x00F80101
 NV00FD_ATTACH_MEM = 0x00FD0102
 NV2080_GPU_GET_ID = 0x20800142
+NV2080_CE_GET_CAPS_V2 = 0x20802A03
 NV2080_GPU_GET_GID_INFO = 0x2080014A
 NVC637_GET_UUID = 0xC63701AA
 #: A subscription to all GPU instances of a card, for profiling (clc637.h); RM gives one at a time.
@@ -307,6 +311,8 @@ NV0000_CLIENT_HANDLE_INFO_PARENT, NV0000_CLIENT_HANDLE_INFO_CLASS = 1, 2
 NV0000_OS_UNIX_EXPORT_OBJECT_TYPE_RM = 1
 NV0041_SURFACE_INFO_PHYS_SIZE_LO, NV0041_SURFACE_INFO_PHYS_SIZE_HI = 2, 3
 NV2080_GPU_GID_FORMAT_BINARY = 2
+#: In capsTbl[0]: a copy engine on the runlist of the compute engine.
+NV2080_CE_CAPS_GRCE = 1
 NV2080_GR_FECS_LEVEL_OF_DETAIL_SIMPLE = 1
 NV_EVENT_BUFFER_OVERFLOW_KEEP_OLDEST = 1
 NV_EVENT_BUFFER_FECS_SIMPLE_START, NV_EVENT_BUFFER_FECS_SIMPLE_END = 0x06, 0x07

@@ -11,6 +11,7 @@ import errno
 import os
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import structlog
@@ -51,6 +52,16 @@ class RmDevice:
         params = ffi.new("NV2080_CTRL_GPU_GET_GID_INFO_PARAMS *", {"flags": abi.NV2080_GPU_GID_FORMAT_BINARY})
         self.client.control(self.subdevice, abi.NV2080_GPU_GET_GID_INFO, params)
         return bytes(ffi.buffer(params.data, params.length))
+
+    def grces(self) -> frozenset[int]:
+        """Return the types of the card's copy engines that are on the compute engine's runlist."""
+        found = set()
+        for kinds in abi.COPY_ENGINE_TYPES:
+            params = ffi.new("NV2080_CTRL_CE_GET_CAPS_V2_PARAMS *", {"ceEngineType": kinds[0]})
+            with suppress(RmError):  # the card has no such engine
+                self.client.control(self.subdevice, abi.NV2080_CE_GET_CAPS_V2, params)
+                found.update(kinds if params.capsTbl[0] & abi.NV2080_CE_CAPS_GRCE else ())
+        return frozenset(found)
 
     def see_all_instances(self) -> None:
         """Subscribe to all MIG instances of the card: its log tells of none otherwise. Raises RmError.

@@ -21,6 +21,9 @@ class FakeDevice:
     def uuid(self):
         return bytes(16)
 
+    def grces(self):
+        return frozenset()
+
     def see_all_instances(self):
         return None
 

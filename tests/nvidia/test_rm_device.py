@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from qgpu.errors import RmError
-from qgpu.nvidia import mig, rm_device
+from qgpu.nvidia import abi, mig, rm_device
 from qgpu.nvidia.rm_client import CardInfo
 
 CARDS = [CardInfo(f"00000000:0{number}:00.0", 0x100 * number, number) for number in (1, 2, 3)]
@@ -58,3 +59,16 @@ def test_divided_card_is_listed_by_its_instances(
     assert [card.index for card in found] == [0, *indexes, 2]
     assert [card.pci for card in found] == [CARDS[number].pci for number in (0, *(1 for _ in indexes), 2)]
     assert len({card.instance for card in found[1:-1]} | {found[0].instance}) == len(indexes) + 1
+
+
+def test_copy_engines_on_the_compute_runlist_are_named() -> None:
+    """COPY0 and COPY1 are, as on an H200; RM has no more than five copy engines there."""
+
+    class Answering(Client):
+        def control(self, target: int, command: int, params: Any) -> None:
+            if command == abi.NV2080_CE_GET_CAPS_V2:
+                if params.ceEngineType > 0x0D:
+                    raise RmError("CE_GET_CAPS_V2", 0x56)
+                params.capsTbl[0] = 0x0C | (params.ceEngineType < 0x0B)
+
+    assert rm_device.open_devices(Answering({1, 3}))[0].grces() == {0x09, 0x0A, 0x40, 0x41}

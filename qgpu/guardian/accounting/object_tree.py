@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -27,6 +27,8 @@ class ObjectTree:
     _children: SetsByKey[Key, int] = field(default_factory=SetsByKey)
     #: By object, the handles of the objects that use it.
     _users: SetsByKey[Key, int] = field(default_factory=SetsByKey, compare=False)
+    #: By device instance, the types of the copy engines on the compute engine's runlist (GRCEs).
+    grces: Mapping[int, Collection[int]] = field(default_factory=dict, compare=False)
 
     def below(self, key: Key) -> list[RmObject]:
         """List an object and everything below it, parents first; a client's handle stands for the client itself."""
@@ -85,13 +87,21 @@ class ObjectTree:
         return None
 
     def is_compute(self, rm: RmObject) -> bool:
-        """Tell whether an object is a TSG of the compute engine; a TSG without a chosen engine counts as one."""
-        return rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A and (rm.detail == 0 or rm.detail in abi.GR_ENGINES)
+        """Tell whether an object is a TSG on the compute engine's runlist; one without a chosen engine counts, too."""
+        if rm.rm_class != abi.KEPLER_CHANNEL_GROUP_A:
+            return False
+        return rm.detail == 0 or rm.detail in abi.GR_ENGINES or self.is_for_grce(rm)
 
     def is_copy(self, rm: RmObject) -> bool:
-        """Tell whether an object is a TSG of a copy engine, or a channel there that stands alone."""
+        """Tell whether an object is a TSG of a copy engine with a runlist of its own, or a lone channel there."""
         group = rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A or self.stands_alone(rm)
-        return group and rm.detail in abi.COPY_ENGINES
+        return group and rm.detail in abi.COPY_ENGINES and not self.is_for_grce(rm)
+
+    def is_for_grce(self, rm: RmObject) -> bool:
+        """Tell whether a TSG, or a channel that stands alone, is for a copy engine whose copies take kernels' time."""
+        if rm.detail not in abi.COPY_ENGINES or (instance := self.instance_of(rm)) is None:
+            return False
+        return rm.detail in self.grces.get(instance, ())
 
     def stands_alone(self, rm: RmObject) -> bool:
         """Tell whether an object is a channel below a device: RM puts it into a TSG that has no handle."""

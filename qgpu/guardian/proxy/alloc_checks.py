@@ -87,9 +87,11 @@ class AllocChecks(Handler):
     def _may_stand_alone(self, rm: RmObject) -> bool:
         """Tell whether a channel may be made below a device: RM makes a TSG for it, which has no handle.
 
-        Compute always needs a TSG, whose timeslice can be set. Video and checkpoints use such channels.
+        What runs where kernels do needs a TSG, whose timeslice can be set. Video and checkpoints use such channels.
         """
-        return self._shared.table.stands_alone(rm) and rm.detail != 0 and rm.detail not in abi.GR_ENGINES
+        table = self._shared.table
+        elsewhere = rm.detail != 0 and rm.detail not in abi.GR_ENGINES and not table.is_for_grce(rm)
+        return elsewhere and table.stands_alone(rm)
 
     def _in_compute_tsg(self, rm: RmObject) -> bool:
         return (tsg := self._shared.table.tsg_above(rm)) is not None and self._shared.table.is_compute(tsg)

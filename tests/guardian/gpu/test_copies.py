@@ -177,3 +177,16 @@ def test_channel_that_stands_alone_moves_with_its_pods_gate():
         seen.append((1, 60) in engine.off)
 
     assert seen == [False, True, False]
+
+
+def test_copies_on_the_compute_runlist_are_compute():
+    """Such an engine takes the time of kernels: no copy slice, and the gate closes also where windows are lent."""
+    enforcer, engine, _ = copying("a", "b")
+    enforcer.table.grces = {0: {11}}
+    enforcer.adopt(shared(a=4000, b=2000), 0)
+    taken = {key[0]: us for key, us in engine.slices.items() if key[1] == COPY_TSG}
+    enforcer.adopt(Plan(0, 100 * MS, (PodPlan("a", PodClass.OFFLINE, 5000, ()),)), MS)
+
+    assert enforcer.table.copy_tsgs(0) == []
+    assert taken == {1: 5000, 2: 5000}
+    assert (1, COPY_CHANNEL) in engine.off

@@ -156,6 +156,13 @@ def test_compute_on_a_channel_that_stands_alone_is_refused(on_card):
     assert alloc_status(answer[2]) == abi.NV_ERR_INVALID_ARGUMENT
 
 
+def test_a_lone_channel_on_the_compute_runlist_is_refused(on_card):
+    """Nothing could set its timeslice, and its copies take the time of kernels."""
+    on_card.shared.table.grces = {0: {0x09}}
+
+    assert tsg_and_lone_channel(on_card, 0x09) == [abi.NV_OK, abi.NV_ERR_INVALID_ARGUMENT]
+
+
 def test_a_class_that_nobody_knows_is_refused(on_card):
     answer = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(9, 2, 0x0071), bytes(64))
 
