@@ -516,23 +516,20 @@ def managed_prefetch() -> None:
 
 
 def host_registered() -> None:
-    """Register large memory of the host for the card: anonymous memory, and a file that is mapped."""
+    """Register large memory of the host for the card: private, and shared with other processes."""
     import mmap
 
     cuda = _context()
     size, pointer = 512 << 20, ctypes.c_uint64()
-    with tempfile.TemporaryFile() as file:
-        file.truncate(size)
-        for memory in (mmap.mmap(-1, size), mmap.mmap(file.fileno(), size)):
-            view = (ctypes.c_char * size).from_buffer(memory)
-            _check(cuda.cuMemHostRegister_v2(view, ctypes.c_size_t(size), 2))
-            _check(cuda.cuMemHostGetDevicePointer_v2(ctypes.byref(pointer), view, 0))
-            _check(cuda.cuMemsetD8_v2(pointer, 7, ctypes.c_size_t(size)))
-            _check(cuda.cuCtxSynchronize())
-            _check(cuda.cuMemHostUnregister(view))
-            assert view[size - 1] == b"\7"
-            del view
-            memory.close()
+    for sharing in (mmap.MAP_PRIVATE, mmap.MAP_SHARED):
+        memory = mmap.mmap(-1, size, sharing | mmap.MAP_ANONYMOUS)
+        view = (ctypes.c_char * size).from_buffer(memory)
+        _check(cuda.cuMemHostRegister_v2(view, ctypes.c_size_t(size), 2))
+        _check(cuda.cuMemHostGetDevicePointer_v2(ctypes.byref(pointer), view, 0))
+        _check(cuda.cuMemsetD8_v2(pointer, 7, ctypes.c_size_t(size)))
+        _check(cuda.cuCtxSynchronize())
+        _check(cuda.cuMemHostUnregister(view))
+        assert view[size - 1] == b"\7"
 
 
 def many_threads() -> None:

@@ -4,7 +4,7 @@
     python bench/random_mixes.py --mixes 200 --out /tmp/r
 
 A mix is two to four pods: floods, batches of 0.5 to 30 ms with a wait after each, timers, frameworks that launch kernel
-by kernel. Quotas come in steps of 5 %, and now and then a pod has none. A pod's floor is the lesser of its quota and
+by kernel. Quotas come in steps of 5 %; some pods have none. A pod's floor is the lesser of its quota and
 what it does alone, in work per second without context switches. The same mix with the driver's own timeslices is plain
 sharing.
 """
@@ -49,8 +49,10 @@ class Mix(NamedTuple):
     #: How far the worst pod is below its floor, as a part of the card.
     missed: float
     missed_plain: float
-    #: The part of the time in which the card idles although pods could use it.
+    #: The part of the time in which the card idles although pods could use it, under both. Pods that rest at the same
+    #: moment count, too.
     idle: float
+    idle_plain: float
     #: The work of all pods, under Burst Share and under plain sharing, as parts of the card's time.
     work: float
     work_plain: float
@@ -87,12 +89,14 @@ def measure(seed: int) -> Mix:
     pods, late_ms = draw(seed)
     alone = {pod.name: run("plain", [pod._replace(cores=None)], seed)[0][pod.name] for pod in pods}
     ours, idle = run("burst-share", pods, seed, late_ms)
-    plain, _ = run("plain", pods, seed)
+    plain, idle_plain = run("plain", pods, seed)
     floors = {pod.name: min((pod.cores or 0) / 100, alone[pod.name]) for pod in pods}
+    unwanted = max(0.0, 1 - sum(alone.values()))
     return Mix(
         missed(floors, ours),
         missed(floors, plain),
-        max(0.0, idle - max(0.0, 1 - sum(alone.values()))),
+        max(0.0, idle - unwanted),
+        max(0.0, idle_plain - unwanted),
         sum(ours.values()),
         sum(plain.values()),
         floors,
@@ -130,11 +134,11 @@ def figures(mixes: Sequence[Mix]) -> list[Figure]:
             note = f"of {number} mixes: some pod is more than {points} points of the card below its floor"
             suffix = "" if points == 1 else f"_{points}_points"
             found.append(median(f"floor_misses{suffix}{tag}", [value], *asked, note=note))
-    idle = sorted(mix.idle for mix in mixes)
-    found.append(
-        median("idle_while_wanted", [idle[int(0.99 * number)]], *at_most(0.03), note="99th percentile of mixes")
-    )
-    found.append(median("idle_while_wanted_mean", [statistics.fmean(idle)], note="mean of mixes"))
+    for tag, idle in (("", [mix.idle for mix in mixes]), ("_plain", [mix.idle_plain for mix in mixes])):
+        most = sorted(idle)[int(0.99 * number)]
+        asked = at_most(0.03) if not tag else ("", None)
+        found.append(median(f"idle_while_wanted{tag}", [most], *asked, note="99th percentile of mixes"))
+        found.append(median(f"idle_while_wanted_mean{tag}", [statistics.fmean(idle)], note="mean of mixes"))
     total = sorted(mix.work / mix.work_plain for mix in mixes)
     for name, at in (("least", 0), ("p1", int(0.01 * number)), ("median", number // 2)):
         found.append(
