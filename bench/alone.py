@@ -14,7 +14,7 @@ _TURNS = 5
 
 
 def alone(script: Script) -> list[Figure]:
-    """Compare a load without qgpu to one alone in a pod: speed and start-up, in turn."""
+    """Compare the speed and start-up of a load without qgpu and alone in a pod, in turn."""
     script.need_card()
     found = list(in_turn(script, _TURNS))
     starts = [(plain["startup_s"], pod["startup_s"]) for plain, pod in found]

@@ -1,10 +1,10 @@
 """Two processes that infer with batches of any size: measures each size, one alone and both together.
 
-Length of a span: the second pod, with a third of the card, gets the time for 64 batches. Counted as in progress.py,
-weighed towards the middle, this leaves 0.1 % of random error in the ratio of both (standard deviation; one span in a
-hundred 0.3 %), whatever the phase of batches and turns. With 1.8 s for batches of 256 it was 0.6 and 1.7 %, against
-limits of 2 %. tests/bench checks this. Events on the host remain. So figures are medians of several spans, and a single
-stall of tens of ms does not decide.
+A span is so long that the second pod, with a third of the card, has time for 64 batches. progress.py weighs counts
+towards the middle of the span. So the ratio of both pods has a random error of 0.1 % (standard deviation; one span in a
+hundred 0.3 %), whatever the phase of batches and turns. With spans of 1.8 s for batches of 256 the error was 0.6 and
+1.7 %, against limits of 2 %. tests/bench checks this. Events on the host add errors. So figures are medians of several
+spans, on which a single stall of tens of ms has no effect.
 """
 
 from __future__ import annotations

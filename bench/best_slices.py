@@ -3,9 +3,9 @@
     python bench/best_slices.py --mixes 200           # some ten minutes on two cores
 
 For each such mix a search changes one pod's slice after the other, from 0.1 to 32 ms. It looks for slices that leave no
-pod more than a point below its floor (or no further than Burst Share does, where that idles), and of those for the
-slices that do most work. The search is local, so it may overlook some. Its slices stay fixed, and it knows each pod's
-work exactly; a control law knows neither in advance.
+pod more than a point below its floor (or, if Burst Share idles, no further below than Burst Share does). Among those it
+looks for the slices that do most work. The search is local, so it may overlook some. Its slices stay fixed, and it
+knows each pod's work exactly; a control law knows neither in advance.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SLICES_US = (100, 250, 500, 1000, 2000, 4000, 8000, 16_000, 32_000)
 _ROUNDS_US = (4000, 16_000)
 _POINT = 0.01
 _IDLE = 0.03
-#: A move must serve the worst pod, or the total, better by this part of the card.
+#: A change must improve the worst pod, or the total, by this part of the card.
 _BETTER = 0.001
 
 

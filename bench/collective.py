@@ -45,7 +45,7 @@ def main() -> None:
         ]
     rank = options.rank or 0
     stop = Stop()
-    if rank == 0:  # the others end on the signal itself, and rank 0 does not wait for them
+    if rank == 0:  # the signal also ends the others, and rank 0 does not wait for them
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: setattr(stop, "asked", True))
     try:
@@ -64,7 +64,7 @@ def main() -> None:
             other.kill()
             other.wait()
     sys.stdout.flush()
-    os._exit(0)  # torch would wait for peers that are gone
+    os._exit(0)  # torch would wait for peers that have ended
 
 
 def stepper(rank: int, ranks: int, store: Path) -> Callable[[], None]:

@@ -2,7 +2,7 @@
 
     python bench/colocation.py
 
-Nothing is configured: no quota, no policy, no period. Plain sharing of the same loads stands beside it.
+Nothing is configured: no quota, no policy, no period. The same loads under plain sharing are the comparison.
 """
 
 from __future__ import annotations

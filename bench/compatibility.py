@@ -41,7 +41,7 @@ _LIMIT_S = 150
 _AT_ONCE = 4
 #: In the line of a refused tool (qgpu/guardian/rules/tools.py).
 _REASON = "is refused in pods, because"
-#: How long a pod stays after its program, so that the daemon tells of its last refusals.
+#: How long a pod stays after its program ends, so that the daemon reports its last refusals.
 _STAY_S = 1
 
 
@@ -111,7 +111,7 @@ def _last(log: Path, lines: int = 1) -> str:
 
 
 def _lines(program: str) -> int:
-    """Return how many of its last lines tell what was wrong: a tool says it before the program does."""
+    """Return how many of the last lines of output to keep: a tool's error comes before its program's."""
     return 5 if program in TOOLS else 1
 
 

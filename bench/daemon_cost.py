@@ -41,7 +41,7 @@ _STARTED_S = 5.0
 def measure(script: Script) -> list[Figure]:
     """Measure every number of pods, each on every number of pGPUs."""
     costs: dict[tuple[int, int], list[float]] = defaultdict(list)
-    for number in range(_ROUNDS):  # a host that is slow for seconds slows only one of the rounds
+    for number in range(_ROUNDS):  # if the host is slow for seconds, only one of the rounds is slow
         for pods in PODS:
             one = _percent(pods, script.scale)
             for pgpus in PGPUS[:-1]:

@@ -6,11 +6,12 @@ The day is drawn small: an online pod takes all but 24 GiB of the card, jobs and
 GiB, and a turn of memory lasts 20 s. The ways are those of ``overcommit_day.py``, which simulates whole days:
 
 - overcommit: qgpu grants memory twice; jobs yield to services and take turns;
-- plain: no qgpu; who does not fit waits until somebody ends, services in front;
-- partition: MPS; services have their memory and the same part of the SMs all day, jobs the rest;
+- plain: no qgpu; a program that does not fit waits until another ends, services first;
+- partition: MPS; all day, services have their memory and the same part of the SMs, and jobs have the rest;
 - whole: the card is for services together, or for one job until it ends.
 
-Moves take as long as on a long day, so they weigh more here. A program takes some seconds to start in every way.
+Moves take as long as in a long day, so they are a larger part of this day. A program takes some seconds to start in
+every way.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Day:
         return [took / NS_PER_MS for _, took in self.steps.get(name, ())]
 
     def began_s(self, service: Service) -> float:
-        """Return how long after its start a service had answered its first request; its whole time if it never did."""
+        """Return the time from a service's start to its first answer; its whole time if it answered none."""
         firsts = [end / NS_PER_S for end, _ in self.steps.get(service.name, ())[:1]]
         began = self.began_ns / NS_PER_S + service.at_s
         return min([first - began for first in firsts], default=service.end_s - service.at_s)
@@ -144,7 +145,7 @@ def _plain(script: Script) -> Iterator[Start]:
 
 @contextmanager
 def _partition(script: Script) -> Iterator[Start]:
-    """Run MPS; services and jobs have the part of the SMs that services have of the memory, and the rest."""
+    """Run MPS. Services get the same part of the SMs as of the memory, and jobs get the rest."""
     part = round(100 * _peak() / ROOM)
     with mps(script.bench) as service:
 

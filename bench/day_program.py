@@ -2,8 +2,9 @@
 
     python bench/day_program.py training-medium --steps 800 --json FILE
 
-FILE gets a line for each step, "END_NS TOOK_NS", in ns, END_NS since the epoch. A service's step is a request; it gets
-requests from its start on and counts each from when it was due. Without ``--steps`` it runs until it is killed.
+FILE gets a line for each step, "END_NS TOOK_NS", in ns, END_NS since the epoch. A service's step is a request. Its
+requests begin when it starts, and each is timed from the moment when it was due. Without ``--steps`` it runs until it
+is killed.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@
     distributions.py --demo
 
 The packages must lie in dist/ (make packages). Results of distributions that are not named are kept. ``--paste`` pastes
-there every block of README and docs/install.md that a container can run, and says why not the others; it needs the
-wheel in dist/, too. ``--services`` counts what ``make check`` changes of a machine's services when root installs what
-it needs. ``--demo`` runs ``make demo`` in a new clone of this tree, and measures its time and the size of its
-``.venv``.
+every block of README and docs/install.md that a container can run into one on each distribution, and says why it leaves
+out the others; it also needs the wheel in dist/. ``--services`` counts what ``make check`` changes of a machine's
+services when root installs what it needs. ``--demo`` runs ``make demo`` in a new clone of this tree, and measures its
+time and the size of its ``.venv``.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def demo() -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="qgpu-demo.") as place:
         tree = Path(place) / "qgpu"
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(tree)], check=True)
-        # as a user's shell: what this program runs with is not the user's
+        # like a user's shell: without this program's own environment
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "QGPU_"))}
         started = time.monotonic()
         subprocess.run(["make", "demo"], cwd=tree, env=environment, check=True)

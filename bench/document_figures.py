@@ -3,7 +3,7 @@
     python bench/document_figures.py           # rewrites README.md, CHANGELOG.md and docs/*.md
     python bench/document_figures.py --check   # says which of them are out of date, and changes nothing
 
-A document holds a paragraph or table with figures twice: the template in a comment, and the rendered text below it.
+A document contains each paragraph or table with figures twice: the template in a comment, and the result below it.
 
     <!-- begin generated: python bench/document_figures.py
     Two pods at 2:1 get {h200-guarantees > burst_ratio_2_1_1ms : .2f}.
@@ -20,8 +20,9 @@ only files FILE-SECTION.json exist, the figures of all sections are taken togeth
 
 FORMAT is Python's, with a factor if need be (``.2f*0.001``); or ``no`` or ``none``, which is this word for 0 and else a
 whole number; or ``all``, which is this word for 1 and else ``98 % of the``. A spread is written as a range, a list with
-commas. A figure that misses its requirement gets a note that says so; with digits so few that it seems to meet it, it
-is refused. ``{missed}`` is a table of all such figures. A backslash at the end of a line joins it with the next one.
+commas. A figure that misses its requirement gets a note that says so. A format with so few digits that such a figure
+seems to meet its requirement is an error. ``{missed}`` is a table of all such figures. A backslash at the end of a line
+joins it with the next one.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def documents() -> list[Path]:
 
 
 def render(page: str, results: Path = RESULTS) -> str:
-    """Return a page with every generated block written anew. Raises FigureError."""
+    """Return a page with every generated block rewritten. Raises FigureError."""
 
     def block(match: re.Match[str]) -> str:
         template = match["template"]

@@ -4,8 +4,8 @@
     python bench/escape.py --rounds 1 --out /tmp/r
 
 Daemon, guardian, filters and pods are real; RM is a table in a file (tests/hostile/emulated.py). Two neighbours make
-and free objects all the time. The longest time between two of their rounds is taken without an attack, and beside each.
-What was measured on a card is copied from the results of isolation.py, compatibility.py and startup.py.
+and free objects all the time. The figure is the longest time between two of their rounds, without an attack and beside
+each attack. Figures from a card are copied from the results of isolation.py, compatibility.py and startup.py.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def figures(found: list[dict[str | None, float]], starts: list[float]) -> list[F
 
 
 def on_a_card(results: Path) -> list[Figure]:
-    """Return what the results of other scripts say of attacks and of programs in pods on a card."""
+    """Return the figures of other scripts about attacks and programs in pods on a card."""
 
     def read(name: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((results / name).read_text())

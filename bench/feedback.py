@@ -51,7 +51,7 @@ class Mix:
 
     @property
     def parts(self) -> dict[str, float]:
-        """Return the part that each pod is due: of all GPU time used; under Fixed Share, its quota of all time."""
+        """Return each pod's due share: of the used GPU time; under Fixed Share, of all time."""
         whole = 100 if self.policy == "fixed-share" else sum(cores for cores, _ in self.pods)
         return {name: cores / whole for name, (cores, _) in zip("abc", self.pods, strict=False)}
 
@@ -86,7 +86,7 @@ class Moment:
 
 
 def run(mix: Mix, *, feedback: bool = True, leaving: bool = False) -> list[Moment]:
-    """Run a mix; with ``leaving`` the second pod goes away for a while."""
+    """Run a mix; with ``leaving`` the second pod rests for a while."""
     host = SimHost()
     backend = host.backend(0)
     loads: dict[str, list[int]] = {}

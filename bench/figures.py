@@ -1,4 +1,4 @@
-"""Figures: what was measured, its spread, its requirement, and the files it is written to."""
+"""Figures: what was measured, its spread, its requirement, and its results files."""
 
 from __future__ import annotations
 
@@ -59,28 +59,28 @@ def median(
     note: str = "",
     pick: Callable[[Sequence[float]], float] = statistics.median,
 ) -> Figure:
-    """Make a figure of its repeats: their median, unless ``pick`` says otherwise."""
+    """Make a figure from its repeats: their median, or the result of ``pick``."""
     value = float(pick(repeats))
     return Figure(name, value, tuple(repeats), required, None if holds is None else holds(value), note)
 
 
 def within(asked: float, share: float = 0.03) -> tuple[str, Callable[[float], bool]]:
-    """Ask for a value within a share of ``asked``."""
+    """Require a value within a relative deviation from ``asked``."""
     return f"{asked:.4g} ± {share:.0%}", lambda value: abs(value / asked - 1) <= share
 
 
 def at_most(limit: float, unit: str = "") -> tuple[str, Callable[[float], bool]]:
-    """Ask for a value of at most ``limit``."""
+    """Require a value of at most ``limit``."""
     return f"≤ {limit:.4g}{unit}", lambda value: value <= limit
 
 
 def between(low: float, high: float) -> tuple[str, Callable[[float], bool]]:
-    """Ask for a value from ``low`` to ``high``."""
+    """Require a value from ``low`` to ``high``."""
     return f"{low:.4g} to {high:.4g}", lambda value: low <= value <= high
 
 
 def at_least(limit: float) -> tuple[str, Callable[[float], bool]]:
-    """Ask for a value of at least ``limit``."""
+    """Require a value of at least ``limit``."""
     return f"≥ {limit:.4g}", lambda value: value >= limit
 
 

@@ -1,4 +1,4 @@
-"""What an operator meets first: figures of the command line and the daemon, on a simulated pGPU.
+"""What an operator sees first: figures of the command line and the daemon, on a simulated pGPU.
 
     python bench/first_contact.py                      # some minutes; writes docs/results/operator.json
     python bench/first_contact.py --only help_over_python
@@ -31,7 +31,7 @@ from tests.doctor import self_test_kills  # noqa: E402
 RESULTS = ROOT / "docs" / "results" / "operator.json"
 _PASTES, _KILLS, _HELPS = 12, 30, 15
 
-#: What went wrong in the operator trial, by its numbers, and the tests that show that it does not any more.
+#: The defects of the operator trial by their numbers, and the tests that show that they are mended.
 DEFECTS = {
     "D1 pasted blocks, and waiting for the socket": [
         "tests/cli/test_pasted_blocks.py",
@@ -78,7 +78,7 @@ DEFECTS = {
     ],
 }
 
-#: Lanes that measure what those tests cannot see. Each lane's own figures have its outcome.
+#: Commands that measure what those tests cannot check; their own figures have the outcome.
 LANES = {
     "D3": ("python bench/real_programs.py",),
     "D5": ("python bench/page_widths.py",),
@@ -88,7 +88,7 @@ LANES = {
 
 
 def first_blocks_failed() -> dict[str, Any]:
-    """Count how often the README's first block or the wheel's fails, of 12 pastes each."""
+    """Paste the README's first block and the wheel's block 12 times each; count the failures."""
     failed = 0
     for _ in range(_PASTES):
         failed += not _pasted("README.md", "export PATH=", lambda terminal, lines: _short_end(terminal, lines))
@@ -149,7 +149,7 @@ def policy_left_changed() -> dict[str, Any]:
 
 
 def help_over_python() -> dict[str, Any]:
-    """Compare ``qgpuctl --help`` with a Python that does nothing, in turn."""
+    """Time ``qgpuctl --help`` and a Python that does nothing, in turn."""
     times_s: dict[str, list[float]] = {"help": [], "pass": []}
     commands = {"help": ["-m", "qgpu.cli.main", "--help"], "pass": ["-c", "pass"]}
     for _ in range(_HELPS):
@@ -163,7 +163,7 @@ def help_over_python() -> dict[str, Any]:
 
 
 def defects_open() -> dict[str, Any]:
-    """Run the tests of every defect; count those that are there again."""
+    """Run the tests of every defect; count the defects that are back."""
     still = []
     for name, tests in DEFECTS.items():
         command = [sys.executable, "-m", "pytest", "-q", "-x", *tests]

@@ -1,4 +1,4 @@
-"""The kernel module on a GPU host, in one command: built, loaded, tried in every way, unloaded, and all packed up.
+"""Test the kernel module on a GPU host in one command: build, load, test, unload, and pack the results.
 
     make gputest-kmod                                      # as root on a host with an NVIDIA GPU; about half an hour
     python bench/gputest_kmod.py --only contract,attacks   # some stages of contract, attacks, moments, suite
@@ -36,26 +36,26 @@ from harness import ROOT
 import qgpu
 from qgpu.errors import QgpuError
 
-#: Marks of a fault: from the module's loading on, no line of the kernel's log has one.
+#: Signs of a fault in the kernel's log; the log must have none after the module is loaded.
 _FAULTS = ("BUG:", "WARNING:", "KASAN:", "UBSAN:", "Oops", "general protection", "blocked for more than", "soft lockup")
-#: So long a program may take to run on the card alone.
+#: How long a program may take alone on the card.
 _ALONE_S = 120
-#: The version that the simulated driver says it is.
+#: The version that the simulated driver reports.
 SIMULATED = Path("/sys/module/nvidia/parameters/version")
-#: The stages that a rehearsal cannot have, and why.
+#: The stages that a rehearsal cannot run, and why.
 NOT_SIMULATED = {"suite": "the simulated driver runs no CUDA program"}
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A command that exits with 0 if all held. Its log is NAME.log; what it measured, it writes into the folder."""
+    """A command that exits with 0 if all tests passed. Its log is NAME.log; it writes its results into the folder."""
 
     name: str
     command: tuple[str, ...]
     limit_s: float
-    #: Of its output, the last line that has this is what it said; it must have said something.
+    #: The last line of output that matches this is the stage's summary; a stage without one fails.
     says: str = r"\S"
-    #: The stage fails if that line has this: tests that were skipped prove nothing.
+    #: The stage fails if its summary contains this: skipped tests prove nothing.
     nor: str = "skipped"
 
 
@@ -74,7 +74,7 @@ def stages(folder: Path, *, simulated: bool) -> tuple[Stage, ...]:
     pytest = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/contract")
     attack = (sys.executable, "bench/isolation.py", "--plane", "kmod", "--out", str(folder / "isolation.json"))
     suite = ("bench/suite.py", "--plane", "kmod", "--only", "b,c", "--out", str(folder), "--name", "kmod-bench")
-    # The simulated driver has no libcuda, which suspends pods.
+    # Suspending pods needs libcuda, which the simulated driver lacks.
     simulations = ("-m", "vm", "--ignore", "tests/contract/test_suspension.py")
     which = simulations if simulated else ("-m", "gpu", "-k", "kmod_gpu")
     return (
@@ -112,7 +112,7 @@ def tried(stage: Stage, folder: Path, module: module_host.Loaded, environment: M
 
 
 def card_works(*, simulated: bool) -> Outcome:
-    """Without the module: no gate is left closed, so a program outside of pods gets the card."""
+    """Check after the unloading that no gate is closed: a program outside of pods gets the card."""
     began = time.monotonic()
     command = [sys.executable, "-m", "qgpu.load.main", "--kernel", "1ms", "--duration", "1s"]
     if simulated:
@@ -127,7 +127,7 @@ def card_works(*, simulated: bool) -> Outcome:
 
 
 def module_gone(ended: Path) -> Outcome:
-    """Read what the process that unloaded the module wrote down."""
+    """Read the result of the process that unloaded the module."""
     found = json.loads(ended.read_text()) if ended.exists() else {"unloaded": False, "seconds": 0, "trouble": "unknown"}
     said = f"in {found['seconds']} s" if found["unloaded"] else f"the module is still loaded: {found['trouble']}"
     return Outcome("unloaded", found["unloaded"], round(found["seconds"]), said)
@@ -145,7 +145,7 @@ def kernel_log(since: str) -> tuple[list[str], Outcome]:
 
 
 def versions(host: module_host.Host, modules: Sequence[Path]) -> dict[str, Any]:
-    """Say what was tested on what."""
+    """Return what was tested, and on which host."""
 
     def said(*command: str) -> str:
         try:
@@ -173,7 +173,7 @@ def versions(host: module_host.Host, modules: Sequence[Path]) -> dict[str, Any]:
 
 
 def summary(about: Mapping[str, Any], outcomes: Sequence[Outcome]) -> str:
-    """Return the page that says what held."""
+    """Return the summary page."""
     verdict = {True: "held", False: "**did not hold**", None: "left out"}
     rows = [f"| {o.stage} | {verdict[o.held]} | {o.seconds:.0f} | {o.said.replace('|', '/')} |" for o in outcomes]
     host, whole = about["host"], "all held" if held(outcomes) else "NOT all held"
@@ -194,12 +194,12 @@ def summary(about: Mapping[str, Any], outcomes: Sequence[Outcome]) -> str:
 
 
 def held(outcomes: Sequence[Outcome]) -> bool:
-    """Tell whether nothing that was tried did not hold."""
+    """Tell whether no stage failed."""
     return all(outcome.held is not False for outcome in outcomes)
 
 
 class Run:
-    """One run, step by step; what it found so far can be packed up at any time."""
+    """One run, step by step; its results so far can be packed at any time."""
 
     def __init__(self, options: argparse.Namespace, host: module_host.Host, folder: Path) -> None:
         self._options = options
@@ -209,7 +209,7 @@ class Run:
         self.about = versions(host, ()) | {"signed": "not built"}
 
     def add(self, outcome: Outcome) -> None:
-        """Keep an outcome, and say it."""
+        """Store an outcome, and print it."""
         self.outcomes.append(outcome)
         word = {True: "held", False: "DID NOT HOLD", None: "left out"}[outcome.held]
         print(f"{outcome.stage}: {word} after {outcome.seconds:.0f} s: {outcome.said}", flush=True)
@@ -254,7 +254,7 @@ class Run:
         self.add(tried(stage, self._folder, module, environment))
 
     def pack(self, out: Path) -> Path:
-        """Write what is known into the folder, and pack it without what was built; return the archive."""
+        """Write the results into the folder, pack it without build outputs, and return the archive."""
         write = {"versions.json": self.about, "summary.json": [asdict(each) for each in self.outcomes]}
         for name, value in write.items():
             (self._folder / name).write_text(json.dumps(value, indent=1) + "\n")
@@ -269,7 +269,7 @@ class Run:
 
 
 def main() -> int:
-    """Refuse in one line, or do it all and name the archive."""
+    """Refuse in one line, or run all stages and print the archive's path."""
     names = [stage.name for stage in stages(Path(), simulated=False)]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(names), help="stages, by comma")

@@ -3,7 +3,7 @@
     python bench/groups.py                              # on a GPU with torch and MPS: six minutes, as root
     python bench/groups.py --only groups_isolation      # one section
 
-Totals: torch programs as members of one group; where clients of plain MPS have half of the SMs each, so have members.
+Totals: torch programs as members of one group. Members have the same parts of the SMs as clients of plain MPS.
 Isolation: a group beside a pod that floods, and an online pod beside a group of four. Kills: MPS, the guardian or the
 daemon is killed at random moments beside a pod outside, or a member reads an illegal address; members that end are
 started again, as a service manager would.
@@ -50,7 +50,7 @@ PAIRS = (
 )
 _REPEATS, _SPAN_S, _SETTLE_S = 3, 1.5, 0.5
 _MEMBERS, _PLAINS, _CLIENTS = ("ga", "gb"), ("pa", "pb"), ("ma", "mb")
-#: What is killed, how often, and how long after members were started at the latest.
+#: What is killed, how often, and the most seconds from the members' start to a kill.
 _KILLS = {"server": 8, "mps": 10, "guardian": 8, "daemon": 8, "fault": 3}
 _FLOODS, _LATEST_S = 2, 1.0
 #: How long a member has to run or to end after a kill; how long the group has to take a new one.
@@ -60,7 +60,7 @@ _MIB = 1 << 20
 
 
 def totals(script: Script) -> list[Figure]:
-    """Measure each pair plainly and in a group, in turn; then by MPS without qgpu."""
+    """Measure each pair under plain sharing and in a group, in turn; then by MPS without qgpu."""
     _need(script)
     programs = list(dict.fromkeys(name for pair in PAIRS for name in pair.programs))
     alone, found = Alone(), {pair.name: dict[str, list[SpanResult]]() for pair in PAIRS}
@@ -174,7 +174,7 @@ def kills(script: Script) -> list[Figure]:
             stuck += left
             if what == "fault":
                 faults.append(before - len(members))
-            # Else the next members start while MPS does.
+            # Otherwise the next members would start while MPS starts.
             if what in ("server", "mps") and number % 2:
                 again.append(_takes_members(script, f"a{number}") - at)
         ended = time.time()
@@ -199,7 +199,7 @@ def kills(script: Script) -> list[Figure]:
 
 
 def _restarted(script: Script, members: Sequence[Pod], name: str) -> list[Pod]:
-    """Keep the members that run, and start others for those that have ended."""
+    """Replace the members that have ended."""
     kept = [member for member in members if member.process.poll() is None]
     return kept + [_flooding(script, f"{name}-{n}", "half") for n in range(_FLOODS - len(kept))]
 

@@ -1,4 +1,4 @@
-"""What goes on, and how soon, when the daemon or a pod is killed."""
+"""How soon pods run at full speed after the daemon or a pod is killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shares: what contending pods get, under every policy."""
+"""The shares of competing pods under every policy."""
 
 from __future__ import annotations
 

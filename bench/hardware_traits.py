@@ -1,4 +1,4 @@
-"""Measure a card's row of qgpu/model/hardware_traits.py: two pods flood it 2:1, context switches give turns and gaps.
+"""Measure a card's row of qgpu/model/hardware_traits.py from the context switches of two pods that flood it 2:1.
 
     python bench/hardware_traits.py [--plane seccomp|kmod|sim] [--seconds 2]
 

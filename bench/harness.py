@@ -31,7 +31,7 @@ from qgpu.ipc.control_socket import Client
 ROOT = Path(__file__).resolve().parent.parent
 QGPUD = [sys.executable, "-c", "from qgpu.daemon.main import main; main()"]
 QGPUCTL = [sys.executable, "-c", "from qgpu.cli.main import main; main()"]
-#: In the environment of every process that we start, so that we find it again.
+#: A variable in the environment of every process that we start, by which we find it again.
 _MARK = "QGPU_BENCH"
 
 
@@ -46,7 +46,7 @@ class Bench:
         self.timeout_factor = timeout_factor
         self.directory = Path(tempfile.mkdtemp(prefix="qgpu-bench-"))
         self.runtime_dir = self.directory / "run"
-        #: Of the kernel of each length, calibrated alone at first.
+        #: The iterations of kernels by length; each is calibrated alone when first used.
         self.iterations: dict[str, int] = {}
         self.daemon_log = self.directory / "qgpud.log"
         self._mark = uuid.uuid4().hex

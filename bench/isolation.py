@@ -40,7 +40,7 @@ from qgpu.errors import QgpuError
 
 _CORES = 50
 _FAMILIES = ("nothing", "cuda", "raw", "race", "control", "profile", "fault", "door", "safe")
-#: These do not depend on what attackers are.
+#: Families whose attacks do not depend on the kind of attacker.
 _OF_PODS = ("nothing", "safe")
 #: How many measurements after an attack come for each one after no attack.
 _NULLS = 30
@@ -111,7 +111,7 @@ def _tried(place: World, watch: Watch, case: Case, rate: float, plain_ms: float 
 
 
 def _forbidden_requests(place: World) -> Row:
-    """Try from inside a pod what only outsiders may do: all is refused, and the neighbour's grant must not change."""
+    """Try from inside a pod what only processes outside may do. All must be refused, and no grant may change."""
     bench, report = place.bench, place.bench.directory / "forbidden_requests.json"
     log = bench.directory / "forbidden_requests.log"
     before = [each["grants"] for each in bench.pods() if each["name"] == "neighbour"]
@@ -216,7 +216,7 @@ def main() -> int:
 
     def say(line: str) -> None:
         print(line, flush=True)
-        _merge(options.out, where, about, list(map(asdict, rows)))  # write now: the caller may have a time limit
+        _merge(options.out, where, about, list(map(asdict, rows)))  # now: the caller may stop at a time limit
 
     say("   " + f"{'family':8}{'path':42}{'bytes over':>12}{'steps lost':>12}{'safe, s':>12}{'share':>12}")
     try:

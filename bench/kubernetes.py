@@ -1,9 +1,9 @@
-"""What the Kubernetes parts keep and cost, on the simulator: a section of docs/results/kubernetes.json each.
+"""Restarts, times and names of the Kubernetes parts, on the simulator, as sections of docs/results/kubernetes.json.
 
     bench/kubernetes.py [--only 'restarts of units,prepare,aliases'] [--orders 500]
 
-Each section replaces its own figures in the file and leaves the others. Real processes: qgpud on the simulator,
-qgpu-k8s; the kubelet and the API server are the small ones of ``tests/k8s``. Needs root (for cgroups) and the extra
+Each section replaces its own figures in the file and leaves the others. qgpud (on the simulator) and qgpu-k8s are real
+processes; the kubelet and the API server are the small ones of ``tests/k8s``. Needs root (for cgroups) and the extra
 ``k8s``; no GPU.
 
 - ``restarts of claims``: driver, kubelet, API server, qgpud and the whole node killed and started in any order, alone
@@ -49,7 +49,7 @@ CLAIMS = 64
 #: How often all claims are prepared at once; the median counts.
 ROUNDS = 5
 BATCH, STEPS = 10, 10
-#: Which part of the orders is tried on each node. Those behind a guardian take longest.
+#: Which part of the orders is tried on each kind of node. Nodes with a guardian take longest.
 SHARE_OF_ORDERS = {"claims": 0.5, "claims behind a guardian": 0.15, "claims with groups": 0.15, "units": 0.2}
 #: The names for time and memory of other systems, and the bytes of a unit of memory.
 ALIASES = {

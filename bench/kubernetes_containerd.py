@@ -39,7 +39,7 @@ FILE = ROOT / "docs" / "results" / "kubernetes-containerd.json"
 CLAIMS = {"two": 60, "one": 30}
 _SETTLE_S, _WINDOW_S = 3, 10
 STEPS = 10
-#: What is counted of restarts: the name of the figure, and the tally's.
+#: Counts of restarts: the name of the figure, and the name in the tally.
 COUNTED = {
     "restart_orders": "orders",
     "restart_kills": "kills",
@@ -98,7 +98,7 @@ def main() -> None:
 
 
 def _ratio(whole: ContainerdWorld) -> float:
-    """Return how often the GPU time of the smaller claim goes into that of the larger."""
+    """Return the GPU time of the larger claim over that of the smaller one."""
     for name, cores in CLAIMS.items():
         whole.start_pod(name, load=True, cores=str(cores))
     found = whole.ratio(*CLAIMS, _SETTLE_S, _WINDOW_S)
@@ -107,7 +107,7 @@ def _ratio(whole: ContainerdWorld) -> float:
 
 
 def _restarts(release: str, orders: int) -> Tally:
-    """Try so many orders of restarts; count those that fail."""
+    """Try a number of random orders of restarts; count those that fail."""
 
     def node() -> ContainerdWorld:
         return ContainerdWorld("--resync", "0.2", release=release).start()

@@ -1,4 +1,4 @@
-"""Pods that leave the card and come back: how long that takes beside the driver's own, and that nothing is lost.
+"""Suspend and resume pods: the time beside that of the driver's own calls, and that nothing is lost.
 
     python bench/memory.py                       # as root, on a GPU; the section bit_exact needs torch; ten minutes
     python bench/memory.py --only moves          # one section
@@ -7,7 +7,7 @@
 ``moves``: a plain process and one in a pod, of one size, in turn: the driver's calls made by a helper outside of qgpu,
 and ``pod.suspend`` and ``pod.resume``, each from the request to the end. Both start a process that loads libcuda.
 ``speed``: where that time goes, with huge pages, and with several pods at once.
-``bit_exact``: programs that are suspended while they run give the bits that they give undisturbed, or are refused.
+``bit_exact``: programs that are suspended while they run must give the same bits as undisturbed, or be refused.
 ``moments``: daemon, guardian and helpers are killed while pods move; then every pod must run or be suspended, and all
 must run in the end. Two of the pods take all the memory that they get.
 ``short``: an online pod of 20 GiB starts on a card full of offline memory, and on one with room.
@@ -34,7 +34,7 @@ from script import NotHereError, Script, listed, run
 
 SIZE_GIB = 8
 REPEATS = 3
-#: A kernel now and then: the card has time for both processes.
+#: Short kernels with long pauses, so that the card has time for both processes.
 LOAD = ("--memory", f"{SIZE_GIB}GiB", "--period", "10ms")
 ROUNDS = {"daemon": 6, "guardian": 6, "helpers": 12}
 

@@ -1,4 +1,4 @@
-"""Programs that are disturbed while they run: they give the bits that they give undisturbed, or are refused."""
+"""Disturb programs while they run: they must give the same bits as undisturbed, or be refused."""
 
 from __future__ import annotations
 

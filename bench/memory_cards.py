@@ -1,4 +1,4 @@
-"""Pods between two cards of one host: how long a move takes beside the driver's own, what goes on, what kills do."""
+"""Move pods between two cards of one host: the time beside the driver's own move, the results, and kills meanwhile."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qgpu.errors import QgpuError
 
 #: A move between cards takes as long as both ways of a suspension.
 ROUNDS = {"daemon": 3, "guardian": 3, "helpers": 4}
-#: What a pod that moves holds, in GiB.
+#: The memory of a moving pod, in GiB.
 HELD_GIB = 16
 
 

@@ -2,7 +2,7 @@
 
     python bench/memory_greedy.py --json FILE
 
-It ends by a signal; ``--json`` gets nothing, and is there because every program of a bench has it.
+It ends by a signal. It writes nothing to FILE, but takes ``--json`` like all programs of the benches.
 """
 
 from __future__ import annotations

@@ -26,13 +26,13 @@ from qgpu.errors import QgpuError
 from qgpu.nvidia import nvml
 
 GIB, MIB = 1 << 30, 1 << 20
-#: A kernel now and then, beside memory that is held.
+#: Short kernels with long pauses, by a load that holds memory.
 SMALL = ("--memory", "512MiB", "--period", "10ms")
-#: What a pod's limit leaves beyond what its load holds: a context.
+#: A pod's limit less its load's memory: room for a context.
 ROOM_GIB = 1
 TIMEOUT_S = 90.0
 
-#: A kill comes at most this long after the requests, which is after the last call.
+#: The longest time from the requests to a kill: longer than all calls take.
 _LATEST_S = 1.0
 #: A program that takes and gives back memory up to its pod's limit.
 GREEDY = (sys.executable, str(ROOT / "bench" / "memory_greedy.py"))
@@ -82,7 +82,7 @@ def place(bench: Bench, name: str) -> dict[str, Any]:
 
 
 def settled(bench: Bench, *names: str) -> None:
-    """Wait until no pod is on the way."""
+    """Wait until no pod is being suspended, resumed or moved."""
 
     def done() -> bool:
         try:

@@ -19,7 +19,7 @@ OFFLINE_GIB, ONLINE_GIB = 22, 19
 #: Each of two jobs may have this part of the card, and has so many GiB.
 JOB_PART, JOB_GIB = 0.6, 1
 TURN_S, CYCLES = 20, 2
-#: A job without kernels for so long is off the card.
+#: A job without kernels for this many seconds is off the card.
 OFF_S = 1.0
 _SHORT_TURNS = "from qgpu.policies import memory_turns; memory_turns.TURN_NS = {ns}; "
 

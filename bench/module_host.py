@@ -1,7 +1,7 @@
-"""The kernel module on this host for the length of a test: examined, built, signed, loaded; gone whatever happens.
+"""Examine a host, and build, sign, load and in any case unload the kernel module, for the length of a test.
 
-gputest_kmod.py says what is done with it meanwhile. ``examine`` finds out whether the host can carry the module before
-anything is changed.
+gputest_kmod.py uses the loaded module. ``examine`` finds out whether the host can load the module before anything is
+changed.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _KEYS = (
     ("/etc/pki/akmods/private/private_key.priv", "/etc/pki/akmods/certs/public_key.der"),
 )
 _CAP_SYS_MODULE = 16
-#: So long programs may take to let go of the module once they are killed.
+#: How long killed programs may take to close the module's device.
 _UNLOAD_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What this host is, as far as it matters to a module."""
+    """The properties of this host that matter to a module."""
 
     kernel: str
     driver: str
@@ -107,7 +107,7 @@ def _secure_boot() -> str:
 
 
 def _signature_needed() -> str:
-    """Say what makes the kernel refuse unsigned modules; empty if nothing does."""
+    """Return why the kernel refuses unsigned modules; empty if it accepts them."""
     with suppress(OSError):
         if (_SYS / "module/parameters/sig_enforce").read_text().strip() == "Y":
             return "module.sig_enforce"
@@ -167,7 +167,7 @@ class Loaded:
         self.driver = ""
 
     def end_with(self, group: int) -> None:
-        """Let a group of processes be killed before the module is unloaded, if it still runs then."""
+        """Have a process group killed before the module is unloaded, if it still runs then."""
         os.write(self._pipe, f"{group}\n".encode())
 
 
@@ -175,8 +175,8 @@ class Loaded:
 def loaded(modules: list[Path], ended: Path, options: Sequence[str] = ()) -> Iterator[Loaded]:
     """Load the modules, the first with these options (NAME=VALUE), and unload them in the end.
 
-    What unloads them is a process of its own, which also does so when this one is killed; what it found is in the file
-    ``ended`` (JSON, see ``Ended``). Raises QgpuError if the module does not load or does not enforce.
+    A process of its own unloads them, also if this process is killed. It writes its result to the file ``ended`` (JSON,
+    see ``Ended``). Raises QgpuError if the module does not load or does not enforce.
     """
     theirs, ours = os.pipe()
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
@@ -222,7 +222,7 @@ def _enforces() -> str:
 
 @dataclass(slots=True)
 class Ended:
-    """How the module went."""
+    """The result of unloading the module."""
 
     unloaded: bool
     seconds: float
@@ -231,7 +231,7 @@ class Ended:
 
 
 def unload(ended: Path, groups: Iterable[int] = ()) -> None:
-    """Switch the module off, kill who uses it, unload it, and write down how that went. Never raises."""
+    """Switch the module off, kill its users, unload it, and write the result. Never raises."""
     began = time.monotonic()
     found = Ended(False, 0.0, [])
     with suppress(OSError):  # from here on every gate is open, even if nothing else works
@@ -242,7 +242,7 @@ def unload(ended: Path, groups: Iterable[int] = ()) -> None:
     while not found.unloaded and time.monotonic() < began + _UNLOAD_S:
         found.killed += _kill_holders()
         found.trouble = _rmmod("qgpu_rm") or _rmmod("qgpu")
-        found.unloaded = not found.trouble  # not looked up again: somebody may load another by now
+        found.unloaded = not found.trouble  # not looked up again: another module may be loaded by now
         time.sleep(0 if found.unloaded else 0.1)
     found.seconds = round(time.monotonic() - began, 2)
     with suppress(OSError):
@@ -250,7 +250,7 @@ def unload(ended: Path, groups: Iterable[int] = ()) -> None:
 
 
 def _rmmod(name: str) -> str:
-    """Unload a module if it is there; return what is amiss, empty for nothing."""
+    """Unload a module if it is loaded; return the error, empty on success."""
     if not (_SYS / name).exists():
         return ""
     done = subprocess.run(["rmmod", name], capture_output=True, text=True, check=False)
@@ -258,7 +258,7 @@ def _rmmod(name: str) -> str:
 
 
 def _kill_holders() -> list[str]:
-    """Kill whoever has the module's device open: nobody did before this test."""
+    """Kill all processes that have the module's device open; none had it open before this test."""
     killed = []
     for folder in Path("/proc").glob("[0-9]*/fd"):
         with suppress(OSError):
@@ -271,7 +271,7 @@ def _kill_holders() -> list[str]:
 
 
 def _unload_at_end() -> None:
-    """Wait until the test has ended, in whatever way, and unload."""
+    """Wait until the test has ended or was killed, and unload."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with os.fdopen(int(sys.argv[1])) as told:

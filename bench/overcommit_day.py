@@ -1,16 +1,17 @@
-"""A simulated day of training jobs under online services, with memory turns and without: work done, and who waits.
+"""A simulated day of training jobs under online services, with memory turns and without: work done, and waiting times.
 
     python bench/overcommit_day.py                    # a minute or two; simulated, no card is used
 
 One card of 141 GiB. Services are up by day, some also by night; training jobs arrive all day. Four ways to share it:
 
 - overcommit: limits are granted twice; offline jobs yield to services and take turns (qgpu/policies/memory_turns.py);
-- plain: limits are granted once; who does not fit waits, services in front, until somebody ends;
-- partition: what services need at most is theirs all day, memory and the same part of the compute; jobs share the rest;
+- plain: limits are granted once; a pod that does not fit waits until another ends, services first;
+- partition: all day, services have the most memory that they need and the same part of the compute; jobs share the
+  rest;
 - whole: the card is for services together, or for one job, until it ends.
 
-Time on the card is shared as qgpu does in all of them: services first, jobs equally. Moves take what an H200 takes
-(docs/results/h200-memory.json); a pod on its way does no work. No loss by sharing is simulated.
+In all of them the card's time is shared as by qgpu: services first, jobs equally. Moves take as long as on an H200
+(docs/results/h200-memory.json); a moving pod does no work. Losses by sharing are not simulated.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ def run_day(jobs: Sequence[Job], services: Sequence[Service], place: Placement, 
 
 
 class OvercommittedMemory:
-    """Memory turns: limits are granted ``_FACTOR`` times, services get their room."""
+    """Memory turns: memory is granted ``_FACTOR`` times, and offline pods yield to services."""
 
     def __init__(self) -> None:
         self.simulation = MemorySimulation(_CARD, step_ns=_STEP_S * NS_PER_S)
@@ -151,12 +152,12 @@ class OvercommittedMemory:
 
     @property
     def moves(self) -> int:
-        """Return how often pods left so far; of those that have not ended."""
+        """Return how often pods that have not ended have left the card so far."""
         return sum(what == Place.LEAVING.value for pod in self.simulation.pods.values() for _, what in pod.moves)
 
 
 class FirstComeFirstServed:
-    """First come, first served within ``room``; services in front if they are ``inside``. Nobody yields."""
+    """First come, first served within ``room``; services first if they are ``inside``. No pod yields."""
 
     def __init__(self, room: int, *, inside: bool) -> None:
         self._room, self._inside = room, inside

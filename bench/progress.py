@@ -63,5 +63,5 @@ def shares(done: Sequence[Progress], span: Span) -> list[float]:
 
 
 def ratio(a: float, b: float) -> float:
-    """Divide, or say that it cannot be said."""
+    """Return the ratio; NaN if it is undefined."""
     return a / b if b else math.nan

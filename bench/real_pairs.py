@@ -82,7 +82,7 @@ class Alone:
     spans: dict[str, list[SpanResult]] = field(default_factory=dict)
 
     def add(self, program: str, span: SpanResult) -> None:
-        """Note one span."""
+        """Add the results of one span."""
         self.spans.setdefault(program, []).append(span)
 
     def speed(self, program: str, at_ns: int | None = None) -> float:
@@ -177,7 +177,7 @@ def floor(speed: float, part: float, busy: float) -> float:
 def least_by_chance(values: Sequence[float], ways: int, rounds: int, draws: int = 1000) -> list[float]:
     """Return, ``draws`` times, the least of ``ways`` medians of ``rounds`` values drawn from ``values``.
 
-    It is what noise alone makes of a least median, where ``values`` differ by noise only.
+    If ``values`` differ only by noise, this is the effect of noise on a least median.
     """
     chosen = random.Random(ways)  # noqa: S311 - for figures
     return [min(statistics.median(chosen.choices(values, k=rounds)) for _ in range(ways)) for _ in range(draws)]

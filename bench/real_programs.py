@@ -5,9 +5,10 @@
     python bench/real_programs.py --name h100-real --out /tmp/r     # for another card
 
 Pods and plain processes load their programs first and rest until asked, so plain sharing and qgpu are measured in turn,
-seconds apart. A speed is in steps per second, relative to that of the program alone, also a plain process, measured
-before, between and after. MPS comes last, without a daemon. Its clients are limited to 66 and 33 % of the threads where
-2:1 is asked, and not limited elsewhere. NVML reports how busy the card was. All pairs in every way: NAME-rows.json.
+seconds apart. A speed is in steps per second, relative to the speed of the program alone in a plain process, which is
+measured before, between and after. MPS comes last, without a daemon. Its clients are limited to 66 and 33 % of the
+threads where 2:1 is asked, and not limited elsewhere. NVML reports how busy the card was. All pairs in every way:
+NAME-rows.json.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ BEST_OF = Sharing("best-effort", BEST_EFFORT)
 SHORT = Sharing("burst 66/33, 20 ms", BURST, (66, 33), period_ms=20)
 WEIGHTED = Sharing("online burst 66/33", BURST, (66, 33), online=True)
 BESIDE = Sharing("online beside offline", BURST)
-#: The offline program waits for the card nearly all the time: what it costs its neighbour is the host's part.
+#: The offline program waits for the card nearly all the time, so what it costs its neighbour comes from the host.
 KEPT_OFF = Sharing("offline has 1 %", FIXED, (None, 1))
 #: Names of processes: pods, online pods, plain ones, and clients of MPS by their limit.
 PODS, ONLINE, MIXED, PLAINS = ("a", "b"), ("oa", "ob"), ("oa", "a"), ("pa", "pb")

@@ -81,7 +81,7 @@ def _stood(script: Script, testbed: Testbed) -> list[Tick]:
 
 
 def _random(script: Script) -> list[Tick]:
-    """Measure two pods for half a minute; now and then one of them changes its batch size."""
+    """Measure two pods for half a minute; at random times one of them changes its batch size."""
     bench = script.bench
     script.calibrate([kernel := f"{IMAGE_US}us"])
     command = [sys.executable, str(Path(__file__).with_name("inference.py")), "--engine", "kernels"]

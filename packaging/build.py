@@ -3,9 +3,9 @@
     build.py [--version 0.1.0+next1]... [--out dist]
 
 The wheel and sdist come from ``python -m build``. The Debian packages are built from a copy of the tracked files with
-packaging/debian in its place. They contain what that wheel needs from PyPI (site_packages.py), because the versions
-of the distributions are too old for qgpu. Needs debhelper, dh-dkms and dpkg-dev (``make packages`` installs them). The
-RPMs (rpm.py) are built where rpmbuild is installed.
+packaging/debian as ``debian``. They contain the packages that the wheel needs from PyPI (site_packages.py), because the
+versions of the distributions are too old for qgpu. Needs debhelper, dh-dkms and dpkg-dev (``make packages`` installs
+them). The RPMs (rpm.py) are built where rpmbuild is installed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def build_python(out: Path) -> Path:
 
 
 def build_debian(out: Path, home: Path, version: str) -> list[Path]:
-    """Build the Debian packages of a version around what ``gather`` made; return them."""
+    """Build the Debian packages of a version from the result of ``gather``; return them."""
     with tempfile.TemporaryDirectory(prefix="qgpu-debian.") as work:
         tree = Path(work) / "qgpu"
         copy_tracked(tree)

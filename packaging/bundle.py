@@ -1,4 +1,4 @@
-"""Build the bundle: qgpu with a Python and a C library of its own, for hosts that have neither or others.
+"""Build the bundle: qgpu with a Python and a C library of its own, for hosts that lack suitable ones.
 
     bundle.py [--out dist] [--mirror http://deb.debian.org/debian]
 
@@ -35,7 +35,7 @@ LOADER = "ld-linux-x86-64.so.2"
 PROGRAMS = {"qgpud": "daemon", "qgpuctl": "cli", "qgpu-load": "load", "qgpu-k8s": "k8s"}
 _LIBRARIES = "usr/lib/x86_64-linux-gnu"
 _NEEDED = re.compile(r"\(NEEDED\).*\[(.*)\]")
-#: What qgpu opens by name; and what NVIDIA's libraries need of a C library, all of which must come from one.
+#: Libraries that qgpu opens by name, and parts of the C library that NVIDIA's libraries need: all must be of one build.
 _OPENED = ("libbpf.so.1", "libdl.so.2", "libm.so.6", "libpthread.so.0", "libresolv.so.2", "librt.so.1", "libutil.so.1")
 
 
@@ -60,7 +60,7 @@ def build_bundle(wheel: Path, out: Path, mirror: str) -> Path:
 
 
 def _copy_python(root: Path, tree: Path) -> None:
-    """Copy the interpreter and its library, and have it find its C library below HOME."""
+    """Copy the interpreter and its library, and set the path of its C library below HOME."""
     (tree / "bin").mkdir(parents=True)
     shutil.copy2(root / f"usr/bin/python{PYTHON}", tree / "bin/python")
     shutil.copytree(root / f"usr/lib/python{PYTHON}", tree / f"lib/python{PYTHON}", symlinks=True)
@@ -80,7 +80,7 @@ def _copy_libraries(root: Path, tree: Path) -> None:
             continue
         if not (there / name).exists():
             if any(path.name == name for path in tree.rglob(name)):
-                continue  # a wheel brings it
+                continue  # a wheel contains it
             raise SystemExit(f"no package of {', '.join(PACKAGES)} has {name}")
         shutil.copy2((there / name).resolve(), tree / "lib" / name)
         waiting |= _needed([tree / "lib" / name])
@@ -93,7 +93,7 @@ def _needed(files: Iterable[Path]) -> set[str]:
 
 
 def _copy_rest(root: Path, tree: Path) -> None:
-    """Add the programs, what systemd needs, the scripts, and the licences of what is Debian's."""
+    """Add the programs, the files for systemd, the scripts, and the licences of Debian's files."""
     programs = [f"{program}=qgpu.{module}.main" for program, module in PROGRAMS.items()]
     subprocess.run([PACKAGING / "launchers.sh", str(HOME / "bin/python"), str(tree / "bin"), *programs], check=True)
     share = tree / "share"
@@ -115,7 +115,7 @@ def _copy_rest(root: Path, tree: Path) -> None:
 
 
 def remove_script() -> str:
-    """Return the program that removes the bundle: the Debian package's scripts for a purge, and the rest."""
+    """Return the script that removes the bundle: the Debian package's steps for a purge, and the bundle's own."""
     script = (SCRIPTS / "remove").read_text().replace("#PRERM#\n", rpm.maintainer("prerm", "remove", ""))
     return script.replace("#POSTRM#\n", rpm.maintainer("postrm", "purge", ""))
 

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Write programs of the packages into a folder: launchers.sh PYTHON FOLDER PROGRAM=MODULE... They start Python isolated
-# (-I), because root may run them in any folder.
+# Write the packages' programs into a folder: launchers.sh PYTHON FOLDER PROGRAM=MODULE... They start Python in isolated
+# mode (-I), because root may run them in any folder.
 set -eu
 python=$1
 folder=$2

@@ -2,8 +2,9 @@
 
     rpm.py DEB... [--out dist]
 
-RPM runs the new package's %post before the old one's %preun, so what installs comes last, in %posttrans. Its services
-are enabled as the host's presets say. Needs rpmbuild and dpkg-deb. docs/install.md says where this was tried.
+RPM runs the new package's %post before the old one's %preun, so the installing steps run last, in %posttrans. The
+host's presets decide which services are enabled. Needs rpmbuild and dpkg-deb. docs/install.md says where this was
+tried.
 """
 
 from __future__ import annotations
@@ -68,13 +69,13 @@ def _disable(units: str) -> str:
 
 
 def maintainer(name: str, what: str, generated: str) -> str:
-    """Return a maintainer script of qgpu as it is called to do ``what``, with ``generated`` for debhelper's part."""
+    """Return qgpu's maintainer script ``name`` with arguments ``what`` and ``generated`` as debhelper's part."""
     text = (DEBIAN / f"qgpu.{name}").read_text().removeprefix("#!/bin/sh\n")
     return f"set -- {what}\n{text.replace('#DEBHELPER#', generated.rstrip())}"
 
 
 def spec(deb: Path, tree: Path) -> str:
-    """Return the specification that packs what a Debian package unpacked to."""
+    """Return the specification that packs the tree of an unpacked Debian package."""
     package, version = _field(deb, "Package"), _field(deb, "Version")
     summary, _, description = _field(deb, "Description").partition("\n")
     paragraphs = description.replace("\n .", "\n")
@@ -122,7 +123,7 @@ def _literal(text: str) -> str:
 
 
 def unpack(deb: Path, tree: Path) -> None:
-    """Unpack a Debian package, with its units where hosts of one /usr have them."""
+    """Unpack a Debian package, with its units below /usr/lib, where hosts with a merged /usr have them."""
     subprocess.run(["dpkg-deb", "--extract", str(deb), str(tree)], check=True)
     if (tree / "lib").is_dir():
         shutil.copytree(tree / "lib", tree / "usr/lib", dirs_exist_ok=True, symlinks=True)

@@ -1,7 +1,7 @@
-"""The Python packages that the Debian packages bring: qgpu's wheel and what it needs from PyPI, for several Pythons.
+"""The Python packages in the Debian packages: qgpu's wheel and what it needs from PyPI, for several Pythons.
 
-One folder serves every Python in PYTHONS. Compiled modules carry their Python's name, so those of all lie side by
-side, as in Debian's own dist-packages; all other files must be equal. docs/decisions/0016-packages.md says why.
+One folder serves every Python in PYTHONS. Compiled modules have their Python's version in their names, so they lie
+side by side, as in Debian's own dist-packages; all other files must be equal. docs/decisions/0016-packages.md says why.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-#: Each has a folder of compiled modules. Add the next one when all packages have wheels for it.
+#: The supported Pythons. Add the next one when all packages have wheels for it.
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 #: The oldest C library that the wheels may need: 2.28, older than that of any distribution with one of these Pythons.
 GLIBC_MINOR = 28
@@ -24,9 +24,9 @@ _NOT_SHIPPED = ("RECORD", "WHEEL", "INSTALLER", "REQUESTED", "direct_url.json")
 
 
 def fill(wheel: Path, base: Path, k8s: Path) -> None:
-    """Install a wheel into the new folder ``base``, and what its extra k8s needs besides into ``k8s``.
+    """Install a wheel into the new folder ``base``, and the further packages of its extra k8s into ``k8s``.
 
-    Raises SystemExit if packages differ between Pythons, CalledProcessError if one cannot be had.
+    Raises SystemExit if packages differ between Pythons, CalledProcessError if one cannot be installed.
     """
     with tempfile.TemporaryDirectory(prefix="qgpu-site.") as name:
         work = Path(name)

@@ -1,10 +1,10 @@
 """Admission: the one place that checks whether grants fit before a pod gets them.
 
-Pure: each function gets the pGPUs, their settings and the pods as they would be, and raises an error for the first
-thing that does not fit. The caller makes the change if no error was raised.
+Pure: each function gets the pGPUs, their settings and the pods as they would be after a change, and raises an error for
+the first grant that does not fit. Without an error, the caller makes the change.
 
-A prepared device counts from the moment it is prepared. Containers that use it take from what it holds, so the caller
-lists their pods without grants.
+A prepared device counts from the moment it is prepared. It covers the containers that use it, so the caller lists their
+pods without grants.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from qgpu.policies.registry import POLICIES
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What a pod or a prepared device holds of a pGPU, and whose it is, such as "claim shop/model"."""
+    """What a pod or a prepared device holds of a pGPU, and its holder's name, such as "claim shop/model"."""
 
     who: str
     index: int
     grant: Grant
-    #: Its memory never leaves the card: its limit must fit beside those of all other resident ones.
+    #: Whether its memory never leaves the card: its limit must fit beside those of all other resident holders.
     resident: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Yielding:
-    """What admission must know where memory is overcommitted. By default, every pod can yield."""
+    """What admission must know about pGPUs with overcommitted memory. By default, every pod can yield."""
 
-    #: Pods that the driver does not let yield.
+    #: Pods that cannot yield, because the driver cannot suspend them.
     stuck: Collection[str] = ()
-    #: How many bytes of suspended pods host memory can hold; None: as many as there are.
+    #: How many bytes of suspended pods fit into host memory; None: any number.
     host_room: int | None = None
 
 
@@ -81,7 +81,7 @@ def check_prepared(wanted: Sequence[Reservation], beside: Occupancy) -> None:
 
 
 def check_quotas(name: str, grants: Mapping[int, Grant], settings: Mapping[int, GpuSettings]) -> None:
-    """Check that a pod gets anything under the policies in force. Raises RefusedError."""
+    """Check that the policies in force give the pod any time. Raises RefusedError."""
     for index, grant in grants.items():
         _check_quota(Reservation(f"pod {name}", index, grant), settings[index])
 
@@ -142,7 +142,7 @@ def _check_fit(wanted: Iterable[Reservation], standing: list[Reservation], occup
 
 
 def _check_one_instance(held: Reservation, standing: Iterable[Reservation], cards: Mapping[int, Pgpu]) -> None:
-    """Refuse a second MIG instance of a card: a program uses one, and a plane tells by its card which one it is."""
+    """Refuse a second MIG instance of a card: a program uses one, and a plane finds a pod's instance by its card."""
     if (mine := cards[held.index].mig) is None:
         return
     for other in standing:
@@ -207,7 +207,7 @@ def _resident(held: Reservation) -> bool:
 def _check_host_memory(
     held: Reservation, granted: Iterable[Reservation], cards: Mapping[int, Pgpu], yielding: Yielding
 ) -> None:
-    """Check that host memory holds what does not fit on the cards."""
+    """Check that the memory that does not fit on the cards fits into host memory."""
     if yielding.host_room is None:
         return
     limits = Counter[int]()

@@ -27,12 +27,12 @@ _WRITTEN: Mapping[str, tuple[str, Callable[[Any], str]]] = {
 
 
 def changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """Return what changed; a pod's grants are tables by pGPU."""
+    """Return the changed settings. A pod's grants are tables by pGPU."""
     return ", ".join(_changes(old, new)) or "no change"
 
 
 def granted(grants: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return what a pod was given, by pGPU, without what it was not."""
+    """Return what a pod was granted, by pGPU."""
     tables = ((gpu, ", ".join(_given(grant))) for gpu, grant in grants.items())
     return "; ".join(f"pGPU {gpu}: {given}" if given else f"pGPU {gpu}" for gpu, given in tables) or "-"
 

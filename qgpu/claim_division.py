@@ -1,7 +1,7 @@
 """Divides what a claim holds of one card among the containers that use it at the same time.
 
-Pure. What the containers of a claim get together never exceeds what the claim holds, at any moment: a container keeps
-the memory that it has, and only what is left is divided. One container alone gets everything.
+Pure. The containers of a claim together never get more than the claim holds, at any moment: a container keeps the
+memory that it has, and only the rest is divided. A single container gets everything.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from dataclasses import dataclass, replace
 from qgpu.errors import RefusedError
 from qgpu.model import Grant
 
-#: The least memory that a container starts with, in bytes. Less than this is no part, and is refused.
+#: The least memory with which a container may start, in bytes.
 LEAST_MEMORY = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceUser:
-    """A container that uses devices of one card, the longest-running first in a list of them."""
+    """A container that uses devices of one card. Lists of users are ordered: the longest-running first."""
 
     name: str
     devices: Collection[str]
     #: The memory that it has, in bytes.
     held: int = 0
-    #: Whether a later run of the same container has begun: it then keeps what it has, and gets no more.
+    #: Whether a later run of the same container has begun: then this one keeps its memory and gets no more.
     leaving: bool = False
 
 
 def added_up(grants: Sequence[Grant]) -> Grant:
-    """Return what several devices on one card give together. Raises RefusedError for two classes.
+    """Return the sum of several devices' grants on one card. Raises RefusedError for two classes.
 
     Quotas add up, and so do memory limits, unless one of the devices has none. The strictest latency target holds.
     """
@@ -50,8 +50,8 @@ def added_up(grants: Sequence[Grant]) -> Grant:
 def divided(devices: Mapping[str, Grant], users: Sequence[DeviceUser]) -> dict[str, Grant]:
     """Return each user's grant on the card, by its name.
 
-    ``devices`` are the card's by name. Quotas are divided equally. So is memory, but a user keeps what it has beyond
-    its part, and the others' parts shrink in the same ratio. A limit may be less than LEAST_MEMORY. Raises RefusedError
+    ``devices`` are the card's by name. Quotas are divided equally. So is memory, but a user keeps memory beyond its
+    part, and the others' parts shrink in the same ratio. A limit may be less than LEAST_MEMORY. Raises RefusedError
     if a quota cannot be divided among so many.
     """
     quotas: dict[str, list[int]] = {user.name: [] for user in users}
@@ -82,13 +82,13 @@ def divided(devices: Mapping[str, Grant], users: Sequence[DeviceUser]) -> dict[s
 
 
 def spare(together: Sequence[DeviceUser], devices: Mapping[str, Grant], taken: Mapping[str, int]) -> int:
-    """Return how much of the memory of these users' devices is not taken, in bytes, by each user's name."""
+    """Return how many bytes of these users' devices are not taken; ``taken`` gives bytes by user."""
     used = {name for user in together for name in user.devices}
     return sum(devices[name].memory or 0 for name in used) - sum(taken.get(user.name, 0) for user in together)
 
 
 def connected(users: Sequence[DeviceUser]) -> list[list[DeviceUser]]:
-    """Return the users in groups, so that users who share a device are in one group."""
+    """Return groups of users; users that share a device are in one group."""
     groups: list[list[DeviceUser]] = []
     for user in users:
         touched = [group for group in groups if any(set(other.devices) & set(user.devices) for other in group)]

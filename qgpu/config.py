@@ -77,9 +77,9 @@ class GpuSettings:
     policy: str = "burst-share"
     online_policy: str = "best-effort"
     period_ns: int = 100 * NS_PER_MS
-    #: Per cent of the GPU that offline pods get together, however much online work there is.
+    #: Per cent of the GPU that all offline pods together get even under endless online work.
     offline_floor: int = 0
-    #: How many times its memory may be granted; beyond once, offline pods take turns in it.
+    #: How many times its memory may be granted; above 1, offline pods take turns in it.
     memory_overcommit: float = 1.0
 
     def __post_init__(self) -> None:
@@ -116,7 +116,7 @@ class Config:
     cdi: str = "auto"
     containers: ContainerPolicy = field(default_factory=ContainerPolicy)
     device_files: DeviceFiles = DeviceFiles.AUTO
-    #: The most host memory that suspended pods may hold together, in bytes; None for any that is available.
+    #: The most host memory for all suspended pods together, in bytes; None: all that is available.
     suspended_memory: int | None = None
     defaults: GpuSettings = field(default_factory=GpuSettings)
     #: By number or UUID.

@@ -17,7 +17,7 @@ _N = TypeVar("_N")
 
 
 class Directory(click.Path):
-    """A directory's path. Rejects an empty one, as from an unset variable: it would mean the current directory."""
+    """A directory's path. Rejects an empty path, as from an unset variable: it means the current directory."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
@@ -36,7 +36,7 @@ class IntRange(click.IntRange):
 
 
 class Quantity(click.ParamType[_N]):
-    """A quantity as people write it. ``read`` converts it; a number is taken as it is."""
+    """A quantity with its unit, such as 16GiB. ``read`` converts text; a number stays as it is."""
 
     def __init__(self, name: str, read: Callable[[str], _N]) -> None:
         self.name = name

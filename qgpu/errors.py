@@ -118,7 +118,7 @@ class RmError(QgpuError):
 
 
 def full(error: OSError) -> bool:
-    """Tell whether an error means that a disk, or a quota on it, is full. Later there may be room."""
+    """Tell whether an error means that a disk, or a quota on it, is full; a later try may succeed."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -128,10 +128,10 @@ def unusable(path: Path, remedy: str, error: OSError) -> QgpuError:
         return QgpuError(f"{path}: {error.strerror}; free some space there")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return PermissionDeniedError(f"{path}: {error.strerror}; {remedy}")
-    # Python itself refuses a path that is too long for a socket, without a number
+    # for a path that is too long for a socket, Python raises an error without errno
     if error.errno not in (None, errno.EEXIST, errno.ENOTDIR, errno.ENOENT, errno.ELOOP, errno.ENAMETOOLONG):
         return QgpuError(f"{path}: {error.strerror or error}; {remedy}")
-    # where a directory should be is a file
+    # a file is where a directory should be
     why = os.strerror(errno.ENOTDIR) if error.errno == errno.EEXIST else error.strerror or error
     return InvalidValueError(f"{path}: {why}; {remedy}")
 

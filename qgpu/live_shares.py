@@ -19,9 +19,9 @@ _USAGE = (
     "switches",
     "switch_time_ns",
 )
-#: How many readings marks of pods below their quota follow, and the part of them that sets a mark, and that keeps it.
+#: How many of the last readings decide on a mark, and the parts of them that set a mark and that keep it.
 _READINGS, _MOST, _FEW = 10, 0.6, 0.3
-#: Text and the number behind it, each perhaps empty.
+#: Text and the number after it; each may be empty.
 _NUMBERS = re.compile(r"(\D*)(\d*)")
 
 
@@ -51,7 +51,7 @@ def shares(before: dict[str, Any], now: dict[str, Any]) -> list[dict[str, Any]]:
                     "state": "waiting" if pod["waits_for"] else pod["state"],
                     "suspended_memory": pod["suspended_memory"].get(str(grant["gpu"]), 0),
                     **{key: usage[key] for key in _USAGE},
-                    # the daemon looks further back than these two readings: a mark beside a full quota confuses
+                    # the daemon judges a longer time than these two readings; a mark beside a full quota would confuse
                     "below_quota": usage["below_quota"] and not has_quota,
                 }
             )
@@ -59,14 +59,14 @@ def shares(before: dict[str, Any], now: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 class BelowQuota:
-    """Marks of pods below their quota that hold still: shares near 95 % of a quota cross it all the time.
+    """Steady marks of pods below their quota. Shares near 95 % of a quota would make plain marks flicker.
 
-    A mark comes and goes only when most of the last readings agree, but no pod is marked that has had its whole quota,
-    or no work, twice. The page does the same (qgpu/web/static/page.js).
+    A mark appears or disappears only when most of the last readings agree. A pod that has had its whole quota, or no
+    work, twice is not marked. The page does the same (qgpu/web/static/page.js).
     """
 
     def __init__(self) -> None:
-        #: By pGPU and pod: why it was below its quota, or None, and whether all was well; in the last readings.
+        #: The last readings by pGPU and pod: why it was below its quota, or None; whether it had it, or no work.
         self._past: dict[tuple[int, str], deque[tuple[str | None, bool]]] = {}
         self._marked: set[tuple[int, str]] = set()
 

@@ -41,7 +41,7 @@ def configure(level: LogLevel, look: LogFormat) -> None:
 
 
 def _readable(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Write who changed what as ``qgpuctl events`` does."""
+    """Write the origin and content of a change as ``qgpuctl events`` does."""
     if isinstance(event.get("by"), dict):
         event["by"] = changes.who(event["by"])
         if "grants" in event:

@@ -23,7 +23,7 @@ PROGRAMS = {
     "qgpu-load": ("qgpu.load.main", 1),
 }
 
-#: What an exit code means, and for example; docs/exit-codes.md says the same.
+#: The meaning of each exit code, with examples; docs/exit-codes.md says the same.
 EXIT_CODES = {
     ExitCode.OK: "done",
     ExitCode.FAILED: "failed: a defect, or a full disk (then nothing was changed); the line or the log says which",

@@ -27,9 +27,9 @@ def qgpu_k8s() -> None:
 
 
 def run(module: str) -> None:
-    """Run a module's ``main``; until then, SIGINT does what it does to programs by default."""
+    """Run a module's ``main``. While it is imported, SIGINT has its default effect."""
     python = signal.getsignal(signal.SIGINT)
-    if python is signal.default_int_handler:  # not if it is ignored, as in the background
+    if python is signal.default_int_handler:  # unless SIGINT is ignored, as in background jobs
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     main = importlib.import_module(module).main
     if python is signal.default_int_handler:

@@ -26,7 +26,7 @@ LEAST_LIMIT = 32 << 20
 def parse_memory(text: str) -> int:
     """Read a size such as ``512MiB``, ``16G`` or ``1073741824`` (units are powers of 1024). Returns bytes.
 
-    Raises InvalidValueError, as do the others.
+    Raises InvalidValueError, as all functions here that read text do.
     """
     if _BITS.search(text):
         raise InvalidValueError(f"{text!r} is in bits; write bytes, such as {text.strip()[:-1]}B")
@@ -34,7 +34,7 @@ def parse_memory(text: str) -> int:
 
 
 def parse_memory_limit(text: str) -> int:
-    """Read a memory limit like ``parse_memory``. Returns bytes; too few for CUDA are a forgotten unit."""
+    """Read a memory limit in bytes like ``parse_memory``. Refuses less than CUDA needs: its unit was forgotten."""
     if (size := parse_memory(text)) < LEAST_LIMIT:
         raise InvalidValueError(
             f"{text!r} is {format_memory(size)}, {_TOO_LITTLE}; write a size with its unit, such as {_with_unit(text)}"
@@ -43,7 +43,7 @@ def parse_memory_limit(text: str) -> int:
 
 
 def check_memory_limit(size: int) -> int:
-    """Return a memory limit in bytes, unless no CUDA context fits into it; what is no size is for others to refuse."""
+    """Return a memory limit in bytes. Raises InvalidValueError if no CUDA context fits into a positive limit."""
     if 0 < size < LEAST_LIMIT:
         raise InvalidValueError(f"memory limit {format_memory(size)}: {_TOO_LITTLE}; give more")
     return size

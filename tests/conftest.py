@@ -1,4 +1,4 @@
-"""What a test needs of the machine, and the line that says so where it is not there."""
+"""What tests need of the machine; a test whose need is missing is skipped with a line that names it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ settings.register_profile(
 )
 settings.load_profile("patient")
 
-# a shell starts what it puts into the background deaf to Ctrl-C, and so would be every program that a test starts
+# a shell makes background jobs ignore Ctrl-C, and every program that a test starts would inherit that
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-#: Files that take longest, which begin first: one that begins last is waited for (make test gives each to a process).
+#: The files that take longest. They begin first, so that the run does not end by waiting for one of them (make test
+#: gives each file to a process).
 FIRST = (
     *("runtime/test_starts.py", "k8s/test_restarts.py", "hostile/test_escape.py", "groups/test_groups.py"),
     *("groups/test_keeper.py", "web/test_layout.py", "cli/test_bad_input.py", "test_docs_run.py"),
@@ -66,7 +67,7 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 @pytest.fixture(autouse=True)
 def loops_end_with_their_test() -> Iterator[None]:
-    """Fail a test that leaves a GPU's loop behind: it would slow every later test of the process."""
+    """Fail a test that does not end a GPU's loop, which would slow every later test of the process."""
     before = set(threading.enumerate())
     yield
     left = [each.name for each in threading.enumerate() if each not in before and each.name.startswith("pgpu")]

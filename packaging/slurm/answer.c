@@ -14,7 +14,7 @@ static const char *skip(const char *at)
 	return at + strspn(at, " \t\r\n");
 }
 
-/* Read a JSON string into a new one; NULL if it is none. */
+/* Read a JSON string into a new string; NULL if it is not a JSON string. */
 static char *text_of(const char **at)
 {
 	char *text, *to;

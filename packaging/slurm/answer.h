@@ -6,7 +6,7 @@
 #include <stdbool.h>
 
 /*
- * Find a member of an answer: a new string, NULL if there is none. Anything that is no answer of qgpud's ends the task.
+ * Return a member of an answer as a new string; NULL if there is none. An invalid answer ends the task.
  */
 char *member(const char *answer, const char *wanted);
 

@@ -6,7 +6,7 @@
 /* Install the filter on this task; return its listener. */
 int install(const char *digits);
 
-/* Have calls fail here, and in whatever this thread starts from now on, that the filter would ask about. */
+/* Make the calls that the filter would ask qgpud about fail, in this thread and in all that it starts from now on. */
 void deny(const char *digits);
 
 #endif

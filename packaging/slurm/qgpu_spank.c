@@ -3,13 +3,13 @@
  * SPANK plugin: makes a Slurm job that was given GPUs or shards a qgpu pod, before its program starts.
  *
  * Each task does it to itself, as root, between fork and exec: it tells qgpud what Slurm gave the step, and on plane
- * seccomp installs the pods' filter. qgpud decides; this plugin turns facts into one request. A task that is refused, or
- * gets no answer, does not start, whatever plugstack.conf says about the plugin. What slurmstepd starts by itself after
- * a task (--task-epilog) passes no plugin: on plane seccomp it is denied what the filter would ask qgpu for.
+ * seccomp installs the pods' filter. qgpud decides; this plugin turns facts into one request. A task that is refused,
+ * or gets no answer, does not start, even if plugstack.conf calls the plugin optional. No plugin runs for programs that
+ * slurmstepd itself starts after a task (--task-epilog): on plane seccomp their calls that the filter watches fail.
  *
- * The facts are slurmstepd's: it sets these variables from the credential of the job, and removes a user's own, before
- * it calls any plugin (gres_g_step_set_env, gres_g_job_set_env). The gres plugins do that; where they are not loaded,
- * the variables are a user's, and are not looked at.
+ * The facts come from slurmstepd: it sets these variables from the job's credential, and removes a user's own, before
+ * it calls any plugin (gres_g_step_set_env, gres_g_job_set_env). Slurm's gres plugins do that. Where they are not
+ * loaded, users could set the variables, so this plugin ignores them.
  */
 #define _GNU_SOURCE
 #include <link.h>
@@ -23,7 +23,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* What Slurm looks up; all else is hidden, because slurmstepd has names of its own. */
+/* Symbols that Slurm looks up. All others are hidden, because slurmstepd may have the same names. */
 #pragma GCC visibility push(default)
 #include <slurm/slurm.h>
 #include <slurm/slurm_errno.h>
@@ -38,13 +38,13 @@ SPANK_PLUGIN(qgpu, 1);
 #include "refusal.h"
 #include "settings.h"
 
-/* How long a task that was refused may take to end, and how often it is looked at. */
+/* How long a refused task may take to end, and how often slurmstepd checks it. */
 #define GRACE_US 2000000
 #define BETWEEN_US 25000
 
 #define MOST_GPUS 1024
 
-/* Whether plugstack.conf was understood. Slurm would go on without an optional plugin whose start failed. */
+/* Whether plugstack.conf was valid. If the plugin failed at its start, Slurm would go on without an optional plugin. */
 static bool configured;
 static pid_t slurmstepd;
 
@@ -83,7 +83,7 @@ static bool variable(spank_t spank, const char *name, char *into, size_t size)
 	return true;
 }
 
-/* Write what qgpud is told; a fact that is not there is null. */
+/* Write the request to qgpud; a missing fact is null. */
 static void describe(char *into, size_t size, uint32_t job, uid_t user, const char *gpus, const char *shards)
 {
 	const struct {
@@ -109,7 +109,7 @@ int slurm_spank_job_prolog(spank_t spank, int count, char **arguments)
 	int fd;
 
 	(void)spank;
-	/* slurm_spank_init is not called there; tasks are refused where the line has an error */
+	/* Slurm does not call slurm_spank_init here; if the line has an error, tasks are refused */
 	if (set_up(count, arguments) || strcmp(drain, "yes") || !getenv("SLURM_JOB_GPUS"))
 		return 0;
 	free(first_answer(&fd));
@@ -125,7 +125,7 @@ static bool has_gpus(spank_t spank, uint32_t *job, char gpus[MOST_GPUS])
 	if (spank_get_item(spank, S_JOB_ID, job) != ESPANK_SUCCESS ||
 	    spank_get_item(spank, S_JOB_STEPID, &step) != ESPANK_SUCCESS)
 		refuse("Slurm does not say which job this is");
-	if (!loaded("gres_gpu.so")) /* no GPUs here for Slurm to give */
+	if (!loaded("gres_gpu.so")) /* Slurm has no GPUs on this node */
 		return false;
 	bool whole_job = step == SLURM_BATCH_SCRIPT || step == SLURM_INTERACTIVE_STEP;
 	return variable(spank, whole_job ? "SLURM_JOB_GPUS" : "SLURM_STEP_GPUS", gpus, MOST_GPUS);
@@ -186,7 +186,7 @@ int slurm_spank_task_init_privileged(spank_t spank, int count, char **arguments)
 	return 0;
 }
 
-/* Tell whether a task ends by itself, most likely for the same reason; slurmstepd reaps it later. */
+/* Return whether a task ends by itself, most likely for the same reason; slurmstepd reaps it later. */
 static bool ends(pid_t task)
 {
 	siginfo_t found = { 0 };
@@ -199,7 +199,7 @@ static bool ends(pid_t task)
 	return found.si_pid;
 }
 
-/* slurmstepd, once all tasks are forked. A task that it cannot do this for is ended before it starts its program. */
+/* Runs in slurmstepd once all tasks are forked. If it fails for a task, that task ends before its program starts. */
 int slurm_spank_task_post_fork(spank_t spank, int count, char **arguments)
 {
 	static bool done, failed;

@@ -16,12 +16,12 @@
 #include "refusal.h"
 #include "settings.h"
 
-/* Seconds for an answer, and for asking again if qgpud had no place for another client. */
+/* Seconds to wait for an answer, and to ask again while qgpud has no place for another client. */
 #define TIMEOUT_S 10
 #define BETWEEN_US 25000
 #define MOST_ANSWER 65536
 
-/* Why the connection was lost, for a line; NULL while it stands. */
+/* Why the connection was lost, as text; NULL while it is open. */
 static const char *lost;
 
 static bool send_all(int fd, const char *data, size_t size, int passed)
@@ -83,7 +83,7 @@ char *ask(int fd, const char *request, int passed)
 	for (int i = 0; i < 4; i++)
 		message[i] = size >> 8 * i;
 	memcpy(message + 4, request, size);
-	/* who is turned away may find the connection closed before it has asked, and the reason in it all the same */
+	/* qgpud may refuse a client and close before the request is sent; its reason can still be read */
 	send_all(fd, message, sizeof(message), passed);
 	if (!receive_all(fd, (char *)head, sizeof(head)))
 		return NULL;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Asks qgpud. Messages are those of qgpu.ipc.wire: four bytes of length, and as much JSON. */
+/* Asks qgpud. Messages are those of qgpu.ipc.wire: four bytes of length, and that many bytes of JSON. */
 #ifndef QGPU_QGPUD_H
 #define QGPU_QGPUD_H
 
 /* Make a request, with a descriptor or -1. The caller frees the answer, which is NULL if the connection was lost. */
 char *ask(int fd, const char *request, int passed);
 
-/* Connect, and ask for the filter. Where many tasks start at once, qgpud asks some to come again, or hangs up. */
+/* Connect, and ask for the filter. If many tasks start at once, qgpud tells some to try again, or hangs up. */
 char *first_answer(int *fd);
 
 /* End the task with qgpud's reason, or with that of the lost connection. */

@@ -2,7 +2,7 @@
 
 A request is a line of JSON, ``{"call": "lock", "pid": 17, "timeout_ms": 10000}``; so is its answer, ``{"ok": true}`` or
 ``{"ok": false, "code": 1, "error": "…"}``. The helper ends with its parent. A call that it has begun goes on in the
-process that it is about.
+process that it suspends or resumes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def main() -> None:
     """Answer requests until the parent closes our input or ends."""
     end_with_parent(os.getppid(), signal.SIGKILL)
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # for whatever the library prints
+    os.dup2(2, 1)  # the library may print to standard output
     driver: CudaCheckpoint | None = None
     for line in sys.stdin:
         request = json.loads(line)

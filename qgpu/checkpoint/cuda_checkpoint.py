@@ -16,7 +16,7 @@ from cffi import FFI
 from qgpu.errors import CheckpointError, NoGpuError, NotSupportedError
 from qgpu.model.checkpointer import ProcessState
 
-#: The driver branch that has the calls, and the one that restores on other cards (release notes of CUDA 13.0).
+#: The first driver branch with the calls, and the first that restores on other cards (release notes of CUDA 13.0).
 FIRST_BRANCH, FIRST_WITH_MOVES = 570, 580
 
 # Each struct of arguments has 64 bytes; zero is the default.
@@ -67,15 +67,15 @@ class CudaCheckpoint:
         return _STATES[int(out[0])]
 
     def lock(self, pid: int, timeout_ms: int) -> None:
-        """Hold its calls, and wait for its work."""
+        """Block a process's CUDA calls, and wait until its work ends, at most ``timeout_ms``."""
         self._call("cuCheckpointProcessLock", pid, self._ffi.new("CUcheckpointLockArgs *", {"timeout_ms": timeout_ms}))
 
     def checkpoint(self, pid: int) -> None:
-        """Take it off its cards."""
+        """Take a locked process off its cards, into host memory."""
         self._call("cuCheckpointProcessCheckpoint", pid, self._ffi.new("CUcheckpointArgs *"))
 
     def restore(self, pid: int, moves: Mapping[str, str]) -> None:
-        """Put it back, on the cards that ``moves`` names by UUID."""
+        """Put a process back on cards; ``moves`` maps the UUIDs of its old cards to those of the new ones."""
         pairs = self._ffi.new("CUcheckpointGpuPair[]", max(1, len(moves)))
         for pair, (before, after) in zip(pairs, moves.items(), strict=False):
             pair.before.bytes, pair.after.bytes = _bytes_of(before), _bytes_of(after)
@@ -85,7 +85,7 @@ class CudaCheckpoint:
         self._call("cuCheckpointProcessRestore", pid, arguments)
 
     def unlock(self, pid: int) -> None:
-        """Let it go on."""
+        """Unblock a process's CUDA calls."""
         self._call("cuCheckpointProcessUnlock", pid, self._ffi.new("CUcheckpointArgs *"))
 
     def _call(self, name: str, *args: Any) -> None:
@@ -97,7 +97,7 @@ class CudaCheckpoint:
 
 
 def _bytes_of(name: str) -> bytes:
-    """Return the 16 bytes of a card's UUID as NVML writes it ("GPU-…"). Raises CheckpointError."""
+    """Return the 16 bytes of a card's UUID, given as NVML writes it ("GPU-…"). Raises CheckpointError."""
     try:
         return uuid.UUID(name.removeprefix("GPU-")).bytes
     except ValueError as error:

@@ -1,7 +1,7 @@
 """The parent's side of the helper process: starts it, asks it, and kills it if it hangs.
 
-The kernel kills no process that is in a call of the driver which nothing interrupts. Nobody waits for such a helper,
-and no other is started for the pod whose process it was asked about: so a pod costs one helper at most.
+The kernel cannot kill a process in an uninterruptible call of the driver. The daemon does not wait for such a helper,
+and starts no other for the same pod. So a pod costs at most one stuck helper.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from qgpu.errors import CheckpointError
 from qgpu.linux import cgroup
 from qgpu.linux.interpreter import python
 
-#: How long a helper that was killed may take to end.
+#: How long a killed helper may take to end.
 _DEATH_S = 5.0
-#: Helpers that were killed and have not ended, by the cgroup of the process that they were asked about.
+#: Killed helpers that have not ended, by the cgroup of the process in their last call.
 _stuck: dict[str, subprocess.Popen[bytes]] = {}
 
 
 class HelperLostError(CheckpointError):
-    """The helper hung or died in a call; what it asked the driver for may still happen."""
+    """The helper hung or died in a call; the call may still take effect."""
 
 
 class Helper:
@@ -34,7 +34,7 @@ class Helper:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        #: The cgroup of the process that it was asked about last.
+        #: The cgroup of the process in its last call.
         self._about = ""
         self._closed = False
 
@@ -105,7 +105,7 @@ class Helper:
 
 
 def _await_end(process: subprocess.Popen[bytes]) -> bool:
-    """Wait for a helper that ends; False if it does not."""
+    """Wait until a killed helper ends; return False if it does not."""
     with suppress(subprocess.TimeoutExpired):
         process.wait(_DEATH_S)
     return process.poll() is not None

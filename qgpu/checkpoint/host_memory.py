@@ -1,4 +1,4 @@
-"""Whether the host can take what a pod holds on cards: its pages are charged to its own cgroup."""
+"""Checks whether a pod's card memory fits into host memory. The kernel charges the pages to the pod's cgroup."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from qgpu.errors import RefusedError
 from qgpu.linux import cgroup
 from qgpu.units import GIB
 
-#: What stays free on the host: the driver's own buffers, and everybody else's next moments.
+#: Bytes that stay free on the host, for the driver's own buffers and for other programs.
 MARGIN = 2 * GIB
 _MEMINFO = Path("/proc/meminfo")
 
@@ -17,7 +17,7 @@ _MEMINFO = Path("/proc/meminfo")
 def check(pod: str, needed: int, beside: int, path: str) -> None:
     """Raise RefusedError unless ``needed`` bytes fit into host memory and below the limits of cgroup ``path``.
 
-    ``beside`` is what other pods are about to bring into host memory.
+    ``beside`` is how many bytes other pods are about to move into host memory.
     """
     on_host = max(0, available(_MEMINFO.read_text()) - beside)
     if needed > on_host - MARGIN:

@@ -1,6 +1,6 @@
-"""Checkpoints of real processes: which of a pod's use a card, whether they can be taken off, and the calls themselves.
+"""Checkpoints of real processes: which of a pod's processes use a card, whether they can be suspended, and the calls.
 
-Both planes on real cards use it. The calls are made in a helper process of this object's own.
+Planes ``kmod`` and ``seccomp`` use it. Each object has a helper process of its own, which makes the calls.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from qgpu.model.checkpointer import GpuProcess, ProcessState
 from qgpu.model.plane_api import Pgpu, PodInfo
 from qgpu.nvidia import abi, nvml, versions
 
-#: A CUDA context maps a block in the way of managed memory, for semaphores. A process with up to this many is left to
-#: the driver, which refuses it if it uses managed memory.
+#: A CUDA context maps blocks for semaphores that look like managed memory. For a process with at most this many, the
+#: driver decides: it refuses a process that uses managed memory.
 _FEW_BLOCKS = 8
 #: How the names of MPS's own processes begin.
 _MPS = "nvidia-cuda-mps"
-#: How many of a process's descriptors are looked at.
+#: The most descriptors of a process that are checked.
 _MOST_FILES = 1024
-#: How long a look at a pod's processes may take: the pod decides how many there are, and how much each of them maps.
+#: How long checking a pod's processes may take: the pod decides how many processes and mappings there are.
 _SCAN_S = 30.0
-#: How long a call may take: about ten times what an H200 took, for a process as large as its card.
+#: How long each call may take: about ten times as long as on an H200, for a process as large as its card.
 _CALL_S, _LONG_CALL_S = 20.0, 900.0
-#: What Lock may take beyond its own limit.
+#: How long a lock call may take beyond its own limit.
 _SLACK_S = 10.0
 
 
 class ProcessCheckpointer:
-    """The checkpoints of the driver on this machine, of a version; opened for one operation, used by one thread."""
+    """Makes the checkpoints of this host's driver; opened for one operation, used by one thread."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class ProcessCheckpointer:
         free: Callable[[str], int] = nvml.free_memory,
         cards: Callable[[], Iterable[str]] = nvml.whole_cards,
     ) -> None:
-        """Raise NotSupportedError for an old driver; the other functions ask NVML."""
+        """Take the driver's version, and functions that ask NVML. Raises NotSupportedError for an old driver."""
         if versions.find(driver).major < FIRST_BRANCH:
             raise NotSupportedError(
                 f"NVIDIA driver {driver}: it cannot suspend processes; install branch {FIRST_BRANCH} or newer"
@@ -80,7 +80,7 @@ class ProcessCheckpointer:
         return found
 
     def check_restorable(self, pod: PodInfo) -> None:
-        """Look at what the plane knows of its processes."""
+        """Check what the plane knows of its processes."""
         for what in pod.unrestorable or ():
             raise RefusedError(
                 f"pod {pod.name}: a process of it has {what}, which the driver takes off a card but cannot put back; "
@@ -88,9 +88,9 @@ class ProcessCheckpointer:
             )
 
     def _uses_cuda(self, pid: int) -> bool:
-        """Ask the driver about a process that NVML does not name: it may be a child with inherited files only.
+        """Ask the driver about a process that NVML does not list: it may be a child with inherited files only.
 
-        NVML names none in another PID namespace than the driver's.
+        NVML lists no processes in another PID namespace than the driver's.
         """
         found = _named([pid])
         with suppress(CheckpointError):
@@ -98,7 +98,7 @@ class ProcessCheckpointer:
         return False
 
     def alive(self, process: GpuProcess) -> bool:
-        """Look at its start time. Raises CheckpointError if that cannot be read: it may not have ended."""
+        """Compare its start time. Raises CheckpointError if that cannot be read, because the process may still run."""
         return _started_at(process.pid) == process.started
 
     def check_host_memory(self, pod: PodInfo, beside: int) -> None:
@@ -106,7 +106,7 @@ class ProcessCheckpointer:
         host_memory.check(pod.name, sum(pod.memory_granted.values()), beside, pod.cgroup)
 
     def check_moves(self) -> None:
-        """Look at the driver's branch."""
+        """Check the driver's branch."""
         if versions.find(self._driver).major < FIRST_WITH_MOVES:
             raise NotSupportedError(
                 f"NVIDIA driver {self._driver}: it cannot move processes between cards; install branch "
@@ -133,7 +133,7 @@ class ProcessCheckpointer:
             raise
 
     def lock(self, process: GpuProcess, timeout_ms: int) -> None:
-        """Hold its calls and wait for its work. If it has ended, let go of the process that has its number now."""
+        """Block its calls and wait for its work. If its pid belongs to a new process by now, unlock that one again."""
         self.helper.call("lock", timeout_ms / 1000 + _SLACK_S, pid=process.pid, timeout_ms=timeout_ms)
         if not self.alive(process):
             with suppress(CheckpointError):
@@ -141,18 +141,18 @@ class ProcessCheckpointer:
             raise CheckpointError(f"process {process.pid}: it has ended")
 
     def checkpoint(self, process: GpuProcess) -> None:
-        """Take it off."""
+        """Take it off its cards."""
         self.helper.call("checkpoint", _LONG_CALL_S, pid=process.pid)
 
     def restore(self, process: GpuProcess, moves: Mapping[str, str]) -> None:
-        """Put it back."""
-        # The driver asks for every card that the process could see, shared or not, and for each once on both sides.
+        """Put it back on its cards, or on those of ``moves``."""
+        # The driver requires each card that the process could see, shared or not, once as source and once as target.
         every = {uuid: uuid for uuid in self._cards()} if moves else {}
         back = {after: before for before, after in moves.items()}
         self.helper.call("restore", _LONG_CALL_S, pid=process.pid, moves=every | back | dict(moves))
 
     def unlock(self, process: GpuProcess) -> None:
-        """Let it go on."""
+        """Unblock its calls."""
         self.helper.call("unlock", _CALL_S, pid=process.pid)
 
     def close(self) -> None:
@@ -161,7 +161,7 @@ class ProcessCheckpointer:
 
 
 def _in_time(pod: PodInfo, until_s: float, pids: Iterable[int]) -> Iterator[int]:
-    """Yield a pod's processes until a time on CLOCK_MONOTONIC; then raise RefusedError."""
+    """Yield a pod's processes. Raises RefusedError after a time on CLOCK_MONOTONIC."""
     for pid in pids:
         if time.monotonic() > until_s:
             raise RefusedError(

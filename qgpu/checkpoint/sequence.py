@@ -1,8 +1,8 @@
 """The order in which the processes of one pod leave their cards and come back: all of them, or none.
 
-All are locked before the first is taken off, so that none of them waits for another one's work half way. The truth is
-the driver's state of each process; nothing here remembers any. So each function may follow another one that was cut
-off, in this daemon or an earlier one.
+All processes are locked before the first is taken off, so that none waits for the work of a suspended one. Only the
+driver's state of each process counts; these functions keep no state. So each function works after another one was
+interrupted, in this daemon or an earlier one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from qgpu.errors import CheckpointError, QgpuError, RefusedError
 from qgpu.model.checkpointer import Checkpointer, GpuProcess, ProcessState
 
 _NONE_MOVED: Mapping[str, str] = {}
-#: How often a process is looked at again while a call that was cut off may still take effect.
+#: How often a process's state is read while an interrupted call may still take effect.
 _POLL_S = 0.1
 
 
@@ -28,9 +28,8 @@ def suspend(
 ) -> None:
     """Take all processes off their cards; on an error all run again, and CheckpointError says which and why.
 
-    ``lock_ms`` is how long a process's work may take to end. ``late_s`` is how long after it was cut off a call may
-    still take effect. ``locked`` is called when no process makes calls any more; if it raises RefusedError, all run
-    again.
+    ``lock_ms`` is how long a process's work may take to end. ``late_s`` is how long an interrupted call may still take
+    effect. ``locked`` is called when all processes are locked; if it raises RefusedError, all run again.
     """
     at = processes[0]
     try:
@@ -45,7 +44,9 @@ def suspend(
         run_all(driver, processes, 0.0)
         raise RefusedError(str(error)) from error
     except QgpuError as error:
-        if not (lost := isinstance(error, HelperLostError)) and driver.state(at) is None:  # it ended: the rest may go
+        if (
+            not (lost := isinstance(error, HelperLostError)) and driver.state(at) is None
+        ):  # it ended: suspend the others
             suspend(driver, [each for each in processes if each != at] or [at], lock_ms, late_s, locked)
             return
         run_all(driver, processes, late_s if lost else 0.0)
@@ -75,9 +76,9 @@ def settle(
     *,
     resuming: bool,
 ) -> bool:
-    """Finish what was cut off: tell whether all processes are off their cards; if not, let all run.
+    """Finish an interrupted operation: return whether all processes are off their cards; if not, let all run.
 
-    ``resuming`` says that a call that puts one back may be among what still takes effect; ``moves`` is where to.
+    ``resuming`` says that a call that puts a process back may still take effect; ``moves`` gives its target cards.
     """
     deadline = time.monotonic() + (late_s if resuming else 0.0)
     while _all_off(driver, processes):
@@ -110,7 +111,7 @@ def run_all(
 
 
 def _take_off(driver: Checkpointer, processes: Sequence[GpuProcess], late_s: float) -> None:
-    """Take those processes off again that are back already, and still locked."""
+    """Take processes off again that are back on a card and still locked."""
 
     def take_off(each: GpuProcess) -> None:
         if driver.state(each) is ProcessState.LOCKED:
@@ -126,7 +127,7 @@ def _repeat(
     wanted: ProcessState,
     late_s: float,
 ) -> None:
-    """Do each step with every process, until ``late_s`` have passed, at least once; then all must be as wanted."""
+    """Repeat all steps with every process for ``late_s``. Raises CheckpointError unless all are as wanted then."""
     deadline = time.monotonic() + late_s
     while True:
         problem: QgpuError | None = None
@@ -134,12 +135,12 @@ def _repeat(
             for each in processes:
                 try:
                     step(each)
-                except QgpuError as error:  # it has just ended, or is in the middle of a call that was cut off
+                except QgpuError as error:  # it has just ended, or an interrupted call is still in progress
                     problem = error
         if time.monotonic() >= deadline:
             break
         time.sleep(_POLL_S)
-    for each in processes:  # one that failed in the driver stays so; what the driver said of it was raised before
+    for each in processes:  # a process that failed in the driver stays failed; the driver's error was raised before
         if (state := driver.state(each)) not in (wanted, ProcessState.FAILED, None):
             raise CheckpointError(
                 f"process {each.pid} is {state}, not {wanted}: {problem or 'the driver says no more'}"

@@ -1,4 +1,4 @@
-"""Check of the CDI file, and whether all files exist that it names."""
+"""Checks the CDI file, and that all files that it names exist."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 It uses the running daemon, or starts its own. It compares what the daemon's plane measures with the pods' own
 counters. It changes no setting: beside other pods it judges the policy in force; on a pGPU without other pods it puts
-temporary policies in force, which end with its connection. Its pods end with it, however it ends. Beside other pods,
-shares that are not as asked prove nothing, so they are a warning.
+temporary policies in force, which end with its connection. Its pods end with it, however it ends. Beside other pods, a
+wrong share proves nothing, so it is only a warning.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ _START_S = 15.0
 _SETTLE_S = 0.6
 _MEASURE_S, _LONGER_S = 1.2, 5.0
 _PODS = ("self-test-a", "self-test-b")
-#: The memory limit of its pods where every pod needs one.
+#: The memory limit of its pods, where every pod needs a limit.
 _LIMIT = "1GiB"
-#: About 1 ms on an H100. The loads do not calibrate: they would do so at once, and get kernels of different lengths.
+#: A kernel of about 1 ms on an H100. The loads do not calibrate: both at once would get kernels of different lengths.
 _ITERATIONS = 12_500
 
 
 def self_test(runtime_dir: Path, gpu: int, timeout_s: float, say: Callable[[str], None]) -> list[Check]:
-    """Run the self-test on one pGPU; ``say`` gets what it is about to do. Raises RefusedError if too little is left."""
+    """Run the self-test on one pGPU; ``say`` announces it. Raises RefusedError if too little is left to grant."""
     with _ending_in_order(), _daemon(runtime_dir, timeout_s) as directory, Client(directory, timeout_s) as client:
         policy = _gpu(client, gpu)["policy"]
         quotas, tenants = _quotas(client, gpu), _tenants(client, gpu)
-        # before anything is announced: without permission this is refused, too
+        # before the announcement, because it fails without permission
         with suppress(RefusedError) if tenants else nullcontext():
             _try(client, gpu, "burst-share")
             tenants = []  # those that there were have gone
@@ -69,7 +69,7 @@ def self_test(runtime_dir: Path, gpu: int, timeout_s: float, say: Callable[[str]
 
 
 def _announcement(gpu: int, policy: str, quotas: tuple[int, int], tenants: Sequence[str]) -> str:
-    """Return what the test is about to disturb."""
+    """Return the line that announces what the test does and disturbs."""
     what = f"self-test: two pods with {quotas[0]} and {quotas[1]} % run on pGPU {gpu} for some seconds"
     if not tenants:
         return f"{what}; no other pod is on it"
@@ -77,7 +77,7 @@ def _announcement(gpu: int, policy: str, quotas: tuple[int, int], tenants: Seque
 
 
 def _try(client: Client, gpu: int, policy: str) -> None:
-    """Put a policy in force for now; it ends with the connection, and where other pods come."""
+    """Put a temporary policy in force; it ends with the connection, or when another pod comes."""
     client.call("gpu.set_temporarily", gpu=gpu, policy=policy, pods=list(_PODS))
 
 
@@ -174,7 +174,7 @@ def _daemon(runtime_dir: Path, timeout_s: float) -> Iterator[Path]:
 
 @contextmanager
 def _ending_in_order() -> Iterator[None]:
-    """End pods and daemon of the test on the signals that end it, too; after SIGKILL the kernel does."""
+    """End the test's pods and daemon also when a signal ends the test; after SIGKILL the kernel ends them."""
 
     def end(number: int, _frame: object) -> None:
         sys.exit(128 + number)
@@ -213,7 +213,7 @@ def _loads(
 
 
 def _kernels(load: subprocess.Popen[bytes], from_s: float, to_s: float) -> int:
-    """Return how many kernels an ended load finished between two wall-clock times, by its own record."""
+    """Return how many kernels an ended load finished between two wall-clock times, as it recorded."""
     assert load.stdout is not None
     with load.stdout as stdout:
         result = json.loads(stdout.read())
@@ -257,7 +257,7 @@ def _tenants(client: Client, gpu: int) -> list[str]:
 
 
 def _usage(client: Client, gpu: int) -> list[dict[str, Any]]:
-    """Return the usage of the two pods in order, as far as they exist yet."""
+    """Return the usage of the test's pods that exist, in order."""
     pods = {pod["name"]: pod for pod in client.call("pod.list")["pods"]}
     return [usage for name in _PODS if name in pods for usage in pods[name]["usage"] if usage["gpu"] == gpu]
 
@@ -276,7 +276,7 @@ def until_busy(client: Client, gpu: int, loads: list[subprocess.Popen[bytes]]) -
 
 
 def _shares(client: Client, gpu: int, seconds: float) -> tuple[float, float]:
-    """Measure both pods' shares of the pGPU's time, once the last change of settings has taken effect."""
+    """Wait until the last change of settings takes effect, then measure both pods' shares of the pGPU's time."""
     time.sleep(_SETTLE_S)
     before = _usage(client, gpu)
     time.sleep(seconds)

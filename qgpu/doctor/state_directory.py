@@ -13,12 +13,12 @@ _OTHER = "start qgpud with --state-dir on a disk"
 _MOUNTS = Path("/proc/self/mountinfo")
 #: File systems that a reboot empties.
 _VOLATILE = ("tmpfs", "ramfs")
-#: The files are smaller, and each is written anew beside the old one.
+#: Free bytes that suffice: the files are smaller, and each new version is written beside the old one.
 _LEAST_FREE = 1 << 20
 
 
 def check_state_directory(directory: Path | None, mounts: Path = _MOUNTS) -> Check:
-    """Check whether what the daemon keeps can be written, and outlives a reboot; None if it keeps nothing."""
+    """Check that the daemon can write its state, and that it survives a reboot; None: the daemon keeps no state."""
     if directory is None:
         return Check(_NAME, Verdict.WARN, "none: settings and events end with qgpud", _OTHER)
     try:

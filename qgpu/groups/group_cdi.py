@@ -1,6 +1,6 @@
 """The CDI file of a group: how a container runtime makes a container a member.
 
-The device mounts the directory with MPS's sockets at the same path, sets the variables of a client, and brings our hook
+The device mounts the directory with MPS's sockets at the same path, sets an MPS client's variables, and adds our hook
 with the group's name among its arguments. Only the runtime writes hooks into a container's configuration, so neither an
 image nor a container's own environment makes it a member.
 """
@@ -24,13 +24,13 @@ from qgpu.paths import root_socket_path
 from qgpu.runtime import cdi
 from qgpu.runtime.oci_container import GROUP_KIND
 
-#: Clients connect to the sockets; that needs no writable mount.
+#: Read-only: clients can still connect to the sockets.
 _MOUNT = ["ro", "nosuid", "nodev", "noexec", "bind"]
 _SHARED = ["rw", "nosuid", "nodev", "noexec", "bind"]
 
 
 def place(client: Client, files: GroupFiles) -> Path | None:
-    """Return a group's CDI file, where the daemon writes its own; None if the daemon writes none. Raises QgpuError."""
+    """Return the path of a group's CDI file, beside the daemon's; None if the daemon writes none. Raises QgpuError."""
     directory = client.call("status")["cdi"]
     return None if directory is None else Path(directory) / f"qgpu-group-{files.name}.json"
 
@@ -54,7 +54,7 @@ def offer(client: Client, files: GroupFiles) -> None:
 def member_edits(runtime_dir: Path, grant: PreparedGrant) -> dict[str, Any]:
     """Return what makes a container with a claim's device a client of the claim's group; nothing without a group.
 
-    It has the members' shared memory in place of its own, so it needs no namespace of the host's.
+    The container gets the members' shared memory in place of its own, so it needs no host IPC namespace.
     """
     if grant.part is None:
         return {}

@@ -23,7 +23,7 @@ class GroupFiles:
     """The directory of one group."""
 
     def __init__(self, runtime_dir: Path, name: str) -> None:
-        """Take a name that a pod can have, and no path. Raises InvalidValueError."""
+        """Take the name of a group, which must be valid for a pod. Raises InvalidValueError."""
         self.name, self.runtime_dir = cgroup.check_name(name), runtime_dir
         self.directory = runtime_dir / "groups" / name
         self.server = MpsServer(self.directory)
@@ -45,7 +45,7 @@ class GroupFiles:
             return None
 
     def has_begun(self) -> None:
-        """Record that the group takes members, as long as its keeper lives. Raises PermissionDeniedError."""
+        """Record that the group takes members while its keeper lives. Raises PermissionDeniedError."""
         with self._errors():
             atomic_file.replace(self.directory / "begun", (self.directory / "keeper.pid").read_text(), 0o644)
 
@@ -68,7 +68,7 @@ class GroupFiles:
 
     @property
     def part(self) -> MemberLimits:
-        """What a member gets that does not ask for another part. Only its owner can set it. PermissionDeniedError."""
+        """A member's default limits. Only the group's owner can set them. Raises PermissionDeniedError."""
         try:
             return MemberLimits(**json.loads((self.directory / "part.json").read_text()))
         except (OSError, ValueError, TypeError):
@@ -91,7 +91,7 @@ class GroupFiles:
             atomic_file.replace(self.directory / "problem", f"{line}\n", 0o644)
 
     def last_words(self) -> str:
-        """Return the last line that the control daemon or what started it wrote; empty if there is none."""
+        """Return the last line in the logs of the control daemon and of its launcher; empty if there is none."""
         lines = [line for name in ("control.log", "keeper.log") for line in _last_lines(self.directory / "log" / name)]
         return lines[-1] if lines else ""
 
@@ -122,7 +122,7 @@ class GroupFiles:
 
 
 def names(runtime_dir: Path) -> list[str]:
-    """List the groups that have a keeper; of those of claims, only root sees that."""
+    """List the groups that have a keeper; only root sees those of claims."""
     found = sorted(each.name for each in (runtime_dir / "groups").glob("*"))
     return [name for name in found if GroupFiles(runtime_dir, name).keeper() is not None]
 
@@ -135,7 +135,7 @@ def check_not_claims(grants: Iterable[Mapping[str, Any]], name: str, why: str) -
 
 
 def _last_lines(path: Path) -> list[str]:
-    """Return the last lines of a file, which may be as long as a member likes, in printable characters."""
+    """Return the last lines of a file, in printable characters. A member can make the file very long."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))

@@ -1,8 +1,8 @@
 """The process that keeps a group: ``python -m qgpu.groups.keeper NAME READY_FD``, with JSON on standard input.
 
-It makes the group's pod, runs the MPS control daemon in it, starts that again when it dies, and ends it on SIGTERM. The
-pod outlives the keeper and the daemon while anything runs in it. On a plane without a GPU there is no MPS: the keeper
-then only holds the pod.
+It makes the group's pod and runs the MPS control daemon in it. It starts the control daemon again when that dies, and
+ends it on SIGTERM. While a process runs in the pod, the pod outlives the keeper and qgpud. On a plane without a GPU
+there is no MPS: the keeper then only holds the pod.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from qgpu.paths import default_runtime_dir
 _log = structlog.get_logger("group")
 
 _TIMEOUT_S = 10
-#: How long MPS's control daemon may take to answer: a busy host starts it slowly. If it ends, that shows at once.
+#: How long MPS's control daemon may take to answer: a busy host starts it slowly. The keeper sees at once if it ends.
 _START_S = 60.0
-#: Pauses before the control daemon is started again: doubled from the first to the last while it dies at once.
+#: The first and the longest pause before the control daemon is started again; it doubles while the daemon dies at once.
 _PAUSES_S = 0.2, 5.0
 #: A control daemon that ran this long did not die at once.
 _STEADY_S = 5.0
@@ -56,9 +56,9 @@ _POLL_S = 0.1
 _POD_POLL_S = 0.5
 #: How long clients of an MPS server that has ended have after SIGTERM; then SIGKILL follows.
 _GRACE_S = 1.0
-#: Nobody else may put a socket in MPS's place, whatever the umask of who makes a group.
+#: Keeps other users from putting a socket in place of MPS's, whatever the umask of the group's creator.
 _UMASK = 0o022
-#: The directory of a claim's group is root's alone.
+#: Only root can open the directory of a claim's group.
 _CLAIMS_MODE = 0o700
 
 
@@ -76,7 +76,7 @@ class Keeper:
         *,
         of_claim: bool = False,
     ) -> None:
-        """Take ``of_claim`` for a claim's group: its grants are the claim's, and its members are in containers."""
+        """``of_claim``: the group is a claim's, so its grants are the claim's and its members are in containers."""
         self._runtime_dir, self._name, self._grants = runtime_dir, name, grants
         self._part = part or MemberLimits()
         self._files = GroupFiles(runtime_dir, name)
@@ -88,15 +88,15 @@ class Keeper:
         #: The pod's MPS servers and all its processes as last listed, each with its start time.
         self._mps_servers: dict[int, str] = {}
         self._processes: dict[int, str] = {}
-        #: The control daemon, once it was found in the pod, and its ``ended_children`` at the last look.
+        #: The pid of the control daemon once it was found in the pod, and its ``ended_children`` when last read.
         self._control = self._ended = 0
-        #: An MPS server has ended, and its clients are still to be.
+        #: Whether an MPS server has ended and its clients have not been ended yet.
         self._orphaned = False
         self._next_poll_s = 0.0
         self._cgroups: list[str] = []
 
     def begin(self) -> None:
-        """Make the pod and start its MPS control daemon. Raises a QgpuError; nothing is left then."""
+        """Make the pod and start its MPS control daemon. If it raises QgpuError, it leaves nothing behind."""
         self._client = client = Client(self._runtime_dir, _TIMEOUT_S)
         plane = client.call("status")["plane"]
         client.call("pod.create", name=self._name, grants=self._grants, may_wait=False)
@@ -175,7 +175,7 @@ class Keeper:
             self._mps_servers = {pid: since for pid, since in self._processes.items() if is_mps_server(pid)}
         except UnknownNameError:
             self._mps_servers = {}
-            if self._server is not None:  # it ends, and begins anew in the new pod
+            if self._server is not None:  # the control daemon ends, and starts again in the new pod
                 self._server.terminate()
             else:
                 with suppress(QgpuError):
@@ -185,7 +185,7 @@ class Keeper:
         self._files.server.bound_logs()
 
     def _server_ended(self) -> bool:
-        """Tell whether an MPS server has ended: one that was seen, or one that lived too short for that."""
+        """Tell whether an MPS server has ended, also one that ended before the keeper saw it."""
         before, self._ended = self._ended, ended_children(self._control)
         if self._mps_servers:
             return any(start_time(pid) != since for pid, since in self._mps_servers.items())
@@ -198,9 +198,9 @@ class Keeper:
             self._ended = ended_children(self._control)
 
     def _take_over(self, client: Client) -> None:
-        """End what a keeper that was killed has left in the pod, and make the members' shared memory.
+        """End the processes that a killed keeper has left in the pod, and make the members' shared memory.
 
-        Members have the directories mounted: nobody else on the host can use MPS, or fill the shared memory.
+        Members have the directories mounted. Other users of the host can neither use MPS nor fill the shared memory.
         """
         self._files.directory.chmod(_CLAIMS_MODE)
         self._list(client)
@@ -212,7 +212,7 @@ class Keeper:
             self._files.server.memory.mkdir(exist_ok=True)
 
     def _offer(self, client: Client) -> None:
-        """Let containers be members. Where that fails, the group works without them."""
+        """Write the CDI file, so that containers can be members. If that fails, the group works without containers."""
         try:
             self._cdi_file = group_cdi.place(client, self._files)
             group_cdi.offer(client, self._files)
@@ -229,7 +229,7 @@ class Keeper:
                 client.call("pod.create", name=self._name, grants=self._grants, may_wait=False)
                 if self._client is not None:
                     self._client.close()
-                self._client = client  # the pod lasts as long as this connection
+                self._client = client  # the pod exists while this connection is open
                 closing.pop_all()
                 self._files.claim(os.getpid(), _ident(self._pod(client)))
 
@@ -265,14 +265,14 @@ class Keeper:
         self._find_control()
 
     def _end_servers(self) -> None:
-        """Kill what is left of MPS in the pod: a server without its control daemon takes no more clients."""
+        """Kill MPS's remaining processes in the pod: without its control daemon, a server takes no more clients."""
         self._kill(signal.SIGKILL, is_mps)
 
     def _end_clients(self, stop: Shutdown | None = None) -> None:
         """End the pod's processes that use the card, unless told to stop meanwhile.
 
-        NVIDIA demands it of clients whose server has ended. They would not all notice: RM keeps a shared TSG while a
-        client has a handle of it.
+        NVIDIA requires that clients end when their server has ended. Not all of them notice it: RM keeps a shared TSG
+        while a client has a handle of it.
         """
         for number in (signal.SIGTERM, signal.SIGKILL):
             self._kill(number, self._is_client)
@@ -288,9 +288,10 @@ class Keeper:
         return not is_mps(pid) and (has_card or proc.is_headless(pid))  # the latter shows no files
 
     def _kill(self, number: signal.Signals, chosen: Callable[[int], bool]) -> None:
-        """Send a signal to the pod's processes that are chosen; a member decides how long choosing takes.
+        """Send a signal to those processes of the pod for which ``chosen`` returns true.
 
-        So a process is held by its pidfd first: another that has got its number meanwhile gets no signal.
+        A member can make ``chosen`` slow. So the keeper first opens the process's pidfd: a new process with the same
+        pid gets no signal.
         """
         for pid in self._pids():
             with suppress(OSError), pidfd_of(pid) as process:
@@ -298,31 +299,31 @@ class Keeper:
                     signal.pidfd_send_signal(process, number)
 
     def _is_inside(self, pid: int) -> bool:
-        """Tell whether a process is in one of the pod's cgroups; on the simulator, whether it is the one listed."""
+        """Tell whether a process is in the pod's cgroups; on the simulator, whether it still is the listed one."""
         if self._cgroups:
             return any(cgroup.within(cgroup.of(pid), at) for at in self._cgroups)
         return bool(since := self._processes.get(pid)) and start_time(pid) == since
 
     def _list(self, client: Client) -> None:
-        """List the pod's processes; note its cgroups, and its grants, which may change. Raises a QgpuError."""
+        """List the pod's processes; store its cgroups and its current grants. Raises QgpuError."""
         pod = self._pod(client)
         self._processes = {pid: start_time(pid) for pid in pod["pids"]}
         self._grants = {str(grant["gpu"]): grant for grant in pod["grants"]}
         self._cgroups = [at for at in (pod["cgroup"], *pod["joined"]) if at]
 
     def _pids(self) -> list[int]:
-        """List the pod's processes; without a daemon, those of the last list that have not ended."""
+        """List the pod's processes; if qgpud does not answer, those of the last list that still run."""
         with suppress(QgpuError), Client(self._runtime_dir, _TIMEOUT_S) as client:
             self._list(client)
         return [pid for pid, since in self._processes.items() if since and start_time(pid) == since]
 
     def clear_away(self, force: bool) -> None:
-        """Remove what a keeper that was killed has left of the group. Raises a QgpuError."""
+        """Remove what a killed keeper has left of the group. Raises QgpuError."""
         with Client(self._runtime_dir, _TIMEOUT_S) as client:
             self._cdi_file = group_cdi.place(client, self._files)
             with suppress(UnknownNameError):
                 pod = self._pod(client)
-                if self._of_claim or _ident(pod) == self._files.pod_ident:  # not one that has its name now
+                if self._of_claim or _ident(pod) == self._files.pod_ident:  # not a new pod of the same name
                     if (left := members(pod["pids"])) and not force:
                         raise members_left(self._name, len(left))
                     self._end_servers()
@@ -353,7 +354,7 @@ class Keeper:
 
 @contextmanager
 def pidfd_of(pid: int) -> Iterator[int]:
-    """Hold a process, so that its number means no other. Raises OSError when it has ended."""
+    """Yield a pidfd of a process, which cannot mean a later process. Raises OSError if it has ended."""
     process = os.pidfd_open(pid)
     try:
         yield process
@@ -362,7 +363,7 @@ def pidfd_of(pid: int) -> Iterator[int]:
 
 
 def members_left(name: str, count: int) -> RefusedError:
-    """Return the error that a group's members keep it from being removed."""
+    """Return the error that a group cannot be removed because members still run."""
     return RefusedError(f"group {name}: {count} processes of members still run; end them first, or use --force")
 
 
@@ -372,9 +373,9 @@ def _ident(pod: Mapping[str, Any]) -> int:
 
 
 def main(with_mps: Set[str] = WITH_MPS, card_major: int = abi.NV_MAJOR) -> None:
-    """Keep a group with the ``grants``, the members' ``part`` and ``of_claim`` that standard input says.
+    """Keep a group; standard input gives its ``grants``, the members' default ``part``, and ``of_claim``.
 
-    Tell on READY_FD how the start went: an empty line, or the error and its exit code.
+    Write the result of the start to READY_FD: an empty line, or the exit code and the error.
     """
     name, ready = sys.argv[1], int(sys.argv[2])
     stop = Shutdown(signal.SIGTERM, signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Starts a group's keeper as a process of its own, which outlives whoever started it."""
+"""Starts a group's keeper as a process of its own, which outlives the process that started it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qgpu.groups.group_files import GroupFiles
 from qgpu.linux.interpreter import python
 from qgpu.model.member_limits import MemberLimits
 
-#: What runs a keeper; its arguments follow.
+#: The command that runs a keeper, without its arguments.
 PROGRAM = tuple(python("-m", "qgpu.groups.keeper"))
 
 
@@ -29,9 +29,9 @@ def start(
     of_claim: bool = False,
     program: tuple[str, ...] = PROGRAM,
 ) -> subprocess.Popen[bytes]:
-    """Start a group's keeper and return it when the group takes members. Raises what it could not do.
+    """Start a group's keeper, and return its process when the group takes members. Raises the keeper's QgpuError.
 
-    ``grants`` are by pGPU, as in requests; a claim's group gets what its claim holds.
+    ``grants`` are by pGPU, as in requests; for a claim's group they are empty, because it gets what its claim holds.
     """
     ready, told = os.pipe()
     try:

@@ -1,6 +1,6 @@
-"""NVIDIA's MPS control daemon of one group: its directories, its clients' environment, how it is ended.
+"""NVIDIA's MPS control daemon of one group: its directories, its clients' environment, and how it is ended.
 
-The control daemon starts an MPS server at its first client. Both are processes of the group's pod, as the clients are.
+The control daemon starts an MPS server when the first client connects. Both run in the group's pod, like the clients.
 Source: NVIDIA, Multi-Process Service, appendix A (environment variables) and ``nvidia-cuda-mps-control(1)``.
 """
 
@@ -23,14 +23,14 @@ from qgpu.linux import mounts, proc
 CONTROL = "nvidia-cuda-mps-control"
 #: The planes on which a group has MPS.
 WITH_MPS = frozenset({"seccomp", "kmod"})
-#: Where MPS's server and clients share memory, and how much that may be: as much as a container's usually is.
+#: Where MPS's server and clients share memory, and its size: the usual size of a container's /dev/shm.
 SHARED_MEMORY, _SHARED_BYTES = Path("/dev/shm"), 64 << 20  # noqa: S108
-#: What /proc/PID/comm says of the control daemon and of the server, cut off after 15 characters.
+#: The name of both the control daemon and the server in /proc/PID/comm, which has at most 15 characters.
 _COMM = "nvidia-cuda-mps"
 _SERVER = b"nvidia-cuda-mps-server"
-#: The indexes of these fields of /proc/PID/stat behind the name: the parent, and cminflt.
+#: The indexes of the parent and of cminflt in /proc/PID/stat, counted from the field after the name.
 _PARENT, _CHILDREN_FAULTS = 1, 8
-#: The most that one of MPS's logs may take. A client that comes and goes makes it longer, as fast as it can.
+#: The most bytes in one of MPS's logs. A client that connects again and again makes a log grow fast.
 _LOG_BYTES, _BLOCK = 16 << 20, 512
 _QUIT_S, _ANSWER_S, _POLL_S = 10, 1.0, 0.05
 _MIB = 1 << 20
@@ -49,20 +49,20 @@ class MpsServer:
 
     @property
     def answers(self) -> bool:
-        """Tell whether the control daemon takes clients. CUDA programs that find none run without MPS."""
+        """Tell whether the control daemon takes clients. Without one, CUDA programs run without MPS."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
-            client.settimeout(_ANSWER_S)  # one that hangs takes no connections at some time
+            client.settimeout(_ANSWER_S)  # a control daemon that hangs takes no more connections at some time
             refused = client.connect_ex(str(self.pipe / "control"))
-        return refused in {0, errno.EPROTOTYPE}  # a socket of another type is one, too
+        return refused in {0, errno.EPROTOTYPE}  # EPROTOTYPE: a socket of another type listens there
 
     @property
     def pipe(self) -> Path:
-        """The directory of MPS's sockets. It stays the same one while the group lasts: containers have it mounted."""
+        """The directory of MPS's sockets. It is never replaced while the group exists: containers have it mounted."""
         return self.directory / "pipe"
 
     @property
     def memory(self) -> Path:
-        """What members in containers of their own have at ``SHARED_MEMORY``, in place of the host's."""
+        """The directory that members in containers have at ``SHARED_MEMORY``, in place of the host's."""
         return self.directory / "shm"
 
     def share_memory(self) -> None:
@@ -75,7 +75,7 @@ class MpsServer:
             ) from error
 
     def prepare(self) -> None:
-        """Make the directories and empty that of the sockets: a killed control daemon's would stop the next one.
+        """Make the directories; remove a killed control daemon's sockets, which would keep the next one from starting.
 
         Raises NotSupportedError if MPS is not installed.
         """
@@ -94,7 +94,7 @@ class MpsServer:
                     each.unlink(missing_ok=True)
 
     def bound_logs(self) -> None:
-        """Empty a log that has become too long: it lies in memory of the host, where a member makes it longer."""
+        """Empty logs that have become too long: they take memory of the host, and a member can make them grow."""
         with suppress(OSError):
             for each in (self.directory / "log").iterdir():
                 with suppress(OSError), open(each, "r+b", opener=_no_link) as log:
@@ -128,7 +128,7 @@ class MpsServer:
         return True
 
     def quit(self) -> None:
-        """Ask the control daemon to end with its server. Whatever it does, this returns within seconds."""
+        """Ask the control daemon to end with its server. Returns within seconds, even if the daemon hangs."""
         with suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(
                 [CONTROL],
@@ -143,7 +143,7 @@ class MpsServer:
 
 
 def _no_link(path: str, flags: int) -> int:
-    """Open a file that is neither a link to another nor one that waits for a reader."""
+    """Open a file, but no symbolic link, and without waiting for the reader of a FIFO."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
@@ -159,12 +159,12 @@ def is_mps(pid: int) -> bool:
 
 
 def is_mps_server(pid: int) -> bool:
-    """Tell whether a process is an MPS server; ``nvidia-cuda-mps-control`` also talks to one, and ends at once."""
+    """Tell whether a process is an MPS server, by its command line: its name is also the control daemon's."""
     return is_mps(pid) and any(word.endswith(_SERVER) for word in proc.cmdline(pid)[:2])
 
 
 def child_of(parent: int, pids: Iterable[int]) -> int:
-    """Return the process among these whose parent this is; 0 if there is none."""
+    """Return the first of ``pids`` whose parent is ``parent``; 0 if there is none."""
     return next((pid for pid in pids if proc.stat(pid)[_PARENT : _PARENT + 1] == [str(parent)]), 0)
 
 

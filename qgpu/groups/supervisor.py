@@ -44,18 +44,18 @@ class Supervisor:
     """The keepers of claims' groups in one runtime directory."""
 
     def __init__(self, runtime_dir: Path, program: tuple[str, ...] = keeper_process.PROGRAM) -> None:
-        """Take ``program``, which runs a keeper."""
+        """``program`` is the command that runs a keeper."""
         self._runtime_dir, self._program = runtime_dir, program
-        #: What is being done about a group, each in a thread of its own: it may take seconds.
+        #: Work in progress by group, each in a thread of its own, because it may take seconds.
         self._busy: dict[str, threading.Thread] = {}
-        #: Keepers that this process has started, so that it collects them when they end.
+        #: Keepers that this process has started; it reaps them when they end.
         self._children: list[subprocess.Popen[bytes]] = []
         self._told: dict[str, str] = {}
         #: When a group may be tried again, on CLOCK_MONOTONIC.
         self._retry_at_s: dict[str, float] = {}
 
     def run(self, stop: Shutdown) -> None:
-        """Compare now and then until told to stop; keepers go on. AlreadyRunningError, PermissionDeniedError."""
+        """Compare repeatedly until ``stop``; keepers go on. Raises AlreadyRunningError, PermissionDeniedError."""
         with self._lock():
             while not stop.wait(_POLL_S):
                 with suppress(QgpuError):  # the daemon is being replaced
@@ -64,7 +64,7 @@ class Supervisor:
                 thread.join()
 
     def compare(self) -> None:
-        """Begin what is missing, and end what is left over. Raises a QgpuError if the daemon is away."""
+        """Begin missing groups, and end groups without a claim. Raises QgpuError if qgpud does not answer."""
         with Client(self._runtime_dir, _TIMEOUT_S) as client:
             grants = {each["group"]: each for each in client.call("grant.list")["grants"] if each.get("group")}
             pods = {pod["name"]: pod["pids"] for pod in client.call("pod.list")["pods"]}
@@ -79,7 +79,7 @@ class Supervisor:
                 if kept is None and time.monotonic() >= self._retry_at_s.get(name, 0.0):
                     self._meanwhile(name, partial(self._begin, name, grant))
             elif grant is None and has_members(pods.get(name, ())):
-                continue  # qgpud has lost its claim: they go on with what they have
+                continue  # qgpud has lost the claim: the members go on with their limits
             elif kept is not None:
                 with suppress(ProcessLookupError):  # it has just ended
                     os.kill(kept, signal.SIGTERM)
@@ -103,7 +103,7 @@ class Supervisor:
             _log.info("group of a claim begun", group=name, namespace=grant["namespace"], claim=grant["name"])
 
     def _clear_away(self, name: str) -> None:
-        """End what a keeper that was killed has left of a group; it is tried again if that fails."""
+        """Remove what a killed keeper has left of a group; if that fails, the next comparison tries again."""
         with suppress(QgpuError, OSError):
             Keeper(self._runtime_dir, name, {}, of_claim=True).clear_away(force=True)
 
@@ -118,7 +118,7 @@ class Supervisor:
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        """Be the only one in the runtime directory. Raises AlreadyRunningError, PermissionDeniedError."""
+        """Hold the lock of the runtime directory's supervisor. Raises AlreadyRunningError, PermissionDeniedError."""
         path = self._runtime_dir / "groups.lock"
         try:
             self._runtime_dir.mkdir(mode=0o755, parents=True, exist_ok=True)

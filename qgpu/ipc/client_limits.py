@@ -1,4 +1,4 @@
-"""Limits how many clients there may be at a time, by properties that they share."""
+"""Limits how many clients there may be at a time, for each kind of client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ClientLimits:
         self._taken: Counter[str] = Counter()
 
     def acquire(self, kinds: Mapping[str, int]) -> str | None:
-        """Count a client of these kinds, each with its limit; if one is full, count nothing and return it."""
+        """Count a client of these kinds, each with its limit. If a kind is full, count nothing and return that kind."""
         with self._lock:
             for kind, most in kinds.items():
                 if self._taken[kind] >= most:
@@ -24,7 +24,7 @@ class ClientLimits:
             return None
 
     def fair_part(self, kind: str, of: str, most: int) -> int:
-        """Return the most clients of a kind that are half of what others leave of ``most`` clients of kind ``of``."""
+        """Return half of the places that the other kinds leave of the ``most`` places of kind ``of``."""
         with self._lock:
             return (most - self._taken[of] + self._taken[kind]) // 2
 

@@ -27,7 +27,7 @@ def grant_to_json(grant: Grant) -> dict[str, Any]:
 
 
 def grant_from_json(data: Mapping[str, Any]) -> Grant:
-    """Read a grant; what it does not name is not granted. Raises InvalidValueError, ValueError."""
+    """Read a grant; missing permissions are not granted. Raises InvalidValueError, ValueError."""
     return Grant(
         PodClass(data["class"]),
         data["cores"],
@@ -70,7 +70,7 @@ def prepared_to_json(grant: PreparedGrant) -> dict[str, Any]:
 
 
 def part_to_json(part: MemberLimits | None) -> dict[str, Any] | None:
-    """Convert what the members of a claim's group get to JSON types; None for no group."""
+    """Convert the default limits of a claim's group members to JSON types; None for no group."""
     return None if part is None else {"sm": part.sm, "memory": part.memory}
 
 

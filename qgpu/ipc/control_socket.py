@@ -1,7 +1,7 @@
-"""The control socket, both ends: requests with one answer each, and which clients may change things.
+"""Both ends of the control socket: requests with one answer each, and which clients may change things.
 
-The daemon gives requests their meaning. This file transports them, identifies the peer, and turns errors into answers
-and back.
+This file transports requests, identifies the peer, and turns errors into answers and back. The daemon interprets the
+requests.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _log = structlog.get_logger("control")
 SCHEMA = "qgpu/v1"
 
 _SO_PEERGROUPS = 59  # include/uapi/asm-generic/socket.h, since Linux 4.13; Python has no name for it
-_MAX_BYTES = 1024  # what Python's getsockopt takes: 256 groups
+_MAX_BYTES = 1024  # the most that Python's getsockopt accepts: 256 groups
 
 
 def how_to_start(runtime_dir: Path) -> str:
@@ -47,7 +47,7 @@ def how_to_start(runtime_dir: Path) -> str:
 
 
 def without_permission(group_id: int | None) -> str:
-    """Return what somebody without permission can do; ``group_id`` is the group that has it, if any but root's."""
+    """Return the remedy for a user without permission; ``group_id`` is the socket's group, if it has one."""
     if not group_id:
         return "use sudo"
     try:
@@ -120,27 +120,27 @@ class Session:
     at_end: list[Callable[[], None]] = field(default_factory=list)
 
 
-#: Clients at a time. Some places are for root outside of pods only, so that the containers' hook and qgpuctl always
-#: connect.
+#: The most clients at a time. Some places are only for root outside of pods, so that the containers' hook and root's
+#: qgpuctl can always connect.
 MAX_CLIENTS, FOR_ROOT = 512, 64
-#: Limits for clients that may only read or are in a pod: for all guests, for all pods, per user and per pod. They take
-#: no place from other clients. All ids that are subordinate to a user count as one more user.
+#: Limits for guests, which are clients that may only read or are in a pod: for all guests, for all pods, per user and
+#: per pod. Guests take no place from other clients. All ids that are subordinate to a user count as one more user.
 MAX_GUESTS, MAX_OF_PODS, MAX_OF_USER, MAX_OF_POD = 128, 64, 16, 8
-#: Whoever is neither root nor the daemon's own user, outside of pods, sends at most this much at once, finishes a
-#: message within this time, and takes its answer within it. Who may only read, or is in a pod, also begins a message
-#: within it; others may be silent, as launchers of pods are.
+#: A client that is not root or the daemon's own user outside of pods may send at most this many bytes at once. It must
+#: finish a message, and take its answer, within this time. A guest must also begin a message within it; other clients
+#: may be silent, as launchers of pods are.
 _MOST_BYTES, _TIMEOUT_S = 1 << 16, 30.0
-#: Root and the daemon's own user send at most this much at once: while it is parsed, no other thread of Python's runs.
-#: Their largest message has a container's environment, which the kernel bounds to a quarter of a program's stack: 2 MiB
-#: as a rule.
+#: The most bytes that root and the daemon's own user may send at once: no other Python thread runs while a message is
+#: parsed. Their largest message has a container's environment, which the kernel bounds to a quarter of a program's
+#: stack: usually 2 MiB.
 _MOST_OWN_BYTES = 1 << 22
-#: All guests together are answered one at a time, because answering takes time from the scheduling loops and the data
-#: plane. The pause before the next one is some times as long as the last answer took, within these bounds.
-#: Messages of bounded size are parsed one at a time, too, with a pause of as many times what that took.
+#: The daemon answers guests one at a time, because answering takes time from the scheduling loops and the data plane.
+#: The pause before the next answer is a multiple of the time that the last one took, within these bounds. Messages of
+#: bounded size are parsed one at a time, too, with a pause of the same multiple of the parsing time.
 _GUEST_PAUSE_S, _MOST_GUEST_PAUSE_S, _PAUSES = 0.005, 1.0, 4
 _MOMENT_S = 0.001
-#: A message of bounded size that has arrived in part is read on after a pause, which doubles each time: somebody may
-#: send it byte by byte.
+#: If a message of bounded size has arrived in part, the next read follows after a pause, which doubles each time: a
+#: client may send it byte by byte.
 _PART_PAUSE_S, _MOST_PART_PAUSE_S = 0.005, 0.1
 
 #: Answers one request. A handler removes descriptors that it keeps from the list; the rest are closed.
@@ -148,7 +148,7 @@ Handler = Callable[[Session, dict[str, Any], list[int]], dict[str, Any]]
 
 
 def _connect_as_root(runtime_dir: Path, timeout_s: float) -> wire.Connection | None:
-    """Connect root to the socket that nobody else's connections fill; None if there is none. Raises TimeoutError."""
+    """Connect to root's own socket, which other users cannot fill; None if there is none. Raises TimeoutError."""
     if os.geteuid() != 0:
         return None
     try:
@@ -160,7 +160,7 @@ def _connect_as_root(runtime_dir: Path, timeout_s: float) -> wire.Connection | N
 
 
 class Server:
-    """Listens on the control sockets, root's and everybody's, and serves every client in a thread of its own."""
+    """Listens on root's control socket and on that of all users, and serves each client in a thread of its own."""
 
     def __init__(
         self,
@@ -171,14 +171,14 @@ class Server:
         store: FdStore,
         pod_of: Callable[[Session], str] = lambda _: "",
     ) -> None:
-        """Listen. ``pod_of`` returns a client's pod at once; a client in a pod is treated like one that may only read.
+        """Listen. ``pod_of`` returns a client's pod without blocking; a client in a pod is a guest.
 
         Raises InvalidValueError, PermissionDeniedError if no client could connect.
         """
         self._handle = handle
         self._pod_of = pod_of
         self._limits = ClientLimits()
-        #: Held while a message of bounded size is parsed, when no other thread of Python's runs, and for a pause.
+        #: Held while a message of bounded size is parsed, and for a pause after it.
         self._parsing = threading.Lock()
         self._guests_turn, self._guests_pause_s = threading.Lock(), _GUEST_PAUSE_S
         self._group_id = group_id
@@ -260,7 +260,7 @@ class Server:
             if not bounded:
                 _log.warning("client refused", pid=session.peer.pid, uid=session.peer.uid, reason=str(error))
         finally:
-            with ExitStack() as last:  # each is done, whatever becomes of another; the first is done last
+            with ExitStack() as last:  # each callback runs even if another fails; the first one runs last
                 last.callback(self._limits.release, limits)
                 last.callback(lambda: untrusted_fds.close_here(*connection.detach()))
                 if session.process is not None:
@@ -269,7 +269,7 @@ class Server:
                     last.callback(call)
 
     def _next(self, connection: wire.Connection, guest: bool) -> tuple[dict[str, Any], list[int]] | None:
-        """Wait for a request; it must be whole within a time limit, a guest's also begun. Raises OSError, WireError."""
+        """Wait for a request. A guest's must begin, and each must be complete, in time. Raises OSError, WireError."""
         if not guest and not connection.unread:
             connection.sock.settimeout(None)
             if not connection.fill():
@@ -286,7 +286,7 @@ class Server:
         return received
 
     def _parsed(self, connection: wire.Connection) -> tuple[dict[str, Any], list[int]] | None:
-        """Return a request that has arrived completely, or None, when it is its turn. Raises WireError."""
+        """Wait for this connection's turn; return a request that has arrived completely, or None. Raises WireError."""
         with self._parsing:
             began_s = time.thread_time()
             try:
@@ -295,7 +295,7 @@ class Server:
                 time.sleep(_PAUSES * (time.thread_time() - began_s))
 
     def _answer_guest(self, session: Session, message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
-        """Answer a client that may only read, or is in a pod, when it is its turn."""
+        """Answer a guest when it is its turn."""
         with self._guests_turn:
             time.sleep(self._guests_pause_s)
             began_s = time.monotonic()
@@ -321,7 +321,7 @@ class Server:
             here = {"processes of pods": MAX_OF_PODS, f"processes of pod {pod}": MAX_OF_POD}
         elif not session.may_change:
             here = {"guests": MAX_GUESTS, f"guests of user {user}": MAX_OF_USER}
-        elif not _is_own(uid):  # each of its pods may take a place: that of the launcher
+        elif not _is_own(uid):  # each of the user's pods may take a place, by its launcher's connection
             kind = f"clients of user {user}"
             here = {kind: self._limits.fair_part(kind, others, places)}
         else:

@@ -1,6 +1,6 @@
 """A small HTTP server for qgpu's pages and metrics: few requests, short answers, a bounded number of connections.
 
-It decides which clients are accepted (addresses, Host headers, how many at once); its user decides what they get.
+It decides which clients are accepted (addresses, Host headers, how many at once); its caller decides on the answers.
 Python's own server handles the protocol. One connection is one request.
 """
 
@@ -34,7 +34,7 @@ _log = structlog.get_logger("http")
 _SILENCE_S = 5.0
 #: How long to pause when no descriptor is free for another client.
 _NO_FD_PAUSE_S = 0.1
-#: The interval between accepted clients: each takes time from the rest of this process.
+#: The least interval between accepted clients, because each takes time from the rest of this process.
 _PAUSE_S = 0.005
 #: Our requests have a body of at most one line.
 _MAX_BODY, _MOST_DIGITS = 4096, 4
@@ -223,7 +223,7 @@ class _Handler(BaseHTTPRequestHandler):
     raw_requestline: bytes
     timeout = _SILENCE_S
     server_version = "qgpu"
-    #: Of a first line that names none, and so of the answer: the base class's answers to HTTP/0.9 have no status.
+    #: The version of requests that name none, and of the answers: the base class's answers to HTTP/0.9 have no status.
     default_request_version = "HTTP/1.0"
     sys_version = ""
 
@@ -237,9 +237,9 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_POST = do_GET  # noqa: N815 - likewise
 
     def parse_request(self) -> bool:
-        """Parse a request; one that cannot be parsed gets its answer here, and nothing else is done with it."""
+        """Parse a request. If that fails, answer it with an error here, and return False."""
         if not super().parse_request():
-            if not self.raw_requestline.strip():  # the base class answers nothing
+            if not self.raw_requestline.strip():  # for this request, the base class sends no answer
                 self.send_error(HTTPStatus.BAD_REQUEST)
             return False
         if len(self.requestline.split()) < 3:  # HTTP/0.9, whose answers have no status
@@ -265,7 +265,7 @@ class _Handler(BaseHTTPRequestHandler):
             return Response(b"too long\n", status=413)
         body = self.rfile.read(length)
         self.server.heard(self.request)
-        method = "GET" if self.command == "HEAD" else self.command  # the same answer, of which only the head is sent
+        method = "GET" if self.command == "HEAD" else self.command  # the same answer without its body
         return self.server.answer(Request(method, path, headers, body))
 
     def _answer(self) -> None:

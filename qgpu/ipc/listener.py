@@ -1,7 +1,7 @@
 """A listening socket with a thread that passes on each connection.
 
-With a descriptor store, the socket outlives the daemon there, and clients that connect meanwhile wait. The receiver of
-a connection decides what to do with it.
+With a descriptor store, the socket outlives the daemon, and clients that connect meanwhile wait. The receiver of a
+connection decides what to do with it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SocketListener:
     ) -> None:
         """Listen, with the stored socket of this ``name`` if there is one.
 
-        ``left`` are connections that an earlier daemon accepted and left undone; they come first. Raises
+        ``left`` are connections that an earlier daemon accepted and did not finish; they come first. Raises
         InvalidValueError, PermissionDeniedError.
         """
         self._path = path

@@ -1,6 +1,7 @@
-"""Names the user of the host behind a user id: by user namespaces, one user can have processes of thousands of ids.
+"""Finds the user to whom a user id is subordinate: in user namespaces, a user has processes with thousands of ids.
 
-The host's table says which (subuid(5)). Ids that come from elsewhere, such as a directory service, count as users.
+The host's table /etc/subuid lists them (subuid(5)). Ids from other sources, such as a directory service, count as
+users of their own.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ TABLE = Path("/etc/subuid")
 
 
 def owner(uid: int) -> str:
-    """Return the name, in the table, of the user to whom an id is subordinate; the id itself if it is to nobody."""
+    """Return the table's name of the user to whom an id is subordinate; the id itself if there is none."""
     try:
         found = os.stat(TABLE)
     except OSError:
@@ -27,7 +28,7 @@ def owner(uid: int) -> str:
 
 @lru_cache(maxsize=1)
 def _ranges(table: Path, *_version: int) -> list[tuple[int, int, str]]:
-    """Read a version of the table: the first id of each range, the one behind it, and whose it is."""
+    """Read a version of the table: for each range its first id, the id after its last one, and its user."""
     ranges = []
     with suppress(OSError):
         for line in table.read_text(errors="replace").splitlines():

@@ -1,8 +1,8 @@
 """The systemd protocols that qgpu uses, without libsystemd; without systemd they do nothing.
 
 There are two: status messages (sd_notify(3): ready, alive, stopping) and the descriptor store. Stored descriptors
-outlive the daemon, however it ended, until the service is stopped. Their owner decides what to store. It may hold a
-lock while it does: what a busy service manager does not take at once is sent by a thread, in the same order.
+outlive the daemon, however it ended, until the service is stopped. Storing never waits, so callers may hold a lock: a
+thread sends what a busy service manager does not take at once, in the same order.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from pathlib import Path
 from qgpu.ipc import wire
 
 _FIRST_FD = 3  # sd_listen_fds(3)
-#: The sign of life, which is sent repeatedly.
+#: The watchdog signal, which is sent repeatedly.
 ALIVE = "WATCHDOG=1"
 
 
 def notify(state: str) -> None:
     """Send ``state``, such as ``READY=1`` or ``WATCHDOG=1``, to the service manager, if there is one.
 
-    A sign of life does not wait for room in the socket's queue, because another one follows.
+    A watchdog signal does not wait for room in the socket's queue, because another one follows.
     """
     _send(state, (), wait=state != ALIVE)
 
 
 def _send(state: str, fds: tuple[int, ...], *, wait: bool) -> bool:
-    """Send a message with descriptors; False if it would have to wait for room in the queue, and may not."""
+    """Send a message with descriptors. Without ``wait``, return False if the queue has no room."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if address[:1] in ("/", "@"):
         # the address may be inherited from another service, where nothing listens
@@ -73,7 +73,7 @@ class FdStore:
     def put(self, name: str, fd: int, *, until_dropped: bool = False) -> None:
         """Store a copy of a descriptor; storing it again changes nothing.
 
-        ``until_dropped`` keeps one that nobody writes to any more, which the service manager otherwise lets go.
+        By default, the service manager closes a descriptor whose other end was closed; ``until_dropped`` keeps it.
         """
         self._tell(f"FDSTORE=1\nFDPOLL={int(not until_dropped)}\nFDNAME={name}", (fd,))
 
@@ -104,7 +104,7 @@ class FdStore:
                 return
             try:
                 copies = tuple(map(os.dup, fds))
-            except OSError:  # no descriptor is free: the next daemon asks the guardian for it
+            except OSError:  # no descriptor is free: the next daemon gets this one from the guardian
                 return
             self._unsent.append((state, copies))
             if self._sending:
@@ -112,7 +112,7 @@ class FdStore:
             self._sending = True
         try:
             threading.Thread(target=self._send_rest, name="fd-store").start()  # the daemon's end waits for it
-        except RuntimeError:  # no thread is available: it goes with the next one
+        except RuntimeError:  # no thread is available: the next call tries again
             self._sending = False
 
     def _send_rest(self) -> None:

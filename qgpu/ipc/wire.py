@@ -18,11 +18,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-#: Larger messages are refused unread; qgpu's own are far smaller.
+#: The largest message in bytes; larger ones are refused unread. qgpu's own are far smaller.
 MAX_MESSAGE = 16 * 1024 * 1024
 _MAX_FDS = 16
 _LENGTH = struct.Struct("<I")
-#: Places in a listener's queue. Clients wait for one, and in it; more places make that longer if somebody fills them.
+#: Places in a listener's queue. More places make clients wait longer if somebody fills the queue.
 _QUEUE = 64
 _PEER = struct.Struct("iII")
 _TIMEVAL = struct.Struct("@ll")
@@ -48,11 +48,11 @@ class Connection:
 
     sock: socket.socket
     _data: bytearray = field(default_factory=bytearray)
-    #: Received descriptors, each with the stream position at which its read ended.
+    #: Received descriptors, each with the stream position at the end of the read that received it.
     _fds: list[tuple[int, int]] = field(default_factory=list)
     #: Stream position of the start of ``_data``.
     _at: int = 0
-    #: Larger messages are refused unread.
+    #: The largest message in bytes; larger ones are refused unread.
     max_message: int = MAX_MESSAGE
     #: The most descriptors received at a time; with 0, the kernel drops them.
     max_fds: int = _MAX_FDS
@@ -63,7 +63,7 @@ class Connection:
 
     @property
     def unread(self) -> bool:
-        """Tell whether anything has arrived that no message was made of yet."""
+        """Tell whether data has arrived that no returned message contains."""
         return bool(self._data)
 
     def peer(self) -> Peer:
@@ -71,9 +71,9 @@ class Connection:
         return Peer(*_PEER.unpack(self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)))
 
     def peer_process(self) -> int:
-        """Return a pidfd of the process that connected, for the caller to close; a pid may be reused, a pidfd is not.
+        """Return a pidfd of the process that connected; the caller closes it. Unlike a pid, it is never reused.
 
-        Before Linux 6.5 it is a pidfd of the process that has the pid now. Raises OSError when it has ended.
+        Before Linux 6.5 it is a pidfd of the process that has the peer's pid now. Raises OSError when that has ended.
         """
         try:
             return self.sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
@@ -153,14 +153,14 @@ class Connection:
         self._fds += [(self._at, fd) for fd in fds]
 
     def close(self) -> None:
-        """Close the socket and all descriptors not taken. For connections between processes of ours only."""
+        """Close the socket and all descriptors not taken. Use it only between qgpu's own processes."""
         fds, self._fds = self._fds, []
         for _, fd in fds:
             os.close(fd)
         self.sock.close()
 
     def detach(self) -> list[int]:
-        """Disconnect; return the socket and all descriptors not taken, which may be of any kind, for closing."""
+        """Disconnect; return the socket and all descriptors not taken, of any kind, for the caller to close."""
         fds, self._fds = self._fds, []
         with suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
@@ -185,7 +185,7 @@ def connect(path: str, timeout_s: float | None = None) -> Connection:
 
 
 def _connect(sock: socket.socket, path: str, deadline: float) -> None:
-    """Connect a socket that blocks: a full queue fails one with Python's timeout at once (unix_stream_connect).
+    """Connect a blocking socket. With Python's timeout, a full queue fails connect() at once (unix_stream_connect).
 
     Raises OSError.
     """
@@ -200,7 +200,7 @@ def _connect(sock: socket.socket, path: str, deadline: float) -> None:
         except OSError as error:
             if error.errno != errno.ENOTCONN:
                 raise
-            continue  # a signal came, which Python takes for a connection
+            continue  # after a signal, Python returns without a connection
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(0, 0))
         return
     raise TimeoutError("timed out")

@@ -20,7 +20,7 @@ GRACE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class CardState:
-    """What is known of the cards."""
+    """The last known state of the cards."""
 
     #: None before qgpud has answered for the first time.
     node: Node | None = None

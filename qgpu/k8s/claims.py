@@ -1,7 +1,7 @@
 """What a ResourceClaim asks of this node: its allocation becomes the content of a prepared grant.
 
-Pure. Limits are what the scheduler took from the card (``consumedCapacity``), never what the claim asked for, because
-the scheduler rounds up and counts the former.
+Pure. Limits come from ``consumedCapacity``, never from the claim's request: the scheduler rounds requests up, and
+subtracts the rounded amount from the card.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MEMORY, CORES = "memory", "cores"
 def read(claim: ResourceClaim, uid: str, node: str) -> PreparedGrant:
     """Return what a claim allocates on this node. Raises InvalidValueError or RefusedError.
 
-    ``uid`` is the claim that the kubelet means. Another one of the same name may have taken its place.
+    ``uid`` is the UID of the claim that the kubelet means. Another claim of the same name may have replaced it.
     """
     about = label(claim)
     if claim.metadata is None or claim.metadata.uid != uid:
@@ -57,7 +57,7 @@ class AskedPolicy:
 
 
 def policies(claim: ResourceClaim, node: str) -> list[AskedPolicy]:
-    """Return the policies that a claim which could be read asks for on this node. Raises InvalidValueError."""
+    """Return the policies that a claim asks for on this node; call ``read`` first. Raises InvalidValueError."""
     found = []
     for result in results_here(claim, node):
         asked = parameters.merge(_configurations(claim, result.request))
@@ -67,11 +67,11 @@ def policies(claim: ResourceClaim, node: str) -> list[AskedPolicy]:
 
 
 def check_policies(about: str, asked: Iterable[AskedPolicy], cards: Iterable[Card]) -> None:
-    """Raise RefusedError, which begins with ``about``, if a card has another policy for pods of the class."""
+    """Raise RefusedError if a card has another policy for pods of the class; its text begins with ``about``."""
     known = {card.uuid: card for card in cards}
     for each in asked:
         if (card := known.get(each.gpu)) is None:
-            continue  # qgpud refuses it
+            continue  # qgpud refuses a grant on a card that it does not have
         online = each.pod_class is PodClass.ONLINE
         has = card.online_policy if online else card.policy
         if has != each.policy:
@@ -110,18 +110,18 @@ def consumers(claim: ResourceClaim) -> tuple[str, ...]:
 
 
 def base_request(request: str) -> str:
-    """Return the request of a claim that an allocation is for: ``gpu`` for ``gpu`` and for ``gpu/small`` alike."""
+    """Return a request's name without its alternative: ``gpu`` for ``gpu`` and for ``gpu/small``."""
     return request.partition("/")[0]
 
 
 def may_be_shared(claim: ResourceClaim) -> bool:
-    """Tell whether more pods may come to use a claim. One that was made for a pod has that pod alone."""
+    """Tell whether more pods may use a claim later. A claim that was made for one pod serves only that pod."""
     owners = (claim.metadata.ownerReferences if claim.metadata is not None else None) or ()
     return not any(owner.kind == "Pod" and owner.controller for owner in owners)
 
 
 def _device(claim: ResourceClaim, result: DeviceRequestAllocationResult) -> tuple[PreparedDevice, MemberLimits | None]:
-    """Read one device of an allocation, which qgpud names, and its members' part. Raises InvalidValueError."""
+    """Return one allocated device, and with sharing MPS the limits of each member. Raises InvalidValueError."""
     about = f"request {result.request}"
     if result.adminAccess:
         raise InvalidValueError(f"{about}: qgpu gives no admin access; a monitor reads qgpud's metrics")

@@ -1,7 +1,7 @@
 """The API server: what the driver reads and writes there, with the node's identity or a service account's.
 
-A client is renewed now and then and after each failure, because a node's certificate is replaced on disk from time to
-time.
+The client is made again at intervals and after each failure, because the node's certificate on disk changes from time
+to time.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _WATCH_S = 300
 
 
 def _prepare_decoders() -> None:
-    """Have msgspec build what it decodes our kinds with, while there is one thread.
+    """Make msgspec build the decoders of our kinds while this process has one thread.
 
-    It does so at first use, and a thread that uses what another one has half built crashes the process (msgspec 0.22).
+    It builds a decoder at first use. A second thread that uses a half-built decoder crashes the process (msgspec 0.22).
     """
     for kind in (Node, ResourceClaim, ResourceSlice):
-        with suppress(msgspec.ValidationError):  # an empty object is none of that kind
+        with suppress(msgspec.ValidationError):  # an empty object is invalid; the decoder is built all the same
             decoders.decode_object(b"{}", kind)
         decoders.decode_list(b'{"metadata": {}, "items": []}', kind)
     decoders.decode_status(b"{}")
@@ -66,7 +66,7 @@ class NotFoundError(ApiServerError):
 
 
 class ForbiddenError(ApiServerError):
-    """The identity may not do it. A node may read an object only while one of its pods refers to it."""
+    """The identity has no permission. A node may read an object only while one of its pods refers to it."""
 
     code = ExitCode.NO_PERMISSION
 
@@ -104,7 +104,7 @@ class Cluster:
     def slice(self, name: str) -> ResourceSlice | None:
         """Return a slice of this node and our driver; None if there is none of that name.
 
-        It is looked up in a list, because a node that gets a slice that does not exist is told 403, not 404.
+        It looks in a list: for a slice that does not exist, the server answers a node with 403, not 404.
         """
         ours: dict[str, Any] = {"spec.nodeName": self.node_name, "spec.driver": DRIVER}
         found = self._call("ResourceSlices", lambda client: list(client.list(ResourceSlice, fields=ours)))
@@ -166,7 +166,7 @@ def _identity(kubeconfig: Path | None) -> SingleConfig:
     try:
         config = KubeConfig.from_service_account() if kubeconfig is None else KubeConfig.from_file(kubeconfig)
         found = config.get()
-    except Exception as error:  # lightkube and its parsers raise all kinds for a file that is none
+    except Exception as error:  # for a broken file, lightkube and its parsers raise errors of many types
         raise ConfigError(_text(error)) from error
     if found is None:
         raise ConfigError("it has no current context")

@@ -21,9 +21,9 @@ class _Product:
     """A product that hands out this node's cards too, and the names of its sockets in the kubelet's folders."""
 
     name: str
-    #: Of a DRA driver, which its registration socket and its folder begin with.
+    #: The name of its DRA driver, which is the name of the registration socket and of the folder with its sockets.
     driver: str = ""
-    #: Of a device plugin's sockets.
+    #: Patterns of its device plugin's sockets.
     sockets: tuple[str, ...] = ()
 
 
@@ -42,7 +42,7 @@ _PRODUCTS = (
 def find(kubelet: KubeletDirectory) -> str:
     """Return one line about a product that listens on this node; "" if there is none.
 
-    A socket that nobody listens at was left by a plugin that is gone.
+    A socket without a listener does not count: its plugin is gone.
     """
     for product in _PRODUCTS:
         for path in _sockets(kubelet, product):
@@ -79,6 +79,6 @@ def _listens(path: Path) -> bool:
             client.connect(str(path))
         except (FileNotFoundError, ConnectionRefusedError):
             return False
-        except OSError:  # busy, or out of reach: in doubt it lives
+        except OSError:  # busy or unreachable: assume that it runs
             return True
     return True

@@ -56,7 +56,7 @@ class DevicePlugin:
         return [(DEVICE_PLUGIN.services["DevicePlugin"], handlers)]
 
     def _options(self) -> Any:
-        # Init containers and others of their pod have units in common; what starts gets its grant then.
+        # An init container and its pod's other containers may have the same units; each gets its grant when it starts.
         return _MESSAGES.DevicePluginOptions(get_preferred_allocation_available=True, pre_start_required=True)
 
     def _list(self, _request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
@@ -99,14 +99,14 @@ class DevicePlugin:
         response = _MESSAGES.AllocateResponse()
         for each in request.container_requests:
             try:
-                # Units of a pod that has just ended still count as healthy: they would pass to a new one.
+                # Units of a pod that has just ended still count as healthy, so the kubelet can give them to a new pod.
                 if conflict := self._units.conflict:
                     raise RefusedError(conflict)
                 name = self._allocator.allocate(self._resource, each.devices_ids)
             except QgpuError as error:
                 _log.warning("units not allocated", resource=self._resource.name, error=str(error))
                 context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{self._resource.name}: {error}")
-            # Runtimes read the one or the other; those that read both take a device once.
+            # Some runtimes read the field, some the annotation. A runtime that reads both adds the device once.
             response.container_responses.add(
                 cdi_devices=[_MESSAGES.CDIDevice(name=name)],
                 annotations={f"cdi.k8s.io/qgpu.io_{name.partition('=')[2]}"[:_ANNOTATION_MAX]: name},
@@ -115,5 +115,5 @@ class DevicePlugin:
         return response
 
 
-#: "cdi.k8s.io/" and at most 63 characters.
+#: The longest annotation name: "cdi.k8s.io/" and 63 characters.
 _ANNOTATION_MAX = 11 + 63

@@ -48,7 +48,7 @@ class _Driver:
         self._plugins = [DevicePlugin(resource, self._allocator, self._units) for resource in served]
         directory = config.kubelet.device_plugins
         self._servers = [SocketServer(directory / each.endpoint, each.services()) for each in self._plugins]
-        #: The kubelet's socket at which a plugin registered last, by its place in the list.
+        #: The identity of the kubelet's socket at which a plugin registered last, by the plugin's index.
         self._registered: dict[int, object] = {}
         self._failure = RepeatedError(_log, "not registered, trying again", "warning")
 
@@ -78,7 +78,7 @@ class _Driver:
         _log.info("stopped")
 
     def _register(self) -> None:
-        """Listen and register again where the kubelet has removed a socket, or is another one."""
+        """Listen and register again if the kubelet has removed a socket or has restarted."""
         socket = self._config.kubelet.device_plugin_registration
         method = DEVICE_PLUGIN.services["Registration"].methods["Register"]
         with self._failure.logged(QgpuError):

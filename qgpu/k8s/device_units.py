@@ -1,7 +1,7 @@
 """The units that the device plugin advertises: their names, and the name of the grant that a set of them stands for.
 
-A unit is called ``<card's UUID>::<number>``, as GPU monitors expect. A grant keeps the units that it stands for in its
-name, so that they are known after a restart: ``cores-0-39``.
+A unit is called ``<card's UUID>::<number>``, as GPU monitors expect. A grant's name lists its units, such as
+``cores-0-39``, so that they are known after a restart.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def unit_name(card: str, number: int) -> str:
 
 
 def read_units(names: Iterable[str]) -> tuple[str, tuple[int, ...]]:
-    """Return the card and the numbers of units. Raises InvalidValueError; RefusedError if they are of several cards."""
+    """Return the card and numbers of units. Raises InvalidValueError; RefusedError if they are of several cards."""
     by_card: dict[str, set[int]] = {}
     for name in names:
         card, colons, number = name.partition("::")
@@ -82,7 +82,7 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def preferred(available: Iterable[str], must: Sequence[str], size: int, first_card: str = "") -> list[str]:
-    """Choose units of one card: the card with the least room that suffices, and in it the shortest stretch that does.
+    """Choose units of one card: the fullest card with room for all, and there the shortest free range that holds them.
 
     ``first_card`` is preferred if it has room. If no card has room, any units are returned.
     """
@@ -103,7 +103,7 @@ def preferred(available: Iterable[str], must: Sequence[str], size: int, first_ca
 
 
 def _stretches(numbers: Sequence[int], size: int) -> list[int]:
-    """Take ``size`` numbers: of the shortest stretch that suffices, else of the longest ones."""
+    """Take ``size`` numbers from the shortest range that holds them, else from the longest ranges."""
     stretches: list[list[int]] = []
     for number in sorted(numbers):
         if stretches and stretches[-1][-1] == number - 1:

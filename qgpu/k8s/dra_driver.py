@@ -47,7 +47,7 @@ def _serve(config: NodeConfig, cluster: Cluster, sharing: SharingOptions, resync
     plugin = DraPlugin(cluster, qgpud, locks, resync.follow, lambda: publisher.conflict)
     health = DRA_HEALTH.services["DRAResourceHealth"], {"NodeWatchResources": HealthStream(cards, config.node).watch}
     registration = Registration(config.kubelet.dra_socket, VERSIONS, publisher.check_again)
-    # The kubelet calls the plugin's socket as soon as it has found the other one.
+    # The kubelet calls the plugin's socket as soon as it finds the registration socket.
     servers = [
         SocketServer(config.kubelet.dra_socket, [*plugin.services(), health]),
         registration.server(config.kubelet.registration_socket),
@@ -77,7 +77,7 @@ class _Keeper:
     servers: list[SocketServer]
     cards: CardWatch
     publisher: Publisher
-    #: Whether grants of the other mode were looked for.
+    #: Whether the device plugin's grants were dropped already.
     checked: bool = False
 
     def run(self, stop: Shutdown) -> None:

@@ -1,4 +1,4 @@
-"""What the kubelet asks of a DRA driver: prepare claims before their containers, give them up after.
+"""What the kubelet asks of a DRA driver: to prepare claims before their containers start, and to give them up after.
 
 Every answer is per claim: an error text makes the kubelet try that claim again.
 """
@@ -25,7 +25,7 @@ from qgpu.model.prepared_grant import PreparedDevice
 
 _log = structlog.get_logger("k8s.dra")
 
-#: What the kubelet is told that this driver speaks, the newest first.
+#: The versions of the interface that this driver tells the kubelet, the newest first.
 VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth")
 
 
@@ -34,7 +34,7 @@ class ClaimLocks:
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        #: By UID, as long as somebody has or awaits it.
+        #: By UID. A lock goes when no thread holds it or waits for it.
         self._locks: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
 
     def of(self, uid: str) -> AbstractContextManager[Any]:
@@ -106,13 +106,13 @@ class DraPlugin:
     def _prepare(self, asked: Any, context: grpc.ServicerContext) -> list[tuple[PreparedDevice, str]]:
         """Prepare one claim; return its devices with their CDI names. Raises QgpuError."""
         with self._locks.of(asked.uid):
-            if (conflict := self._conflict()) and self._is_new(asked.uid):  # a toleration passes the devices' taint
+            if (conflict := self._conflict()) and self._is_new(asked.uid):  # a pod with a toleration ignores the taint
                 raise RefusedError(f"claim {asked.namespace}/{asked.name}: not prepared; {conflict}")
             claim = self._cluster.claim(asked.namespace, asked.name)
             grant = claims.read(claim, asked.uid, self._cluster.node_name)
             if (policies := claims.policies(claim, self._cluster.node_name)) and self._is_new(asked.uid):
                 claims.check_policies(claims.label(claim), policies, self._qgpud.node().cards)
-            if not context.is_active():  # the kubelet has given up, and may have given up the claim since
+            if not context.is_active():  # the kubelet has stopped waiting, and may have given up the claim
                 raise QgpuError(f"{claims.label(claim)}: the kubelet did not wait for the API server")
             named = self._qgpud.prepare(grant)
             if claims.may_be_shared(claim):
@@ -134,7 +134,7 @@ class DraPlugin:
 
 def _device_messages(messages: Any, devices: Iterable[tuple[PreparedDevice, str]], pool: str) -> Iterable[Any]:
     for device, cdi in devices:
-        # A container names a request and never its alternative; by another name the kubelet gives it no device.
+        # A container names a request without its alternative. The kubelet gives it the devices of exactly that name.
         request = claims.base_request(device.request)
         message = messages.Device(
             request_names=[request], pool_name=pool, device_name=device_name(device.gpu), cdi_device_ids=[cdi]

@@ -13,7 +13,7 @@ import grpc
 from qgpu.errors import DaemonUnreachableError, QgpuError
 from qgpu.k8s.kubelet_api import Method, Service
 
-#: Handles one call: gets the request and its context, returns the response, or yields several.
+#: Handles one call: takes the request and its context, and returns the response; for a stream, yields responses.
 Handler = Callable[[Any, grpc.ServicerContext], Any]
 
 _WORKERS = 32
@@ -36,8 +36,8 @@ class SocketServer:
             server.add_generic_rpc_handlers((_handlers(service, handlers),))
         try:
             self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-            # gRPC removes the path that it was given at some time after the server has stopped: perhaps a later
-            # server's socket. And the kubelet calls a socket as soon as it sees it.
+            # gRPC removes the path of its socket some time after the server has stopped; by then a later server may
+            # listen there. And the kubelet calls a socket as soon as it sees it. So the socket is renamed.
             made = self._path.with_name(f".{self._path.name}.{os.getpid()}")
             server.add_insecure_port(f"unix:{made}")
             server.start()
@@ -48,7 +48,7 @@ class SocketServer:
         self._server = server
 
     def restore(self) -> bool:
-        """Listen anew if the socket was removed or replaced; tell whether it was. Raises QgpuError."""
+        """Listen again if the socket was removed or replaced; return whether it was. Raises QgpuError."""
         if self._server is not None and socket_identity(self._path) == self._identity:
             return False
         self.stop(0)
@@ -56,7 +56,7 @@ class SocketServer:
         return True
 
     def stop(self, grace_s: float = _STOP_S) -> None:
-        """Stop serving; calls have this long to end. The socket goes, and the kubelet takes note."""
+        """Stop serving; calls have this long to end. The kubelet sees that the socket is gone."""
         if self._server is not None:
             if socket_identity(self._path) == self._identity:
                 self._path.unlink(missing_ok=True)
@@ -93,7 +93,7 @@ def _serialized(message: Any) -> bytes:
 
 
 def socket_identity(path: Path) -> tuple[int, int, int] | None:
-    """Return what tells a socket from a later one at its path, None if there is none; an inode may be used again."""
+    """Return what tells a socket from a later one at its path (inodes are reused); None if there is no socket."""
     try:
         stat = path.lstat()
     except OSError:

@@ -13,7 +13,7 @@ from qgpu.k8s.kubelet_api import DRA_HEALTH
 from qgpu.k8s.names import device_name
 
 _UNKNOWN, _HEALTHY, _UNHEALTHY = range(3)
-#: The kubelet takes a health that is older than 30 s as unknown.
+#: After 30 s without an answer, the kubelet shows the health as unknown.
 _REPEAT_S = 10.0
 
 

@@ -25,7 +25,7 @@ class _Spec:
     number: int
     kind: int | str = _Field.TYPE_STRING
     label: int = _Field.LABEL_OPTIONAL
-    #: The values of a map from strings; None for a field that is no map.
+    #: The type of a map's values; its keys are strings. None for a field that is not a map.
     values: int | str | None = None
     #: Whether an absent value differs from an empty one.
     presence: bool = False
@@ -40,7 +40,7 @@ def _map(number: int, values: int | str = _Field.TYPE_STRING) -> _Spec:
 
 
 _BOOL, _INT32, _INT64 = _Field.TYPE_BOOL, _Field.TYPE_INT32, _Field.TYPE_INT64
-#: Fields of a message by name; a number alone is a string's.
+#: Fields of a message by name. A bare number is the number of a string field.
 _Message = Mapping[str, "_Spec | int"]
 
 

@@ -14,7 +14,7 @@ PARAMETERS_API, PARAMETERS_KIND = "qgpu.io/v1", "GrantParameters"
 DRAIN_ANNOTATION = "qgpu.io/drain"
 
 KUBELET_DIR = Path("/var/lib/kubelet")
-#: Where every kubelet has its socket for device plugins, whatever its own directory is (v1beta1/constants.go).
+#: Every kubelet has its socket for device plugins here, even if its own directory is another (v1beta1/constants.go).
 DEVICE_PLUGIN_DIR = KUBELET_DIR / "device-plugins"
 
 _UUID = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -65,6 +65,6 @@ def device_name(uuid: str) -> str | None:
 
 
 def card_uuid(device: str) -> str | None:
-    """Return the UUID of the card that has a name in ResourceSlices; None if no card can have it."""
+    """Return the UUID of the card with this name in ResourceSlices; None if no card can have the name."""
     uuid = "GPU-" + device.removeprefix("gpu-")
     return uuid if device_name(uuid) == device else None

@@ -1,4 +1,4 @@
-"""Only one ``qgpu-k8s`` serves a node: the DRA driver or the device plugin. Both would advertise each card."""
+"""The lock that lets only one ``qgpu-k8s`` serve a node: two modes would both advertise each card."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from qgpu.linux.shutdown import Shutdown
 
 @contextmanager
 def serving(config: NodeConfig) -> Iterator[Shutdown]:
-    """Prepare this process to serve a node, and hold its lock; give what a signal sets. Raises QgpuError."""
+    """Hold the node's lock, and yield the shutdown that a signal sets. Raises QgpuError."""
     stop = Shutdown(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     log.configure(LogLevel.INFO, LogFormat.AUTO)
     if conflict := conflicts.find(config.kubelet):
         raise RefusedError(conflict)
-    os.umask(0o077)  # sockets are the kubelet's alone
+    os.umask(0o077)  # only root, as which the kubelet runs, may use the sockets
     with _node_lock(config.kubelet):
         yield stop
 
@@ -55,7 +55,7 @@ def _node_lock(kubelet: KubeletDirectory) -> Iterator[None]:
 
 
 def drop_other_modes_grants(qgpud: Qgpud, *, device_plugin: bool) -> bool:
-    """Drop what the other mode has left, and tell whether qgpud answered; the caller holds the lock.
+    """Drop the other mode's grants; return whether qgpud answered. The caller holds the lock.
 
     Raises RefusedError if pods of the other mode still run.
     """

@@ -31,7 +31,7 @@ class NodeConfig:
     runtime_dir: Path
     kubelet: KubeletDirectory
     node: str
-    #: How often it looks at qgpud, its sockets, and other drivers.
+    #: Seconds between looks at qgpud, at its own sockets, and at other drivers.
     interval_s: float
 
 

@@ -6,12 +6,12 @@
     latencyTarget: 2ms       # class online only
     policy: fixed-share      # prepared only on a card that has this policy for pods of its class
     sharing: MPS             # containers of the claim run side by side; default: TimeSlicing
-    defaultActiveThreadPercentage: 50       # of each, with MPS only; may be left out
+    defaultActiveThreadPercentage: 50       # of each container, with MPS only; may be left out
     defaultPinnedDeviceMemoryLimit: 4Gi
 
-A claim may lower the class that its DeviceClass gives, never raise it: quotas on DeviceClasses bound who gets class
-online. Nor may it name another policy than its DeviceClass does. Limits are no parameters: the scheduler allocates
-them as capacity.
+A claim may lower the class that its DeviceClass gives, but not raise it, so that quotas on DeviceClasses bound who gets
+class online. A claim may not name another policy than its DeviceClass. Limits are not parameters: the scheduler
+allocates them as capacity.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Sharing(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """What a request's configurations come to."""
+    """A request's parameters, merged from all its configurations."""
 
     pod_class: PodClass = PodClass.OFFLINE
     latency_target_ns: int | None = None
@@ -66,7 +66,7 @@ def merge(configurations: Iterable[tuple[str, Mapping[str, Any]]]) -> Parameters
     policy: str | None = None
     sharing: dict[str, Any] = {}
     both = list(configurations)
-    for source in Source:  # whatever their order, a class's come first
+    for source in Source:  # the DeviceClass's come first, whatever their order
         for _, raw in (each for each in both if each[0] == source):
             values = _read(source, raw)
             found_class, found_target = values.get("class"), values.get("latencyTarget")

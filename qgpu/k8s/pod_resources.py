@@ -1,4 +1,4 @@
-"""What the kubelet says that the containers of this node hold: claims, and units of extended resources."""
+"""Reads from the kubelet what this node's containers hold: claims, and units of extended resources."""
 
 from __future__ import annotations
 

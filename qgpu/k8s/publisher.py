@@ -1,7 +1,7 @@
 """Keeps the node's ResourceSlice as the cards are, whatever deletes or changes it.
 
 The kubelet deletes a node's slices when it starts, and a driver's slices when its socket has been gone for half a
-minute. So the slice is watched, and written again at once.
+minute. So the publisher watches the slice, and writes it again at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from qgpu.k8s.threads import Threads
 
 _log = structlog.get_logger("k8s.slice")
 
-#: How often the slice is read back without a reason.
+#: How often the slice is read back although no event asks for it.
 _READ_BACK_S = 60.0
 #: Waits after failures double up to this.
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 30.0
@@ -47,7 +47,7 @@ class Publisher:
         self._stale = threading.Event()
         self._written_version = ""
         self._written: ResourceSliceSpec | None = None
-        #: When to ask again whether the server keeps shared devices; 0 if it does.
+        #: When to ask again whether the server keeps shared devices, on CLOCK_MONOTONIC; 0 once it does.
         self._try_gate_at_s = 0.0
 
     def start(self, threads: Threads) -> None:
@@ -57,7 +57,7 @@ class Publisher:
         threads.start("watch-node", lambda: self._follow(self._cluster.watch_node, self._node_event))
 
     def check_again(self) -> None:
-        """Have the slice read back now: the kubelet has just accepted us, and may have deleted it before."""
+        """Read the slice back now: the kubelet has just accepted us, and may have deleted the slice before."""
         self._stale.set()
         self._cards.wake()
 
@@ -79,7 +79,7 @@ class Publisher:
             seen = self._cards.wait(seen, max(read_at_s - time.monotonic(), 0))
 
     def _update(self, read_back: bool) -> bool:
-        """Write the slice if it is not as it should be; tell whether the server was asked. Raises ApiServerError."""
+        """Write the slice if it is out of date; return whether the server was asked. Raises ApiServerError."""
         state = self._cards.value
         if state.node is None:
             return False
@@ -109,7 +109,7 @@ class Publisher:
                     self._cluster.delete_slice(self._name)
                 return True
             back = write(made)
-        except ConflictError:  # somebody was faster: look again
+        except ConflictError:  # the slice has changed since it was read: look again
             self.check_again()
             return False
         self._generation += 1
@@ -118,7 +118,7 @@ class Publisher:
         return True
 
     def _would_keep(self, trial: ResourceSliceSpec | None) -> bool:
-        """Tell whether the server keeps what lets pods share a card; else a pod would get a whole card unlimited."""
+        """Return whether the server keeps the fields that let pods share a card. Else a pod would get a whole card."""
         kept = trial is not None and resource_slices.shares_cards(trial)
         if not kept:
             if not self._try_gate_at_s:
@@ -132,13 +132,13 @@ class Publisher:
         return kept
 
     def _node_reference(self) -> OwnerReference:
-        """Return our node, read anew: one that was deleted and has joined again has another UID."""
+        """Return a reference to our node, read now: a node that was deleted and joined again has a new UID."""
         metadata = self._cluster.node().metadata
         assert metadata is not None
         return OwnerReference(apiVersion="v1", kind="Node", name=metadata.name or "", uid=metadata.uid or "")
 
     def _follow(self, watch: Callable[[], Iterator[tuple[str, Any]]], event: Callable[[str, Any], None]) -> None:
-        """Hand every event of a watch on, and begin a new watch whenever it ends."""
+        """Pass each event of a watch to ``event``; begin a new watch when one ends."""
         wait_s = _FIRST_WAIT_S
         while not self._cards.closed:
             try:

@@ -28,9 +28,9 @@ class Card:
     memory: int
     policy: str
     online_policy: str
-    #: What is wrong with it; "" if nothing.
+    #: Its problem; "" if there is none.
     problem: str
-    #: What pods hold that came without a prepared grant: per cent, and bytes.
+    #: What pods without a prepared grant hold: per cent of the time, and bytes.
     held_cores: int
     held_memory: int
 
@@ -51,7 +51,7 @@ class Qgpud:
         self._runtime_dir = runtime_dir
 
     def node(self) -> Node:
-        """Return what the daemon shares, without MIG instances (docs/decisions/0041-mig.md)."""
+        """Return the cards that the daemon shares, without MIG instances (docs/decisions/0041-mig.md)."""
         answer = self._call("status")
         cards = tuple(_card(each) for each in answer["gpus"] if not each.get("mig"))
         return Node(answer["plane"], answer["driver"] or "", cards)
@@ -67,7 +67,7 @@ class Qgpud:
         return grants
 
     def drop(self, uid: str) -> None:
-        """Give up a grant. RefusedError while a process of a pod that uses it is left."""
+        """Give up a grant. Raises RefusedError while a process of a pod that uses it still runs."""
         self._call("grant.drop", uid=uid)
 
     def _call(self, op: str, **arguments: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ _MI = _KI**2
 
 
 def parse(text: str) -> Decimal:
-    """Read a quantity. Raises InvalidValueError, as do the others."""
+    """Read a quantity. Raises InvalidValueError."""
     try:
         value = parse_quantity(text)
     except ValueError as error:
@@ -24,7 +24,7 @@ def parse(text: str) -> Decimal:
 
 
 def whole(text: str) -> int:
-    """Read a quantity that is a whole number and at least 0, such as bytes or per cent."""
+    """Read a quantity that is a whole number of at least 0, such as bytes or per cent. Raises InvalidValueError."""
     value = parse(text)
     if value < 0 or value != value.to_integral_value():
         raise InvalidValueError(f"{text!r} is not a whole number")
@@ -32,5 +32,5 @@ def whole(text: str) -> int:
 
 
 def from_bytes(size: int) -> str:
-    """Write bytes as a quantity, in MiB where that is exact."""
+    """Write bytes as a quantity: in MiB if that is exact, else in bytes."""
     return f"{size // _MI}Mi" if size % _MI == 0 else str(size)

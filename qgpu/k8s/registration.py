@@ -1,4 +1,4 @@
-"""Makes a plugin known to the kubelet, which looks for sockets in its folder ``plugins_registry``."""
+"""Registers a plugin with the kubelet, which looks for sockets in its folder ``plugins_registry``."""
 
 from __future__ import annotations
 

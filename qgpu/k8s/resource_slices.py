@@ -31,7 +31,7 @@ from qgpu.policies.registry import POLICIES
 #: The capacity that bounds how many claims share a card.
 SHARES = "shares"
 
-_TEXT_MAX = 64  # of an attribute's value, resource.k8s.io/v1
+_TEXT_MAX = 64  # the longest value of an attribute in resource.k8s.io/v1
 
 
 class Effect(StrEnum):
@@ -45,11 +45,11 @@ class Effect(StrEnum):
 class SharingOptions:
     """How cards are divided. Sizes are bytes."""
 
-    #: What every card keeps back.
+    #: Bytes of each card that no claim gets.
     reserve: int
-    #: Requests for memory are rounded up to a multiple of it.
+    #: The scheduler rounds memory requests up to a multiple of this.
     memory_step: int
-    #: What a request without a size gets.
+    #: What a request without a memory size gets.
     memory_default: int
     #: The most claims on a card.
     shares: int
@@ -76,7 +76,7 @@ def drained(annotation: str) -> dict[str, Effect]:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What is wrong beyond the cards themselves; each text is "" if nothing is."""
+    """Problems beyond the cards themselves; each text is "" if there is none."""
 
     #: Why qgpud's last answer is out of date.
     daemon: str = ""
@@ -105,12 +105,12 @@ def slice_object(name: str, owner: OwnerReference, content: ResourceSliceSpec) -
 
 
 def same(one: ResourceSliceSpec, other: ResourceSliceSpec) -> bool:
-    """Tell whether two slices say the same, whatever their generation and the server's way to write it."""
+    """Tell whether two slices say the same, apart from their generation and how the server writes values."""
     return bool(_plain(one) == _plain(other))
 
 
 def shares_cards(kept: ResourceSliceSpec) -> bool:
-    """Tell whether the API server kept what lets many claims share a device. Without the feature gate it drops that."""
+    """Tell whether the API server kept the fields that let claims share devices; it needs the feature gate."""
     return all(
         device.allowMultipleAllocations
         and all("requestPolicy" in capacity for capacity in (device.capacity or {}).values())
@@ -119,14 +119,14 @@ def shares_cards(kept: ResourceSliceSpec) -> bool:
 
 
 def free_capacity(card: Card, sharing: SharingOptions) -> tuple[int, int]:
-    """Return what a card offers, in bytes and per cent."""
+    """Return what claims may take of a card: bytes of memory, and per cent of its time."""
     memory = card.memory - sharing.reserve - card.held_memory
     return max(memory - memory % sharing.memory_step, 0), max(100 - card.held_cores, 0)
 
 
 def _device(node: Node, card: Card, name: str, sharing: SharingOptions, condition: Condition) -> Device:
     memory, cores = free_capacity(card, sharing)
-    # Every claim consumes at least this much, so under fixed-share no pod comes without a quota.
+    # A claim consumes at least this much. So under fixed-share every pod has a quota.
     least_cores = 1 if POLICIES[card.policy].needs_quota or POLICIES[card.online_policy].needs_quota else 0
     full = memory < sharing.memory_step or cores < least_cores
     memory, cores = max(memory, sharing.memory_step), max(cores, least_cores)
@@ -176,7 +176,7 @@ def _taints(card: Card, full: bool, condition: Condition) -> list[DeviceTaint]:
 
 
 def _semantic(version: str) -> str | None:
-    """Return a driver's version such as 580.105.08 as Semantic Versioning has it, 580.105.8; None for no version."""
+    """Return a driver's version as Semantic Versioning writes it: 580.105.8 for 580.105.08; None if invalid."""
     numbers = re.fullmatch(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
     return ".".join(str(int(number or 0)) for number in numbers.groups()) if numbers else None
 

@@ -17,14 +17,14 @@ from qgpu.model import Grant, PodClass
 
 _MI = 1024**2
 _PER_CENT = 100
-#: The bytes of a container's memory that its units of time hold: a grant without memory would have no limit.
+#: Bytes of memory in the grant of a container's time units: a grant without memory would have no memory limit.
 _BESIDE = _MI
-#: What fits into one message to the kubelet, which takes 4 MiB at most.
+#: The most units in one message to the kubelet, which takes 4 MiB at most.
 MAX_UNITS = 50_000
 
 
 class Kind(StrEnum):
-    """What a unit is a part of."""
+    """Whether a unit is a part of a card's time or of its memory."""
 
     SHARE = "share"
     CORES = "cores"
@@ -37,7 +37,7 @@ class Resource:
 
     name: str
     kind: Kind
-    #: The resources that a container may ask for together have one family.
+    #: A container may ask for resources of one family together.
     family: str
     pod_class: PodClass = PodClass.OFFLINE
     #: Bytes of a unit of memory.
@@ -90,15 +90,15 @@ def check_units(resources: Iterable[Resource], cards: Sequence[Card], reserve: i
 
 
 def share_of_memory(card: Card, reserve: int, per_cent: int) -> int:
-    """Return the bytes that go with a part of a card's time, in whole MiB for each per cent."""
+    """Return the bytes that go with ``per_cent`` of a card's time: whole MiB for each per cent."""
     return (card.memory - reserve) // _PER_CENT // _MI * _MI * per_cent
 
 
 def grants_for_units(card: Card, reserve: int, units: Mapping[Resource, Iterable[int]]) -> dict[Resource, Grant]:
-    """Return what a container's units of one family give it, by resource; it gets all of it.
+    """Return the grant of each resource for a container's units of one family; the container gets all of them.
 
-    Units of time bring memory in proportion, unless there are units of memory. Raises InvalidValueError if that is
-    nothing.
+    Units of time bring memory in proportion, unless the container has units of memory too. Raises InvalidValueError if
+    that comes to no memory.
     """
     counts = {resource: len(set(numbers)) for resource, numbers in units.items()}
     memory = sum(resource.unit * count for resource, count in counts.items())

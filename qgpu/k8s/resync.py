@@ -1,10 +1,10 @@
 """Compares qgpud's prepared grants with the claims of the API server, and gives up those whose claims are gone.
 
-The kubelet gives up claims itself. But it may have lost its own record, or a claim may have been deleted by force while
-one of the parties was away. A grant goes only if that is certain: if in doubt, memory stays taken. qgpud itself refuses
-to give up a grant while a process uses it.
+The kubelet gives up claims itself. But it may have lost its own record, or someone may have deleted a claim by force
+while the kubelet or this driver did not run. A grant goes only if its claim is certainly gone. qgpud itself refuses to
+give up a grant while a process uses it.
 
-Also refreshes who may use a claim that several pods share, because the kubelet prepares such a claim once only.
+It also updates which pods may use a shared claim, because the kubelet prepares such a claim only once.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _log = structlog.get_logger("k8s.resync")
 
 #: How often the pods of shared claims are looked up.
 _SHARED_INTERVAL_S = 1.0
-#: A node may not read a claim that no pod of it refers to, nor one that does not exist. Just after the API server's
-#: start, that holds for every claim. So it counts only after this many looks in a row.
+#: The API server lets a node read only claims to which a pod of the node refers. Just after its start it forbids all of
+#: them. So a claim counts as forbidden only after this many refusals in a row.
 _CONFIRMATIONS = 3
 
 
@@ -44,7 +44,7 @@ class Resync:
         self._guard = threading.Lock()
         #: UIDs of claims that further pods may come to use.
         self._shared: set[str] = set()
-        #: How many times in a row the API server hid a claim, by UID.
+        #: How often in a row the API server has forbidden a claim, by UID.
         self._hidden: dict[str, int] = {}
 
     def follow(self, uid: str) -> None:
@@ -53,7 +53,7 @@ class Resync:
             self._shared.add(uid)
 
     def run(self, ended: Callable[[float], bool], interval_s: float) -> None:
-        """Compare now and then until ``ended``, which waits for the time it gets, is true."""
+        """Compare repeatedly until ``ended``, which waits for the seconds that it is given, returns true."""
         due_s = 0.0
         while True:
             everything = time.monotonic() >= due_s
@@ -87,7 +87,7 @@ class Resync:
             return frozenset(self._shared)
 
     def _compare(self, uid: str, grant: Mapping[str, Any]) -> None:
-        """Compare one grant. Raises QgpuError if it must stay for now."""
+        """Compare one grant; give it up if its claim is gone. Raises QgpuError if the grant must stay for now."""
         with self._locks.of(uid):
             gone = ""
             try:
@@ -116,7 +116,7 @@ class Resync:
                 _log.info("pods of a claim changed", claim=f"{grant['namespace']}/{grant['name']}", uid=uid)
 
     def _hidden_for_good(self, uid: str, grant: Mapping[str, Any]) -> str:
-        """Return why a claim that the API server hides is gone; "" while it may be there. Raises QgpuError."""
+        """Return why a claim that the API server forbids is gone; "" while it may exist. Raises QgpuError."""
         held = pod_resources.read(self._kubelet_socket)
         if (grant["namespace"], grant["name"]) in held.claims:
             self._hidden.pop(uid, None)

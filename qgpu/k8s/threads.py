@@ -1,4 +1,4 @@
-"""Threads without which a program is no use: if one dies, the program ends, so that it is started again."""
+"""Threads that a program cannot do without: if one dies, the program ends, so that its supervisor starts it again."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Prepares the grant of a container's units when the kubelet allocates them, and gives up what it has freed.
+"""Prepares the grant of a container's units when the kubelet allocates them, and gives it up when they are free.
 
-The kubelet allocates the resources of one container one after the other, before those of the next one. It never says
-which container they are for, nor when they are free. So the units of each resource have a grant of their own. Time and
-memory of one family that come back to back are taken for one container's, and what they are worth follows from that.
-Before a container starts, the kubelet's list says whose they are, and what is wrong is put right. What the kubelet
-allocates again, and what it has not listed for a while, is free.
+The kubelet allocates all resources of one container, one after the other, before those of the next container. It never
+says which container they are for, nor when they are free. So each resource's units have a grant of their own. If time
+and memory of one family are allocated in immediate succession, the allocator assumes that they are for one container,
+and computes the grants from both. Before a container starts, the kubelet's list says whose units they are, and the
+allocator corrects the grants. Units are free when the kubelet allocates them again, or has not listed them for a while.
 
-An init container's units may be the main container's as well, all or some, and the list leaves it out. So whichever of
-them starts gets its grant then, in place of the others'. Its CDI name follows from its units.
+An init container may have some or all units of its pod's main container, and the list leaves init containers out. So
+each of these containers gets its grant when it starts, in place of the others'. The CDI name follows from the units.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _log = structlog.get_logger("k8s.units")
 
 #: The namespace of grants whose pods are not known.
 NAMESPACE = "device-plugin"
-#: How far apart two allocations for one container may be.
+#: The most seconds between two allocations for one container.
 _TOGETHER_S = 3.0
-#: How long an allocation waits for the last process of a container whose units are given to the next one.
+#: How long an allocation waits until the last process of the units' previous container has ended.
 _FREED_S, _FREED_STEP_S = 2.0, 0.1
-#: How many allocations are remembered with their other halves, for containers that the kubelet does not list.
+#: How many pairs of allocations (time and memory) are remembered, for containers that the kubelet does not list.
 _REMEMBERED = 4096
 
 
@@ -61,7 +61,7 @@ class _HalfAllocation:
         return _uid((self.resource, self.card, self.numbers))
 
     def is_of(self, container: Iterable[_Stretch]) -> bool:
-        """Tell whether it is an allocation of a container with these units."""
+        """Tell whether a container with these units has this allocation."""
         return any(_overlap(each, (self.resource, self.card, self.numbers)) for each in container)
 
 
@@ -79,9 +79,9 @@ class UnitAllocator:
         self._socket = pod_resources
         self._lock = threading.Lock()
         self._open: _HalfAllocation | None = None
-        #: What was taken for one container's, by the UID of each of its grants; the latest last.
+        #: All units that are assumed to be one container's, by the UID of each of its grants; the latest last.
         self._together: dict[str, Sequence[_Stretch]] = {}
-        #: Since when the kubelet, which is told by its socket, has not listed the units of a grant, by UID.
+        #: Since when the kubelet, known by its socket's identity, has not listed the units of a grant, by UID.
         self._absent: dict[str, float] = {}
         self._kubelet: tuple[int, int, int] | None = None
 
@@ -101,9 +101,9 @@ class UnitAllocator:
         return name
 
     def settle(self, resource: Resource, names: Sequence[str]) -> None:
-        """Give a container that is about to start what its units are worth. Raises QgpuError.
+        """Prepare the grants of a container that is about to start. Raises QgpuError.
 
-        An init container's are not listed: it gets what was allocated for it.
+        The kubelet does not list an init container's units: it gets what was allocated for it.
         """
         uuid, numbers = device_units.read_units(names)
         units = resource, uuid, numbers
@@ -113,7 +113,7 @@ class UnitAllocator:
             found = [container for container in containers if _uid(units) in map(_uid, container)]
             for container in found:
                 if self._open is not None and self._open.is_of(container):
-                    self._open = None  # no other half follows
+                    self._open = None  # the other half cannot follow any more
                 self._replace(container)
             if not found and _uid(units) not in {each.uid for each in self._held()}:
                 together = self._together.get(_uid(units), [units])
@@ -122,7 +122,7 @@ class UnitAllocator:
                     self._reserve_rest(each, containers)
 
     def prefer(self, resource: Resource, available: Sequence[str], must: Sequence[str], size: int) -> list[str]:
-        """Choose units of one card for a container, beside its other half if it has one."""
+        """Choose units of one card for a container: the card of its other half, if it has one."""
         with self._lock:
             half = self._other_half(resource)
         return device_units.preferred(available, must, size, half.card if half is not None else "")
@@ -132,7 +132,8 @@ class UnitAllocator:
         kubelet = socket_identity(self._socket)
         listed = pod_resources.read(self._socket)
         with self._lock:
-            if kubelet != self._kubelet or kubelet is None:  # it lists nothing until it has found its pods again
+            # After a restart, the kubelet lists nothing until it has found its pods again.
+            if kubelet != self._kubelet or kubelet is None:
                 self._kubelet = kubelet
                 self._absent.clear()
             held = self._held()
@@ -160,20 +161,20 @@ class UnitAllocator:
             del self._together[next(iter(self._together))]
 
     def _replace(self, container: Sequence[_Stretch]) -> None:
-        """Prepare a container's units in place of what other containers of its pod have of them. Raises QgpuError."""
+        """Prepare a container's units, and take them from its pod's other containers. Raises QgpuError."""
         for units in container:
             self._free(*units, besides=_uid(units))
         self._prepare(container)
 
     def _reserve_rest(self, units: _Stretch, containers: Iterable[Sequence[_Stretch]]) -> None:
-        """Prepare what listed containers have beside an init container's units, so that nobody buys it meanwhile."""
+        """Prepare the units of listed containers beyond an init container's, so that no other pod gets them."""
         for container in containers:
             rest = [_without(each, units) if _overlap(each, units) else each for each in container]
             if rest != container and all(numbers for _, _, numbers in rest):
                 self._prepare_again(rest, only=units[0])
 
     def _prepare_again(self, container: Sequence[_Stretch], only: Resource | None = None) -> None:
-        """Prepare what a container holds that has no grant any more, of all its resources or one."""
+        """Prepare the units of a container that have lost their grant: of all its resources, or of ``only`` one."""
         try:
             self._prepare(container, only)
         except QgpuError as error:
@@ -201,7 +202,7 @@ class UnitAllocator:
         return half if matches else None
 
     def _free(self, resource: Resource, card: str, numbers: Iterable[int], besides: str = "") -> None:
-        """Give up the grants of units, but for one, for another container. Raises RefusedError if one is still used."""
+        """Give up all grants of these units except ``besides``. Raises RefusedError if a process still uses one."""
         for each in self._held():
             if each.uid != besides and each.overlaps(resource, card, numbers):
                 self._drop_soon(each)
@@ -222,13 +223,13 @@ class UnitAllocator:
         try:
             self._qgpud.drop(uid)
             if self._open is not None and self._open.uid == uid:
-                self._open = None  # its container has gone: the next one's units are not its other half
+                self._open = None  # its container is gone: the next allocation is not its other half
             _log.info("units given up", uid=uid)
         except RefusedError as error:
             _log.info("units kept", uid=uid, error=str(error))
 
     def _prepare(self, container: Sequence[_Stretch], only: Resource | None = None) -> str:
-        """Prepare a container's units of one family, each resource's for itself; return the last one's CDI name.
+        """Prepare a container's units of one family, one grant for each resource; return the last CDI name.
 
         With ``only``, prepare those of one resource. Raises QgpuError.
         """

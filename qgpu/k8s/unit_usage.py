@@ -1,7 +1,7 @@
 """Which units of which card are taken, as qgpud's prepared grants say, and how many more fit.
 
-Several resources stand for the same cards. So a unit that nobody holds counts as healthy only while the card has room
-for it: what is allocated of one resource disappears from the others.
+Several resources stand for the same cards. So a unit that no container holds counts as healthy only while the card has
+room for it: each allocation of one resource leaves fewer healthy units of the others.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class HeldUnits:
 
     uid: str
     card: str
-    #: None: one that is not served any more.
+    #: None: the resource is not served any more.
     resource: Resource | None
     numbers: frozenset[int]
 
     def overlaps(self, resource: Resource, card: str, numbers: Iterable[int]) -> bool:
-        """Tell whether some units of a resource are among them."""
+        """Tell whether it holds one of these units of a resource."""
         return (resource, card) == (self.resource, self.card) and not self.numbers.isdisjoint(numbers)
 
 

@@ -1,4 +1,4 @@
-"""The units of each resource that can be allocated, by qgpud's last answer; threads wait on it for changes."""
+"""The units of each resource, as of qgpud's last answer; threads wait on it for changes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class UnitWatch(Watched[Mapping[Resource, Units]]):
         return self.value.get(resource)
 
     def poll(self) -> Node | None:
-        """Ask qgpud and return its cards; None if it does not answer, and the value stays as it was."""
+        """Ask qgpud and return its cards. If it does not answer, return None and keep the last value."""
         with self._failure.logged(QgpuError):
             node, grants = self._qgpud.node(), self._qgpud.grants()
         if self._failure.text:

@@ -9,7 +9,7 @@ _T = TypeVar("_T")
 
 
 class Watched(Generic[_T]):
-    """A value with a number that grows by every change. All methods may be called from any thread."""
+    """A value and the number of its changes. Any thread may call any method."""
 
     def __init__(self, value: _T) -> None:
         self._changed = threading.Condition()
@@ -28,7 +28,7 @@ class Watched(Generic[_T]):
             return self._closed
 
     def set(self, value: _T) -> None:
-        """Set the value, and wake all who wait if it is another one."""
+        """Set the value; if it differs from the last one, wake all waiting threads."""
         with self._changed:
             if value != self._value:
                 self._value = value
@@ -36,19 +36,19 @@ class Watched(Generic[_T]):
                 self._changed.notify_all()
 
     def wait(self, seen: int, timeout_s: float) -> int:
-        """Wait until the number differs from ``seen``, or for this long; return the number."""
+        """Wait until the number of changes differs from ``seen``, at most ``timeout_s``; return the number."""
         with self._changed:
             self._changed.wait_for(lambda: self._number != seen or self._closed, timeout_s)
             return self._number
 
     def wake(self) -> None:
-        """Wake all who wait, as if something had changed."""
+        """Wake all waiting threads, as if the value had changed."""
         with self._changed:
             self._number += 1
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Wake all who wait, for good."""
+        """Wake all waiting threads; nothing waits from then on."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -1,12 +1,12 @@
 """The seccomp agent: receives the listeners that container runtimes hand over (OCI ``linux.seccomp.listenerPath``).
 
 A runtime connects, sends the container process state as JSON together with the listener's descriptor, and does not
-wait for an answer. So a connection is kept in the descriptor store from its first moment until a pod has the listener,
-and read without being emptied: whatever dies in between, the next daemon begins with it again. While the data plane is
-being replaced, the agent tries again, until its deadline.
+wait for an answer. So the agent keeps each connection in the descriptor store until a pod has the listener, and only
+peeks at the data: if the daemon dies meanwhile, the next daemon reads the same message. While the data plane is being
+replaced, the agent tries again, until its deadline.
 
-A runtime is no process of a pod's, so one that is, root in it too, is not heard. One that has ended may have been; what
-it has not said by then is not waited for.
+A runtime never runs in a pod, so the agent refuses senders that are in a pod, also root there. A sender that has ended
+may have been in a pod; the agent does not wait for the rest of its message.
 
 If no pod takes the listener, the agent closes it. Every watched call of that process then fails, so the process has no
 GPU instead of one without limits.
@@ -39,23 +39,23 @@ _log = structlog.get_logger("agent")
 _MAX_STATE = 1 << 20
 #: The size of a descriptor in a control message.
 _INT = array("i").itemsize
-#: How long a runtime may take to say what it sends.
+#: How long a runtime may take to send its message.
 _SILENCE_S = 5.0
-#: How long a listener waits for the data plane. Longer than the hook: a refusal here is for the process's life.
+#: How long a listener waits for the data plane: longer than the hook, because a refused process never gets a GPU.
 _TIMEOUT_S = 30.0
 _SECCOMP_FD = "seccompFd"
 
 #: The kernel's name of a listener, as /proc/PID/fd shows it.
 LISTENER = "anon_inode:seccomp notify"
 
-#: What a connection is called in the store, before its number.
+#: The prefix of connections' names in the store; a number follows.
 _KEPT = "start."
 
-#: Takes a copy of the listener of a process: (pid, container id, descriptor). The same one again changes nothing.
-#: Raises BackendGoneError to be asked again, QgpuError to refuse. crun 1.8 does not know the pid of a process that it
-#: brings in by exec, and says 0.
+#: Takes a copy of the listener of a process: (pid, container id, descriptor). A second call changes nothing. Raises
+#: BackendGoneError if the agent should call again, QgpuError to refuse. For a process that enters by exec, crun 1.8
+#: does not know the pid, and sends 0.
 Attach = Callable[[int, str, int], None]
-#: Returns the pod that a process, by its pid and its pidfd if it has not ended, is in; empty for none, UNKNOWN for one
+#: Returns the pod of a process, given its pid, and its pidfd unless it has ended; empty for none, UNKNOWN for a process
 #: that has ended.
 PodOf = Callable[[int, int | None], str]
 UNKNOWN = "?"
@@ -75,7 +75,7 @@ class Agent:
         self._listener.restore()
 
     def close(self) -> None:
-        """Accept no more listeners; leave to the next daemon what is not done."""
+        """Accept no more listeners; leave unfinished connections to the next daemon."""
         self._ending.set()
         self._listener.close()
 
@@ -86,7 +86,7 @@ class Agent:
             untrusted_fds.close(sock.detach())
             return
         name = f"{_KEPT}{os.fstat(sock.fileno()).st_ino}"
-        self._store.put(name, sock.fileno(), until_dropped=True)  # first of all: this process may die at any time
+        self._store.put(name, sock.fileno(), until_dropped=True)  # first, because this process may die at any time
         done = True
         try:
             sock.settimeout(0.0 if pod else _SILENCE_S)
@@ -97,7 +97,7 @@ class Agent:
             untrusted_fds.close(sock.detach())
 
     def _pod_at(self, sock: socket.socket) -> str:
-        """Return the pod that connected, as the kernel says."""
+        """Return the pod of the peer, which the kernel names; empty for none."""
         connection, process = wire.Connection(sock), None
         with suppress(OSError):
             process = connection.peer_process()
@@ -108,7 +108,7 @@ class Agent:
                 os.close(process)
 
     def _take(self, sock: socket.socket) -> bool:
-        """Do all that is to be done for a connection; False if the next daemon has to."""
+        """Serve a connection; return False if the next daemon has to."""
         fds: list[int] = []
         try:
             state = _received(sock, fds)
@@ -126,7 +126,7 @@ class Agent:
         return True
 
     def _attached(self, pid: int, container: str, listener: int) -> bool:
-        """Give a listener to its pod; False if the daemon ends before. Raises a QgpuError."""
+        """Give a listener to its pod; return False if the daemon ends first. Raises QgpuError."""
         deadline = time.monotonic() + _TIMEOUT_S
         while True:
             try:
@@ -143,7 +143,7 @@ class Agent:
 def _received(sock: socket.socket, fds: list[int]) -> Any:
     """Read one JSON value, even if the connection stays open after it. Append received descriptors to ``fds``.
 
-    One that has arrived in one piece, as runtimes send it, can be read again.
+    A value that has arrived in one piece, as runtimes send it, stays in the socket and can be read again.
     """
     # recv_fds() ignores its flags
     part, control, _, _ = sock.recvmsg(65536, socket.CMSG_LEN(4 * _INT), socket.MSG_PEEK)

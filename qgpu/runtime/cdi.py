@@ -1,7 +1,7 @@
 """The CDI specification: how a container runtime gives a pGPU to a container, with our hook.
 
-It has version 0.5.0, the lowest with all that we need, because older runtimes refuse newer versions. The file is
-replaced by rename, so a runtime never reads half of it.
+Its version is 0.5.0, the lowest with all that qgpu needs, because older runtimes refuse newer versions. The daemon
+replaces the file by rename, so a runtime never reads half of it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOUNT = ["ro", "nosuid", "nodev", "bind"]
 def specification(pgpus: Sequence[Pgpu], control_socket: Path) -> dict[str, Any]:
     """Return the CDI specification of this host: a device for each pGPU by number and by UUID, and one for all.
 
-    MIG instances that are gone are left out. Raises NotSupportedError if the driver's libraries cannot be found.
+    It leaves out MIG instances that are gone. Raises NotSupportedError if the driver's libraries cannot be found.
     """
     there = driver_files.nodes_by_pgpu(pgpus)
     pgpus = [pgpu for pgpu in pgpus if pgpu.index in there]
@@ -46,7 +46,7 @@ def common_edits(pgpus: Iterable[Pgpu]) -> dict[str, Any]:
     """Return what every container with a card needs, whichever it is. Raises NotSupportedError."""
     real = any(pgpu.minor is not None for pgpu in pgpus)
     return {
-        # Keeps the NVIDIA runtime, if installed too, from adding devices of its own.
+        # Keeps the NVIDIA runtime, if it is also installed, from adding devices of its own.
         "env": ["NVIDIA_VISIBLE_DEVICES=void"],
         "deviceNodes": [{"path": node} for node in (driver_files.shared_nodes() if real else ())],
         "mounts": [
@@ -76,7 +76,7 @@ def write(specification: dict[str, Any], directory: Path) -> Path:
 
 
 def card_edits(pgpus: Iterable[Pgpu]) -> dict[str, Any]:
-    """Return what gives a container these cards. Raises NotSupportedError if one is a MIG instance that is gone."""
+    """Return the CDI edits for these cards. Raises NotSupportedError if one is a MIG instance that is gone."""
     pgpus = list(pgpus)
     paths = list(dict.fromkeys(path for pgpu in pgpus for path in driver_files.nodes(pgpu).values()))
     return {"env": [f"{GPU_VARIABLE}{pgpu.index}={pgpu.uuid}" for pgpu in pgpus]} | (
@@ -94,7 +94,7 @@ class CdiFileWriter:
         self._seen: object = None
 
     def refresh(self) -> bool:
-        """Write the file if it is out of date, and tell whether it was. The check costs a few stat() calls.
+        """Write the file if it is out of date; return whether it was. The check costs a few stat() calls.
 
         Raises PermissionDeniedError, NotSupportedError.
         """
@@ -110,12 +110,12 @@ class CdiFileWriter:
 
 
 def driver_stamp() -> tuple[object, ...]:
-    """Return what changes when the driver's libraries or device nodes do."""
+    """Return a value that changes when the driver's libraries or device nodes change."""
     return driver_files.shared_nodes(), stamp(Path("/etc/ld.so.cache"))
 
 
 def stamp(path: Path) -> tuple[int, int] | None:
-    """Return what changes when a file is replaced or written; None if it is not there."""
+    """Return a value that changes when a file is replaced or written; None if there is no file."""
     try:
         status = path.stat()
     except OSError:

@@ -1,6 +1,6 @@
 """The CDI files of prepared grants, one for each claim: how a container runtime gives a prepared device to a container.
 
-A prepared device brings our hook with the device's name among its arguments. Only the runtime writes hooks into a
+A prepared device adds our hook, with the device's name among its arguments. Only the runtime writes hooks into a
 container's configuration, so an image or a pod cannot name a device that it was not given. The environment variable
 that the device also sets is for programs to read.
 """
@@ -22,7 +22,7 @@ from qgpu.runtime import cdi
 from qgpu.runtime.oci_container import CLAIM_VARIABLE
 from qgpu.runtime.oci_container import PREPARED_KIND as KIND
 
-#: What a file of ours begins and ends with; the claim's UID is between.
+#: The beginning and end of the files' names; the claim's UID is between them.
 _PREFIX, _SUFFIX = "qgpu-claim-", ".json"
 
 
@@ -36,9 +36,9 @@ def specification(
 ) -> dict[str, Any]:
     """Return the CDI specification of one claim.
 
-    ``cards`` are this host's by UUID. A device of a card that is gone has no device node; its hook then says so.
-    ``common`` is what every container with a card needs (``cdi.common_edits``), ``more`` what every one of this claim
-    does: variables and mounts.
+    ``cards`` are this host's by UUID. A device whose card is gone has no device node; its hook then refuses the
+    container. ``common`` is what every container with a card needs (``cdi.common_edits``); ``more`` has the variables
+    and mounts that every container of this claim needs besides.
     """
     return {
         "cdiVersion": cdi.VERSION,
@@ -59,7 +59,7 @@ def _edits(name: str, card: Pgpu | None, socket: Path, more: Mapping[str, Any]) 
 
 
 class ClaimCdiFiles:
-    """Keeps the CDI files of all prepared grants in a directory, and no others of ours."""
+    """Keeps the CDI files of all prepared grants in a directory, and removes those of other claims."""
 
     def __init__(
         self,
@@ -68,24 +68,24 @@ class ClaimCdiFiles:
         directory: Path,
         more: Callable[[PreparedGrant], Mapping[str, Any]] = lambda _: {},
     ) -> None:
-        """Take ``more``, which returns what a claim's containers need beyond their card."""
+        """``more`` returns what a claim's containers need beyond their card."""
         self._more = more
         self._cards = {pgpu.uuid: pgpu for pgpu in pgpus}
         self._socket, self.directory = socket, directory
         self._driver: object = None
         self._common: dict[str, Any] = {}
-        #: By UID: what a claim's file was last written from, and its stamp then.
+        #: By UID: the data from which a claim's file was last written, and the file's stamp then.
         self._written: dict[str, tuple[object, ...]] = {}
 
     def look(self) -> None:
-        """Look again for the driver's files if they may have changed. It may take long. Raises NotSupportedError."""
+        """Find the driver's files again if they may have changed. It may take long. Raises NotSupportedError."""
         if (driver := cdi.driver_stamp()) != self._driver:
             self._common, self._driver = cdi.common_edits(self._cards.values()), driver
 
     def refresh(self, grants: Mapping[str, PreparedGrant]) -> bool:
-        """Write what is missing or out of date, remove what belongs to no grant, and tell whether anything changed.
+        """Write missing and outdated files, remove files of no grant, and return whether anything changed.
 
-        ``look`` comes first. Raises PermissionDeniedError.
+        Call ``look`` first. Raises PermissionDeniedError.
         """
         changed = False
         with self._errors():
@@ -100,7 +100,7 @@ class ClaimCdiFiles:
         return changed
 
     def write(self, grant: PreparedGrant) -> None:
-        """Write one claim's file if need be. ``look`` comes first. Raises PermissionDeniedError."""
+        """Write one claim's file if it is missing or outdated. Call ``look`` first. Raises PermissionDeniedError."""
         with self._errors():
             self._write(grant.uid, grant)
 
@@ -122,6 +122,6 @@ class ClaimCdiFiles:
             raise PermissionDeniedError(f"{self.directory}: {error.strerror}; choose another directory") from error
 
     def _ours(self) -> list[Path]:
-        """List our files, and what a daemon that was killed while it wrote one left. Raises OSError."""
+        """List our files, and temporary files of a daemon that was killed while it wrote. Raises OSError."""
         found = self.directory.glob(f"{_PREFIX}*{_SUFFIX}"), self.directory.glob(f".{_PREFIX}*{_SUFFIX}.*")
         return [path for paths in found for path in paths]

@@ -1,7 +1,7 @@
 """Which devices a container may open, by the rules of its device cgroup (OCI ``linux.resources.devices``).
 
-A device node can appear by mknod or a mount; the rules decide whether it opens. A container without any rule may open
-everything, because that is what crun makes of it.
+A container can get a device node by mknod or a mount; the rules decide whether it can open it. A container without any
+rule may open everything, because crun interprets it so.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from qgpu.nvidia import abi
 
 _DRM_MAJOR = 226
-#: Devices that make video memory which no plane counts: (major, minor or None for all), name.
+#: Devices that create video memory that no plane counts: (major, minor or None for all), name.
 UNCOUNTED = (((_DRM_MAJOR, None), "/dev/dri"), ((abi.NV_MAJOR, abi.NV_MODESET_MINOR), "/dev/nvidia-modeset"))
 
 Number = tuple[int, int | None]

@@ -63,12 +63,12 @@ class Mount:
 
 
 def shared_nodes() -> list[str]:
-    """Return the device nodes that every program needs, as far as they exist."""
+    """Return those device nodes that every program needs and that exist."""
     return [node for node in SHARED_NODES if Path(node).is_char_device()]
 
 
 def nodes(pgpu: Pgpu) -> dict[Number, str]:
-    """Return the device nodes that a pGPU takes, and no other: path by (major, minor); none on the simulator.
+    """Return a pGPU's own device nodes, path by (major, minor); none on the simulator.
 
     A MIG instance has its card's node and its two capability files. Raises NotSupportedError if it is gone.
     """

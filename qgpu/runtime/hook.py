@@ -1,10 +1,10 @@
-"""The createRuntime hook: announces a container to the daemon before its process starts, or keeps it from starting.
+"""The createRuntime hook: announces a container to the daemon before its process starts, or stops the start.
 
 OCI runtimes run it as ``python3 -I -S hook.py SOCKET``, with the container's state on stdin. It decides nothing: the
-daemon makes the container a pod, or refuses with one line and the container does not start. While daemon or data plane
-are being replaced, the hook asks again; a container that is bound already is bound once. If there is no answer by its
-deadline, the container does not start either. The hook imports nothing of ours and little else, because every start of
-a container waits for it. Its messages are those of ``qgpu.ipc.wire``.
+daemon makes the container a pod, or refuses with one line and the container does not start. While the daemon or the
+data plane is being replaced, the hook asks again; asking twice binds a container only once. Without an answer by the
+deadline, the container does not start. The hook imports none of qgpu's modules and few others, because every start of a
+container waits for it. Its messages have the format of ``qgpu.ipc.wire``.
 """
 
 import json
@@ -15,13 +15,13 @@ import sys
 import syslog
 import time
 
-#: How long it waits for a daemon and a data plane, for all that it asks, and the pause between two tries, in seconds.
+#: Seconds that all requests together wait for a daemon and a data plane, and the pause between two tries.
 TIMEOUT_S, RETRY_S = 10, 0.05
-#: The code of a refusal because the data plane is gone (qgpu.errors.ExitCode.GPU_LOST): its successor may not refuse.
+#: The code of a refusal because the data plane is gone (qgpu.errors.ExitCode.GPU_LOST); its successor may accept.
 _GONE = 15
-#: How the names of prepared devices and of groups begin (qgpu.runtime.oci_container).
+#: The prefixes of names of prepared devices and of groups (qgpu.runtime.oci_container).
 _NAMED = "qgpu.io/claim=", "qgpu.io/group="
-#: How the annotations begin by which crun has the output of hooks written to a file of the host.
+#: The prefix of crun's annotations that write the hooks' output to a file of the host.
 _OUTPUT = "run.oci.hooks."
 #: How long a container waits for room in its GPU's memory, and how often it asks. A kubelet gives it two minutes.
 _ROOM_TIMEOUT_S, _POLL_S = 100, 0.2
@@ -46,7 +46,7 @@ def main() -> int:
             ],
             "rules": (linux.get("resources") or {}).get("devices") or [],
             "seccomp": linux.get("seccomp"),
-            # the namespaces that are its own, and what is mounted in it: each file system and source
+            # the container's own namespaces, and its mounts: file system and source of each
             "namespaces": [each.get("type") for each in linux.get("namespaces") or [] if not each.get("path")],
             "mounts": [
                 (each.get("type") or "", os.path.realpath(os.path.join(state["bundle"], each.get("source") or "")))
@@ -68,7 +68,7 @@ def main() -> int:
     try:
         answer = answered(path, request)
         name, end_s = answer.get("name"), time.monotonic() + _ROOM_TIMEOUT_S
-        while answer.get("waits"):  # memory of its GPU is being made free for it
+        while answer.get("waits"):  # the daemon is freeing memory on the GPU for this container
             if time.monotonic() > end_s:
                 return refuse(
                     f"pod {name}: no room yet, it waits for {answer['waits']}; start it again later", to_stderr
@@ -96,7 +96,7 @@ def answered(path: str, request: dict[str, object]) -> dict[str, object]:
             if answer.get("code") != _GONE:
                 raise RefusedError(why)
         except (OSError, ValueError) as error:
-            if why is None or not isinstance(error, TimeoutError):  # at the deadline the last answer says more
+            if why is None or not isinstance(error, TimeoutError):  # at the deadline, keep the last answer
                 why = f"{path}: {error}; a container gets a GPU only with its grant, and qgpud does not answer"
         if time.monotonic() + RETRY_S > deadline:
             raise RefusedError(f"{why} (tried for {TIMEOUT_S} s)")
@@ -108,7 +108,7 @@ def ask(path: str, request: dict[str, object], deadline: float) -> dict[str, obj
     body = json.dumps(request).encode()
     with socket.socket(socket.AF_UNIX) as sock:
         whole_s, rest_s = divmod(max(deadline - time.monotonic(), 0), 1)
-        # It blocks: a full queue fails a socket with Python's timeout at once (unix_stream_connect).
+        # The socket must block: with Python's timeout, a full queue fails connect() at once (unix_stream_connect).
         timeval = struct.pack("@ll", int(whole_s), int(rest_s * 1e6) or 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
         try:
@@ -145,8 +145,8 @@ def receive(sock: socket.socket, size: int, deadline: float) -> bytes:
 def refuse(why: object, to_stderr: bool) -> int:
     """Report why the container does not start: in the system log, and on stderr, which crun throws away.
 
-    It may quote what an image says. So a terminal is not told more than it can print, and stderr is not used where an
-    image can have chosen the file behind it: crun opens it as root.
+    The reason may quote text of an image. So a terminal gets printable characters only. If an image can have chosen the
+    file behind stderr, which crun opens as root, nothing is written there.
     """
     line = "".join(each if each.isprintable() else "?" for each in str(why))
     if to_stderr:

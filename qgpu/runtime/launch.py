@@ -1,4 +1,4 @@
-"""Becoming a pod: what a process does to itself between fork and exec, on each plane.
+"""How a process becomes a pod between fork and exec, on each plane.
 
 ``qgpuctl run`` calls this in the child. Only the filter, the cgroup and a few environment variables remain in the pod.
 """

@@ -1,7 +1,8 @@
 """A container as its runtime describes it to our hook: its name, the devices it may reach, the limits it asks for.
 
-The description is the OCI runtime specification's state, with the relevant parts of config.json. It comes from a
-privileged client but is checked all the same: a bad one gives one error line and no container.
+The description is the state of the OCI runtime specification, with the relevant parts of config.json. It comes from a
+privileged client, but is checked all the same: for an invalid description the container does not start, with one error
+line.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ PREPARED_KIND = "qgpu.io/claim"
 #: How the CDI name of a share group begins.
 GROUP_KIND = "qgpu.io/group"
 
-#: How crun's annotations begin (crun(1)), and those that change neither a container's cgroup nor its filter nor what
-#: runs: where hooks' output goes, what podman sets (--group-add keep-groups, label=nested), a stricter filter.
+#: The prefix of crun's annotations (crun(1)), and those that change neither a container's cgroup nor its filter nor
+#: its program: where hooks' output goes, what podman sets (--group-add keep-groups, label=nested), a stricter filter.
 _CRUN = "run.oci."
 _HARMLESS = {
     "run.oci.hooks.stdout",
@@ -40,10 +41,10 @@ _HARMLESS = {
     "run.oci.mount_context_type",
     "run.oci.seccomp_fail_unknown_syscall",
 }
-#: One that is harmless if it is empty: no cgroup is made below the container's scope. CRI-O is often configured so.
+#: An annotation that is harmless if empty: crun then makes no cgroup below the container's scope. CRI-O often sets it.
 _SUBGROUP = "run.oci.systemd.subgroup"
 
-#: NVIDIA's device nodes that belong to no card.
+#: NVIDIA's device nodes that do not belong to a card.
 _OF_EVERY_PROGRAM = {(abi.NV_MAJOR, abi.NV_CONTROL_MINOR), (abi.NV_MAJOR, abi.NV_MODESET_MINOR)}
 
 _SHORT_ID = 12
@@ -56,9 +57,9 @@ _KUBERNETES = (
     # CRI-O
     ("io.kubernetes.pod.namespace", "io.kubernetes.pod.name", "io.kubernetes.container.name"),
 )
-#: What Kubernetes calls its objects (DNS subdomains).
+#: Valid names of Kubernetes objects (DNS subdomains).
 _KUBERNETES_NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
-#: Annotations in which they name the Kubernetes pod's UID, in the same order.
+#: Annotations in which the same runtimes name the Kubernetes pod's UID, in the same order.
 _POD_UIDS = ("io.kubernetes.cri.sandbox-uid", "io.kubernetes.pod.uid")
 #: The annotation in which CRI-O passes on labels, as JSON. Other runtimes do not pass them on.
 _LABELS = "io.kubernetes.cri-o.Labels"
@@ -82,13 +83,13 @@ class Container:
     policy: ContainerPolicy = field(default_factory=ContainerPolicy)
     #: The prepared devices and groups that its runtime gave it.
     prepared: Sequence[str] = ()
-    #: The prepared devices that its environment names, each as often as it does.
+    #: The prepared devices that its environment names; repeated names stay.
     markers: Sequence[str] = ()
     #: Whether it is restored from a checkpoint.
     restored: bool = False
     #: The kinds of namespaces that it has for itself.
     namespaces: Sequence[str] = ()
-    #: Its mounts: the type of the file system, and the directory of the host that a bind mount shows.
+    #: Its mounts: the type of the file system, and for a bind mount the host's directory.
     mounts: Sequence[tuple[str, str]] = ()
 
     @property
@@ -99,19 +100,19 @@ class Container:
 
     @property
     def own_name(self) -> str:
-        """Its name as a pod if it has no choice: the one from Kubernetes, else its id. Raises InvalidValueError."""
+        """Its name as a pod if it requests none: the one from Kubernetes, else its id. Raises InvalidValueError."""
         name = ".".join(self.kubernetes_names())
         return cgroup.check_name(name) if name and len(name) <= _LONGEST else self.short_id
 
     @property
     def short_id(self) -> str:
-        """The name that it has by its id alone. Raises InvalidValueError."""
+        """Its name as a pod by its id alone. Raises InvalidValueError."""
         return cgroup.check_name(re.sub(r"[^A-Za-z0-9._-]", "-", self.id)[:_SHORT_ID])
 
     def kubernetes_names(self) -> tuple[str, ...]:
-        """Return its namespace, pod and container in Kubernetes; empty for none. RefusedError as ``pod_uid``.
+        """Return its namespace, pod and container in Kubernetes; empty for none. Raises RefusedError as ``pod_uid``.
 
-        An image may say anything there, too: what Kubernetes gives no object as a name counts as none.
+        An image can set these annotations to anything, so names that no Kubernetes object can have count as none.
         """
         said = {keys: tuple(self.annotations.get(key, "") for key in keys) for keys in _KUBERNETES}
         found = {names for names in said.values() if all(map(_KUBERNETES_NAME.fullmatch, names))}
@@ -122,8 +123,8 @@ class Container:
     def pod_uid(self) -> str:
         """Return the UID of its Kubernetes pod; empty for none.
 
-        A runtime sets its own annotation over a forged one, but passes on that of another runtime: RefusedError if
-        the two differ.
+        A runtime overwrites a forged annotation of its own, but passes on another runtime's. Raises RefusedError if the
+        two differ.
         """
         said = {self.annotations[key] for key in _POD_UIDS if key in self.annotations}
         if len(said) > 1:
@@ -137,7 +138,7 @@ class Container:
         )
 
     def prepared_devices(self) -> tuple[str, ...]:
-        """Return the names of its prepared devices. RefusedError if its environment names one that it was not given."""
+        """Return its prepared devices. Raises RefusedError if its environment names one that it was not given."""
         given = self._given(PREPARED_KIND)
         if forged := sorted(set(self.markers) - set(given)):
             raise RefusedError(
@@ -147,7 +148,7 @@ class Container:
         return given
 
     def group(self) -> str:
-        """Return the share group that its runtime put it in; empty for none. RefusedError for more than that."""
+        """Return its share group; empty for none. Raises RefusedError if it was also given other devices of qgpu's."""
         groups = self._given(GROUP_KIND)
         if len(groups) > 1 or (groups and self._given(PREPARED_KIND)):
             given = ", ".join(sorted(self.prepared))
@@ -161,8 +162,8 @@ class Container:
     def gpus(self, nodes: Mapping[int, Mapping[Number, str]]) -> list[int]:
         """Return its pGPUs: those whose device nodes it has; on the simulator, those that a CDI device named.
 
-        ``nodes`` are the device nodes of each pGPU; none on the simulator. An image can set the variables, so they
-        count only on the simulator. Raises RefusedError, also if it has only some of a MIG instance's nodes.
+        ``nodes`` are the device nodes of each pGPU; empty on the simulator. An image can set the variables, so they
+        count only on the simulator. Raises RefusedError for other devices, also for a part of a MIG instance's nodes.
         """
         majors = {abi.NV_MAJOR}.union(major for needed in nodes.values() for major, _ in needed)
         own = {(major, minor) for major, minor in self.devices if major in majors} - _OF_EVERY_PROGRAM
@@ -195,15 +196,15 @@ class Container:
         """
         if self.restored and any(nodes.values()):
             raise RefusedError(
-                f"container {self.id}: it is restored from a checkpoint, which brings back neither its seccomp "
-                "listener nor surely its cgroup, so its limits would not hold; start it anew"
+                f"container {self.id}: it is restored from a checkpoint, without its seccomp listener and perhaps in "
+                "another cgroup, so its limits would not hold; start it anew"
             )
 
     def check_annotations(self) -> None:
-        """Raise RefusedError for an annotation of crun's that is not known to be harmless.
+        """Raise RefusedError for an annotation of crun's that may be harmful.
 
-        podman passes on those of an image. ``run.oci.delegate-cgroup`` and ``run.oci.systemd.subgroup`` move it to a
-        cgroup of its choice, which may be another pod's; others bring another seccomp filter or listener.
+        podman passes on an image's annotations. ``run.oci.delegate-cgroup`` and ``run.oci.systemd.subgroup`` move the
+        container to a cgroup of the image's choice; others bring another seccomp filter or listener.
         """
         for name, value in self.annotations.items():
             harmless = name in _HARMLESS or (name == _SUBGROUP and not value)
@@ -214,32 +215,32 @@ class Container:
                 )
 
     def check_mounts(self) -> None:
-        """Raise RefusedError if cgroups of the host are mounted in it and its processes can leave theirs by that.
+        """Raise RefusedError if its processes could leave their cgroup through a mount of the host's cgroups.
 
-        Read-only mounts do not prevent it: clone3(CLONE_INTO_CGROUP) asks who may write to a cgroup, and not through
-        which mount. Its own cgroup namespace does where it sees no other cgroups, or the kernel keeps it in there. On
-        a hybrid host type cgroup is version 1.
+        A read-only mount does not prevent that: clone3(CLONE_INTO_CGROUP) checks who may write to a cgroup, not the
+        mount. A cgroup namespace of its own prevents it if no other cgroups are visible there, or if the kernel keeps
+        processes inside (nsdelegate). On a hybrid host, file system type cgroup is version 1.
         """
         for kind, source in self.mounts:
             new = kind == "cgroup2" or (kind == "cgroup" and not cgroup.is_hybrid())
             bound = not new and cgroup.shows_tree(source)
             if (new or bound) and "cgroup" not in self.namespaces:
                 raise RefusedError(
-                    f"container {self.id}: cgroups of the host are mounted in it, by which its processes can leave its "
-                    "limits, even if read-only; start it with a cgroup namespace of its own (--cgroupns=private), or "
-                    "without that mount"
+                    f"container {self.id}: cgroups of the host are mounted in it, so its processes can escape its "
+                    "limits, even if the mount is read-only; start it with a cgroup namespace of its own "
+                    "(--cgroupns=private), or without that mount"
                 )
             if bound and not cgroup.bounds_namespaces():
                 raise RefusedError(
-                    f"container {self.id}: it has {source} of the host, by which its processes can leave its limits, "
-                    "because cgroup v2 is mounted without nsdelegate here; start it without that mount"
+                    f"container {self.id}: it has {source} of the host, and cgroup v2 is mounted without nsdelegate "
+                    "here, so its processes can escape its limits; start it without that mount"
                 )
 
     def check_alone(self, at: str) -> None:
-        """Raise RefusedError if another process is in its cgroup or below: nothing else can be in a new one yet.
+        """Raise RefusedError if another process is in its cgroup or below: only its own can be in a new cgroup.
 
-        So it is no cgroup of another pod's, of a login session's or of qgpu's own programs. A restored container has
-        all of its processes there.
+        This excludes cgroups of other pods, of login sessions and of qgpu's own programs. A restored container may have
+        several processes of its own there.
         """
         try:
             others = set(cgroup.pids(at)) - {self.pid}
@@ -254,7 +255,7 @@ class Container:
     def check_devices(self, grants: Iterable[Grant] | None = None) -> None:
         """Raise RefusedError if it has a memory limit and reaches a device that makes video memory past any limit.
 
-        ``grants`` are those it gets; None: what it asks for.
+        ``grants`` are the grants that it gets; None: what it asks for.
         """
         limits = [self.wanted().grant] if grants is None else grants
         if any(grant.memory is not None for grant in limits) and (name := self.beyond_limits()):
@@ -286,7 +287,7 @@ class Container:
         return at
 
     def wanted(self) -> requested_limits.RequestedLimits:
-        """Return the limits it asks for. Raises InvalidValueError; RefusedError for limits it may not ask for."""
+        """Return the limits that it asks for. Raises InvalidValueError; RefusedError if it may not ask for them."""
         try:
             labels = {name: str(value) for name, value in json.loads(self.annotations.get(_LABELS, "{}")).items()}
         except (ValueError, AttributeError, RecursionError) as error:

@@ -1,10 +1,10 @@
 """The limits a container asks for by annotation, label or environment variable: the one table of names.
 
-For each limit an annotation overrides a label, and a label overrides the environment: an image may bring defaults, but
-the person who starts it decides. The administrator bounds what may be asked for; a request beyond is refused, not
-reduced. Contradicting names in one place are refused, and so are unknown names with our prefix, so that no container
-runs with another limit than its owner wrote. Who asks for no memory limit gets the most that may be asked for.
-Admission decides whether the limits fit.
+For each limit an annotation overrides a label, and a label overrides the environment: an image may set defaults, but
+the user who starts the container decides. The administrator bounds what containers may ask for; a larger request is
+refused, not reduced. Contradicting names in one place are refused, and so are unknown names with our prefix, so that no
+container runs with another limit than its owner wrote. A container that asks for no memory limit gets the largest that
+it may ask for. Admission decides whether the limits fit.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class RequestedLimits:
-    """The grant a container asks for on each of its pGPUs, and the pod name it wants (None: any)."""
+    """The grant that a container asks for on each of its pGPUs, and the pod name that it wants (None: any)."""
 
     grant: Grant = field(default_factory=Grant)
     name: str | None = None
-    #: Whether its memory limit is only the administrator's bound, because it asks for none.
+    #: Whether its memory limit is the administrator's bound, because the container asks for no limit.
     bounded: bool = False
 
     def on(self, memory: int) -> Grant:
-        """Return the grant on a pGPU with so many bytes; a bound that is no less than those is no limit there."""
+        """Return the grant on a pGPU with ``memory`` bytes. A bound of at least ``memory`` is no limit there."""
         idle = self.bounded and self.grant.memory is not None and self.grant.memory >= memory
         return replace(self.grant, memory=None) if idle else self.grant
 
@@ -47,7 +47,7 @@ def _number(text: str) -> int:
 
 
 def _number_or_none(text: str) -> int | None:
-    """Read a number; 0 means no limit, as its vendor defines it."""
+    """Read a number; 0 means no limit, as HAMi defines it."""
     return _number(text) or None
 
 
@@ -76,7 +76,7 @@ _class = partial(units.parse_choice, PodClass)
 #: Name, the limit it sets, how to read its value. Limits are the fields of Grant, and "name".
 Row = tuple[str, str, Callable[[str], Any]]
 
-#: Annotations and labels. Kubernetes does not pass resources of these names on to containers: use annotations.
+#: Annotations and labels. Kubernetes does not pass resources with these names to containers: use annotations.
 ANNOTATIONS: tuple[Row, ...] = (
     ("qgpu.io/name", "name", str),
     ("qgpu.io/cores", "cores", _number),
@@ -148,7 +148,7 @@ def _most_memory(*bounds: RequestBounds | None) -> int | None:
 
 
 def _bound(may: RequestBounds, limit: str, value: Any) -> str:
-    """Return why a value is out of bounds; empty if it is not."""
+    """Return why a value is out of bounds; empty if it is within."""
     if limit == "name" and not may.name:
         return "no name may be chosen there"
     if limit == "pod_class" and value not in may.classes:

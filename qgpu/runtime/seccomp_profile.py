@@ -3,8 +3,8 @@
 From these rules libseccomp builds the same filter for a container that ``qgpu.guardian.proxy.seccomp_filter`` builds
 for ``qgpuctl run``: an ioctl notifies the listener if the low byte of its number is a watched one, and so does a
 mapping that could be managed memory. A profile that allows calls one by one must also allow the other ioctls, and a
-rule can compare an argument only once. So these rules list the few prefixes of a number that contain no watched byte.
-docs/decisions/0017-seccomp-by-profile.md says what differs.
+rule can compare an argument only once. So these rules list prefixes of numbers that together cover all unwatched
+numbers. docs/decisions/0017-seccomp-by-profile.md says what differs from that filter.
 
 A profile may list only the machine's own architecture. A rule names a call, and libseccomp looks up its number on
 every listed architecture: 32-bit x86 has an ``mmap`` whose arguments are in memory, and another one named ``mmap2``.
@@ -36,9 +36,9 @@ UNCONFINED: dict[str, Any] = {"defaultAction": "SCMP_ACT_ALLOW", "syscalls": []}
 
 _ALLOW, _NOTIFY = "SCMP_ACT_ALLOW", "SCMP_ACT_NOTIFY"
 _CALLS = ("ioctl", "mmap")
-_REQUEST = 1  # ioctl's second argument
+_REQUEST = 1  # the index of ioctl's request argument
 _ADDRESS, _PROTECTION, _FLAGS, _OFFSET = 0, 2, 3, 5  # of mmap's
-#: A profile's name of the machine's own architecture.
+#: The names of the machine's own architecture in profiles.
 _ARCHITECTURES = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
 #: The flags that identify a shared mapping of a file at an address of the caller's choice.
 _FIXED = MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED | MAP_FIXED_NOREPLACE
@@ -131,7 +131,7 @@ def _rules(allowed_by_default: bool) -> list[dict[str, Any]]:
 
 
 def _others(mask: int, value: int, depth: int) -> Iterator[tuple[int, int]]:
-    """Yield prefixes of requests, as (mask, value), that together cover exactly the requests that are not watched."""
+    """Yield prefixes of requests, as (mask, value), that together cover exactly the unwatched requests."""
     inside = [prefix for prefix in WATCHED_PREFIXES if not (prefix[1] ^ value) & prefix[0] & mask]
     if not inside:
         yield mask, value

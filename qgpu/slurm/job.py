@@ -1,8 +1,8 @@
 """A Slurm job on this node: what Slurm gave one of its steps, the grants that follow, and its cgroup.
 
-All steps of a job on a node are one pod, because they share what the job was given: a batch script and the steps that
-it starts, or steps with ``--overlap``, would otherwise hold it several times. The pod's grant on a pGPU is the largest
-that a step was given there, so it never exceeds the job's.
+All steps of a job on a node are one pod, because they share the job's resources: a batch script and the steps that it
+starts, or steps with ``--overlap``, would otherwise hold them several times. The pod's grant on a pGPU is the largest
+grant of a step there, so it never exceeds the job's.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from qgpu.model.plane_api import Pgpu
 
 #: How many shards a card has unless plugstack.conf says otherwise: then a shard is one per cent.
 SHARDS_OF_A_CARD = 100
-#: The longest list of cards and the most digits of a number that the plugin may send.
+#: The most characters of a list of cards, and the most digits of a number, that the plugin may send.
 _MOST_TEXT, _DIGITS = 1024, 9
-#: The end of a job's cgroup, and what follows where slurmstepd itself lives: root's, as is all above (cgroup_v2.c).
+#: The end of a job's cgroup path, and the part below it where slurmstepd itself runs; root owns both (cgroup_v2.c).
 _JOB, _SLURMSTEPD = re.compile(r"/job_[0-9]+\Z"), re.compile(r"/step_[^/]+/slurm")
 #: The names of jobs' pods.
 _POD = re.compile(r"slurm-[0-9]+")
@@ -29,7 +29,7 @@ _POD = re.compile(r"slurm-[0-9]+")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What Slurm gave a step on this node, as slurmstepd knows it, and the lowest of the memory limits, in bytes.
+    """What Slurm gave a step on this node, by slurmstepd's variables, and the lowest memory limit, in bytes.
 
     Without ``shards`` the step has whole cards.
     """
@@ -40,7 +40,7 @@ class Step:
     shards_of_a_card: int = SHARDS_OF_A_CARD
     pod_class: PodClass = PodClass.OFFLINE
     memory: int | None = None
-    #: Whose job it is; None if the plugin is of a version that does not say.
+    #: The uid of the job's user; None if the plugin's version does not send it.
     uid: int | None = None
 
     @property
@@ -76,7 +76,7 @@ class Step:
 
 
 def described(raw: Mapping[str, Any]) -> Step:
-    """Read what the plugin says of a step. Raises InvalidValueError."""
+    """Read the plugin's description of a step. Raises InvalidValueError."""
     job = raw.get("job")
     if not isinstance(job, int) or isinstance(job, bool) or job <= 0:
         raise InvalidValueError(f"job {job!r}: a job is named by its number")
@@ -104,32 +104,32 @@ def described(raw: Mapping[str, Any]) -> Step:
 
 
 def larger(one: Grant, other: Grant) -> Grant:
-    """Return the larger of two steps' grants, limit by limit, in the class of the other."""
+    """Return the larger of two grants, limit by limit, with the class of ``other``."""
     return replace(other, cores=_larger(one.cores, other.cores), memory=_larger(one.memory, other.memory))
 
 
 def cgroup_of(job: int, path: str) -> str:
-    """Return the cgroup that Slurm made for a job, which a process in ``path`` is in; empty if there is none.
+    """Return the job's cgroup that contains cgroup ``path``; empty if there is none.
 
-    It is the outermost of that name: a user may have been given the cgroups below, and names those himself.
+    It is the outermost cgroup of that name: users may own the cgroups below, and choose their names.
     """
     found = re.match(rf"(.*?/job_{job})/step_", path, re.DOTALL)
     return found[1] if found else ""
 
 
 def step_of(job: str, path: str) -> str:
-    """Return the cgroup of the step that a process in ``path`` is in, in the cgroup of its job; empty if none."""
+    """Return the step's cgroup that contains cgroup ``path``, in the cgroup of its job; empty if there is none."""
     found = re.match(rf"{re.escape(job)}/step_[^/]+", path)
     return found[0] if found else ""
 
 
 def is_pod_name(name: str) -> bool:
-    """Tell whether a name is that of a job's pod, which no other pod may have."""
+    """Tell whether a name is reserved for pods of Slurm jobs."""
     return _POD.fullmatch(name) is not None
 
 
 def is_slurmstepd(path: str, pod: str) -> bool:
-    """Tell whether a cgroup is one of slurmstepd's own, in that of a job's pod."""
+    """Tell whether a cgroup in that of a job's pod is slurmstepd's own."""
     return _JOB.search(pod) is not None and path.startswith(pod) and _SLURMSTEPD.fullmatch(path[len(pod) :]) is not None
 
 

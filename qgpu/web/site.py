@@ -1,4 +1,4 @@
-"""The page's server: static files, an event stream of the daemon's state, and one request that changes something.
+"""The page's server: static files, an event stream of the daemon's state, and one request that sets a policy.
 
 Anyone who can connect may look. A change needs the token, must be JSON, and must come from the page itself: a page of
 another site can neither read the token nor make a browser send such a request.
@@ -77,11 +77,11 @@ class Site:
     def _history(self) -> Response:
         try:
             return Response(self._watcher.past(), "application/json", headers=_HEADERS)
-        except QgpuError as error:  # the daemon is gone for the moment
+        except QgpuError as error:  # the daemon does not answer now
             return _json_response(503, str(error))
 
     def _change(self, request: Request) -> Response:
-        """Set a policy, if only the page can have made the request."""
+        """Set a policy, after checking that the request comes from the page."""
         try:
             self._check(request)
             wanted = _json(request)

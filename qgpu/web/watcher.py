@@ -1,6 +1,7 @@
 """Asks the daemon once a second on behalf of all open pages, and keeps the last minutes.
 
-The daemon itself keeps the last hour, coarsely; it is asked for that when a page opens, at most every few seconds.
+The daemon itself keeps the last hour, at a lower resolution. The watcher asks for it when a page opens, at most every
+few seconds.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from qgpu import live_shares
 from qgpu.errors import QgpuError
 from qgpu.ipc.control_socket import Client
 
-#: How much of the past a new page's timeline shows.
+#: How many moments of the past a new page's timeline shows.
 HISTORY = 300
 _EVERY_S = 1.0
-#: How soon a disconnected reader is noticed while nothing happens.
+#: Seconds after which a disconnected reader is noticed while nothing else is sent.
 _STILL_HERE_S = 5.0
 _PAST_EVERY_S = 5.0
-#: How many of the last moments a new page gets whole; of the others it gets what a timeline shows.
+#: How many of the last moments a new page gets in full; of earlier moments it gets what the timeline shows.
 _WHOLE = 10
 _GPU_KEYS = ("index", "name", "memory", "policy", "online_policy", "period_ns", "problem", "utilization")
 
@@ -37,7 +38,7 @@ class Watcher:
         self._moments: deque[dict[str, Any]] = deque(maxlen=HISTORY)
         self._stop = threading.Event()
         self._asking = threading.Lock()
-        #: The last hour as JSON, and when it was asked for.
+        #: The last hour as JSON, and when the daemon was asked for it.
         self._past, self._past_s = b"{}", -_PAST_EVERY_S
         self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
         self._thread.start()
@@ -81,7 +82,7 @@ class Watcher:
                 client = client or self._connect()
                 now = live_shares.read(client)
                 before, last = now, before
-                if last is None:  # a share needs two answers
+                if last is None:  # shares are computed from two answers
                     self._stop.wait(_EVERY_S)
                     continue
                 moment = _moment(last, now)

@@ -4,9 +4,9 @@ import { bytes, clock, duration, inOrder, percent, put, tell, whole } from '/for
 import { Timeline, spark, spoken } from '/timeline.js';
 
 const made = id => document.getElementById(id).content.firstElementChild.cloneNode(true);
-// A pod below its quota lacks something only while it waits: others ask for less, or their policy guarantees none.
+// A pod below its quota gets too little only if it waits; else it asks for less, or its policy guarantees no quota.
 const short = pod => pod.below_now && pod.below_quota_reason.startsWith('waits');
-const FULL = 0.95; // of a limit: the next allocation may be refused
+const FULL = 0.95; // the part of a memory limit above which the next allocation may be refused
 const sum = (pods, of) => pods.reduce((total, pod) => total + of(pod), 0);
 
 export class Card {
@@ -63,7 +63,7 @@ export class Card {
     this.#table(colours);
   }
 
-  // The daemon lists this pGPU no more. What was last seen of it stays, marked as old.
+  // The daemon no longer lists this pGPU. Its last state stays, marked as old.
   missing(at) {
     const text = `pGPU ${this.index} is gone; last seen at ${clock(at)}`;
     this.#problem(text, true);
@@ -95,7 +95,7 @@ export class Card {
     pods.forEach((pod, place) => {
       if (!this.#rows.has(pod.pod)) this.#rows.set(pod.pod, made('pod'));
       const row = this.#rows.get(pod.pod);
-      if (body.children[place] !== row) body.insertBefore(row, body.children[place] || null); // moved only when it must
+      if (body.children[place] !== row) body.insertBefore(row, body.children[place] || null); // only if it is elsewhere
       showPod(row, pod, colours.of(pod.pod));
     });
   }
@@ -124,7 +124,7 @@ function showPod(row, pod, colour) {
     .filter(Boolean).join('; '));
 }
 
-// Where a pod is that is not on its card, and how much of its memory.
+// Where a pod is while it is not on its card, and how much of its memory lies in host memory.
 function place(pod) {
   const state = pod.state ?? 'running';
   if (state === 'running') return '';

@@ -29,7 +29,7 @@ const names = new Intl.Collator(undefined, { numeric: true });
 export const inOrder = pods => [...pods].sort((a, b) =>
   (a.class !== 'online') - (b.class !== 'online') || names.compare(a.pod, b.pod));
 
-// A pod keeps its colour while it lives; on every pGPU it has the same. A colour comes back when its pod has gone.
+// A pod has the same colour on every pGPU while it lives. When it has ended, another pod may get its colour.
 export class Colours {
   #of = new Map();
 
@@ -48,7 +48,7 @@ export class Colours {
   }
 }
 
-// Change an element's text only if it is another, so that selected text stays selected.
+// Change an element's text only if it differs, so that selected text stays selected.
 export function put(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }

@@ -1,5 +1,5 @@
 // The page: takes moments from the server's stream and the past hour from the daemon, and shows them.
-// Text from outside is only ever set as text.
+// Text from outside is set only as text, never as HTML.
 
 import { Card } from '/cards.js';
 import { Colours, inOrder, put, tell } from '/format.js';
@@ -18,7 +18,7 @@ const past = {}; // by pGPU
 let span = 300;
 let wasLive = null;
 
-// Behind '#', so that no server and no log sees it; out of the address bar as soon as it is read.
+// The token comes after '#', so that no server or log sees it, and leaves the address bar once it is read.
 function takeToken() {
   const found = new URLSearchParams(location.hash.slice(1)).get('token');
   if (found) {
@@ -51,7 +51,7 @@ async function fetchPast() {
   draw();
 }
 
-// A daemon that has just started knows nothing of before, but this page does.
+// A daemon that has just started does not know earlier moments, but this page does.
 function joined(old, fresh) {
   const from = fresh.points.length ? fresh.points[0].at : Infinity;
   const kept = (old ? old.points : []).filter(point => point.at < from && point.at > Date.now() / 1000 - 3600);
@@ -106,8 +106,8 @@ function draw() {
   for (const [index, each] of cards) each.draw(points(past[index], moments, index, span, now), span, now, colours);
 }
 
-// Shares near 95 % of a quota cross it all the time. Rows move only when most of the last seconds agree, but no pod
-// is marked that has had its whole quota, or no work, for two seconds.
+// Shares near 95 % of a quota cross it all the time. So marks change only when most of the last seconds agree. A pod
+// that has had its whole quota, or no work, for two seconds is not marked.
 function settle(pods) {
   const recent = moments.slice(-10);
   for (const pod of pods) {

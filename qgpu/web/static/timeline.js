@@ -4,7 +4,7 @@ import { clock, percent } from '/format.js';
 import { total } from '/series.js';
 
 const LEFT = 44, RIGHT = 6, TOP = 18, BOTTOM = 20;
-const ROWS = 12; // of the cursor's list
+const ROWS = 12; // at most in the cursor's list
 
 const svg = (name, attributes = {}, text = '') => {
   const made = document.createElementNS('http://www.w3.org/2000/svg', name);
@@ -99,7 +99,7 @@ export class Timeline {
     return parts.join('');
   }
 
-  // From the newest on, so that where two are close together the newer one is named.
+  // Newest first: where two are close together, only the newer one gets a label.
   #marks(points, width) {
     const marks = [];
     let free = width - RIGHT;
