@@ -55,7 +55,7 @@ class RmDevice:
 
     def grces(self) -> frozenset[int]:
         """Return the types of the card's copy engines that are on the compute engine's runlist."""
-        found = set()
+        found: set[int] = set()
         for kinds in abi.COPY_ENGINE_TYPES:
             params = ffi.new("NV2080_CTRL_CE_GET_CAPS_V2_PARAMS *", {"ceEngineType": kinds[0]})
             with suppress(RmError):  # the card has no such engine
