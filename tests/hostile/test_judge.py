@@ -95,6 +95,6 @@ def test_the_rate_of_turns_is_that_of_whole_turns(judge, began):
     watch = judge.Watch(world=None)
     for number in range(100):
         at = began + 0.0207 * number
-        watch.seen.append(judge.Look(at, at + 1e-5, steps(at)))
+        watch.seen.append(judge.StepReading(at, at + 1e-5, steps(at)))
 
     assert watch.rate(began, began + 1.86, 0.1) == pytest.approx(500, rel=0.004)

@@ -89,7 +89,7 @@ def registering(registered, monkeypatch):
     """A process in the middle of a registration, as far as the guardian can see."""
     monkeypatch.setattr(registered_channels, "_PATIENCE_S", 0.01)
     process = subprocess.Popen(["sleep", "1000"])
-    until(lambda: len(proc.syscall(process.pid, process.pid)) > 1)
+    until(lambda: "nanosleep" in proc.wchan(process.pid, process.pid))
     call = InflightSyscall(process.pid, process.pid, proc.syscall(process.pid, process.pid))
     registered.dispatcher._registered_channels._registering.calls[process.pid] = call
     yield registered
