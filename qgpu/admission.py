@@ -35,7 +35,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class Yielding:
-    """What admission must know about pGPUs with overcommitted memory. By default, every pod can yield."""
+    """Facts that admission needs about pGPUs with overcommitted memory. By default, every pod can yield."""
 
     #: Pods that cannot yield, because the driver cannot suspend them.
     stuck: Collection[str] = ()

@@ -1,4 +1,4 @@
-"""What tests need of the machine; a test whose need is missing is skipped with a line that names it."""
+"""Skips tests that need what this machine lacks, with a line that names it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the module is told of a plan's parts: gates, what they cover, and timeslices."""
+"""The daemon tells the module each part of a plan: the gate, what it covers, and both timeslices."""
 
 from __future__ import annotations
 
