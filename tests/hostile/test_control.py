@@ -212,6 +212,8 @@ def test_lingering_fd_of_refused_client_blocks_no_other_client(tmp_path, monkeyp
     server = Server(tmp_path, 0o600, None, answering, FdStore())
     with send_lingering(str(socket_path(tmp_path))):
         sent.set()
+        while len(attackers) > 1:  # two threads accept: root's client must not be taken for the attacker
+            time.sleep(0.001)
         with Client(tmp_path) as root:
             assert root.call("look")["value"] == 0
     server.close()

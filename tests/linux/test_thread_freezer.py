@@ -244,11 +244,16 @@ def test_who_is_traced_by_somebody_else_cannot_be_kept_still(program):
     if not tracer:
         thread_freezer._libc.ptrace(thread_freezer._SEIZE, thread, None, None)
         signal.pause()
+
+    def hold():
+        with thread_freezer.frozen_siblings(pid, pid, tuple):
+            pass
+
     try:
         while f"TracerPid:\t{tracer}" not in Path(f"/proc/{pid}/task/{thread}/status").read_text():
             time.sleep(0.005)
-        with pytest.raises(OSError, match="not permitted"), thread_freezer.frozen_siblings(pid, pid, tuple):
-            pass
+        with pytest.raises(OSError, match="not permitted"):
+            thread_freezer.run_as_tracer(hold)
     finally:
         os.kill(tracer, signal.SIGKILL)
         os.waitpid(tracer, 0)
