@@ -218,7 +218,7 @@ class FakeRm:
                 pass
             case abi.NV_ESC_ALLOC_OS_EVENT | abi.NV_ESC_FREE_OS_EVENT | abi.NV_ESC_ATTACH_GPUS_TO_FD:
                 pass
-            case abi.NV_ESC_RM_MAP_MEMORY_DMA | abi.NV_ESC_RM_ALLOC_CONTEXT_DMA2:
+            case abi.NV_ESC_RM_MAP_MEMORY_DMA | abi.NV_ESC_RM_UNMAP_MEMORY_DMA | abi.NV_ESC_RM_ALLOC_CONTEXT_DMA2:
                 pass
             case abi.NV_ESC_EXPORT_TO_DMABUF_FD:
                 if (fd := struct.unpack_from("<i", data)[0]) < 0:

@@ -205,7 +205,7 @@ def test_rows_name_module_action_iff_guardian_does_more():
         if row.why is Why.PROFILING:  # the module refuses it
             continue
         acts = row.number in (abi.NVA06C_SET_TIMESLICE, abi.NV00DE_REQUEST_DATA_POLL)
-        more = bool(row.look or row.gives or row.firmware) or acts
+        more = bool(row.inspection or row.adds_reference or row.firmware) or acts
         assert (row.in_module is not None) is more, row.name
     for row in classes.ROWS:
         if row.holds_memory_at is not None:

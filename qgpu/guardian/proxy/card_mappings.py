@@ -11,6 +11,7 @@ import errno
 import struct
 
 from qgpu.guardian.proxy import client_ownership
+from qgpu.guardian.proxy.dma_mappings import DmaMappings, Place
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.proxy.passthrough_memory import UNSEEN, PassthroughMemory
@@ -19,6 +20,9 @@ from qgpu.guardian.rules import classes, escapes
 from qgpu.nvidia import abi
 
 _FIELDS = struct.Struct("<IIII")  # client, device, address space or context DMA, memory
+#: Of the calls that map and unmap, whose last fields lie at the same distance from the end in every version.
+_LENGTH_AT, _OFFSET_BEFORE_END, _STATUS_BEFORE_END = 24, 16, 8
+_UNMAP_OFFSET_AT, _UNMAP_SIZE_AT = 24, 32
 #: Of the call for context DMAs.
 _HANDLE_AT, _STATUS_AT = (abi.offsetof("NVOS39_PARAMETERS", each) for each in ("hObjectNew", "status"))
 
@@ -29,15 +33,33 @@ class CardMappings(Handler):
     def __init__(self, ctx: HandlerContext, passthrough_memory: PassthroughMemory, untracked: UntrackedObjects) -> None:
         super().__init__(ctx)
         self._passthrough_memory, self._untracked_objects = passthrough_memory, untracked
+        self._mappings = DmaMappings(ctx)
 
     def map(self, pod_call: PodCall, block: IoctlBuffer) -> int:
         """Map memory whose class a pod may have."""
-        client, _, _, memory = _FIELDS.unpack_from(block.data)
+        client, device, space, memory = _FIELDS.unpack_from(block.data)
+        status_at = len(block.data) - _STATUS_BEFORE_END
         found = self._gpu_ops.object_info(pod_call.file, client, memory)
         if found is not None and found[0] in classes.PHYSICAL:
             self._count(classes.name(found[0]))
             return errno.EPERM
-        return self._perform(pod_call, abi.NV_ESC_RM_MAP_MEMORY_DMA, block)
+        if self._shared.clients.owns(self._pod, client) and not self._mappings.fits(client):
+            return self._ctx.answer(block, status_at, abi.NV_ERR_INSUFFICIENT_RESOURCES)
+        error = self._perform(pod_call, abi.NV_ESC_RM_MAP_MEMORY_DMA, block)
+        if not error and block.u32(status_at) == abi.NV_OK:
+            place = Place(device, space, block.u64(len(block.data) - _OFFSET_BEFORE_END))
+            self._mappings.add(client, place, block.u64(_LENGTH_AT), memory)
+        return error
+
+    def unmap(self, pod_call: PodCall, block: IoctlBuffer) -> int:
+        """Undo a mapping, or from branch 550 on what lies in a range."""
+        client, device, space, _ = _FIELDS.unpack_from(block.data)
+        status_at = len(block.data) - _STATUS_BEFORE_END
+        error = self._ctx.perform(pod_call, abi.NV_ESC_RM_UNMAP_MEMORY_DMA, block)
+        if not error and block.u32(status_at) == abi.NV_OK:
+            size = block.u64(_UNMAP_SIZE_AT) if status_at > _UNMAP_SIZE_AT else 0
+            self._mappings.remove(client, Place(device, space, block.u64(_UNMAP_OFFSET_AT)), size)
+        return error
 
     def context_dma(self, pod_call: PodCall, block: IoctlBuffer) -> int:
         """Make a context DMA: by this call RM would make an object of any class, with parameters of its own making."""

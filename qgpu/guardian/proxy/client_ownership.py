@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from qgpu.guardian.rules.rows import At, handles
+from qgpu.guardian.rules.rows import Handle, handles
 
 #: The refusal of clients of another process: made by it, or to be made on a file on which it makes them.
 OTHER_PROCESS = "client on another process's file"
@@ -22,7 +22,7 @@ class Owners(Protocol):
         """Tell whether a client belongs to a pod."""
 
 
-def names_any(owners: Owners, pod: str, own: int, places: Iterable[At], params: bytes | bytearray) -> bool:
+def names_any(owners: Owners, pod: str, own: int, places: Iterable[Handle], params: bytes | bytearray) -> bool:
     """Tell whether parameters name a client that is neither the call's own nor the pod's; 0 names none."""
     return any(client not in (0, own) and not owners.owns(pod, client) for client in handles(places, params))
 

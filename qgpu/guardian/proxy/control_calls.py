@@ -149,7 +149,7 @@ class ControlHandler(Handler):
         owner = self._shared.table.clients.get(asked.client)
         pod = owner.pod if owner is not None else self._pod
         row = controls.ALLOWED_TO_SOME[asked.command]
-        with self._shared.pod_lock(pod) if row.gives else nullcontext():
+        with self._shared.pod_lock(pod) if row.adds_reference else nullcontext():
             pod_call.begin_repeatable()
             with self._ctx.capability_for(row.why):
                 error = self._perform_control(request, taken)
@@ -191,7 +191,7 @@ class ControlHandler(Handler):
         command = asked.command
         row = controls.ALLOWED_TO_SOME[command]
         match command:
-            case abi.NV2080_GR_SET_CTXSW_PREEMPTION_MODE if params is not None and _gives_up_preemption(params):
+            case abi.NV2080_GR_SET_CTXSW_PREEMPTION_MODE if params is not None and self._changes_preemption(params):
                 return abi.NV_ERR_INSUFFICIENT_PERMISSIONS, row.name
             case abi.NVA06C_PREEMPT if params is None or not self._ends_own_turn(asked, params):
                 return abi.NV_ERR_INSUFFICIENT_PERMISSIONS, row.name
@@ -204,6 +204,14 @@ class ControlHandler(Handler):
         ):
             return abi.NV_ERR_INVALID_OBJECT_HANDLE, client_ownership.name(row.name)
         return None
+
+    def _changes_preemption(self, params: IoctlBuffer) -> bool:
+        """Tell whether a pod asks for a preemption mode that it may not have."""
+        asked = params.data.ljust(abi.sizeof("NV2080_CTRL_GR_SET_CTXSW_PREEMPTION_MODE_PARAMS"), b"\0")
+        flags, _, graphics, compute = struct.unpack_from("<IIII", asked)
+        if scheduling.gives_up_preemption(flags, compute):
+            return True
+        return self._ctx.limited() and scheduling.takes_graphics_buffers(flags, graphics)
 
     def _ends_own_turn(self, asked: rm_calls.Control, params: IoctlBuffer) -> bool:
         tsg = self._shared.table.objects.get((asked.client, asked.target))
@@ -256,7 +264,7 @@ class ControlHandler(Handler):
                 return self._perform_rarely(request)
             return self._proxy.escape(pod_call.file, abi.NV_ESC_RM_CONTROL, block)
         row = controls.ALLOWED_TO_SOME[asked.command]
-        if row.gives:
+        if row.adds_reference:
             pod_call.begin()
         at = row.descriptor_at
         assert at is not None
@@ -372,7 +380,7 @@ def _was_done(command: int, status: int) -> bool:
     """Tell from RM's answer to a repeated control whether the first attempt had succeeded."""
     there_already = {abi.NV_ERR_INSERT_DUPLICATE_NAME, abi.NV_ERR_STATE_IN_USE}
     return status in there_already or (
-        controls.ALLOWED_TO_SOME[command].takes_back and status == abi.NV_ERR_OBJECT_NOT_FOUND
+        controls.ALLOWED_TO_SOME[command].unregisters and status == abi.NV_ERR_OBJECT_NOT_FOUND
     )
 
 
@@ -412,12 +420,6 @@ def _share_type(params: IoctlBuffer | None) -> int:
     """Return with whom a policy shares a client's objects; NONE without parameters."""
     data = params.data if params is not None else bytearray()
     return int(_U16.unpack_from(data.ljust(_SHARE_TYPE_AT + 2, b"\0"), _SHARE_TYPE_AT)[0])
-
-
-def _gives_up_preemption(params: IoctlBuffer) -> bool:
-    asked = params.data.ljust(abi.sizeof("NV2080_CTRL_GR_SET_CTXSW_PREEMPTION_MODE_PARAMS"), b"\0")
-    flags, _, _, mode = struct.unpack_from("<IIII", asked)
-    return scheduling.gives_up_preemption(flags, mode)
 
 
 def _inside(pid: int, tid: int) -> int:

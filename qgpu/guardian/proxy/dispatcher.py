@@ -214,6 +214,7 @@ class Dispatcher:
             return PROCEED
         if rm_call in _MAPPINGS and not self._cpu_mappings.concerns(pod_call):
             if rm_call & 0xFF == abi.NV_ESC_RM_MAP_MEMORY:
+                self._cpu_mappings.count(pid)
                 self._passthrough_memory.before_cpu_mapping(pod_call)
             return PROCEED
         pod_call.file = self._ctx.take_fd(pod_call, call.fd)
@@ -310,6 +311,8 @@ class Dispatcher:
                 return self._dma_bufs.export(pod_call, block)
             case abi.NV_ESC_RM_MAP_MEMORY_DMA if not self._ctx.limited() and not escape.wrapped:
                 return self._card_mappings.map(pod_call, block)
+            case abi.NV_ESC_RM_UNMAP_MEMORY_DMA if not escape.wrapped:
+                return self._card_mappings.unmap(pod_call, block)
             case abi.NV_ESC_RM_ALLOC_CONTEXT_DMA2 if not escape.wrapped:
                 return self._card_mappings.context_dma(pod_call, block)
             case abi.NV_ESC_ATTACH_GPUS_TO_FD if not escape.wrapped:

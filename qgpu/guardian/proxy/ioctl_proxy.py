@@ -47,6 +47,10 @@ class IoctlBuffer:
         """Read a number of four bytes."""
         return int(_U32.unpack_from(self.data, at)[0])
 
+    def u64(self, at: int) -> int:
+        """Read a number of eight bytes."""
+        return int(_U64.unpack_from(self.data, at)[0])
+
     def patch_u64(self, at: int, value: int) -> None:
         """Replace a number of the pod's by ours."""
         _U64.pack_into(self.data, at, value)

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from qgpu.guardian.rules.rows import At, InModule, Of, Why
+from qgpu.guardian.rules.rows import Handle, InModule, Scope, Why
 from qgpu.nvidia import abi
 
 SEEN, LIBRARY, KERNEL = Why.SEEN, Why.LIBRARY, Why.KERNEL
 MEMORY, OTHERS, INTERNAL = Why.MEMORY, Why.OTHERS, Why.INTERNAL
 VGPU, DISPLAY, UNUSED = Why.VGPU, Why.DISPLAY, Why.UNUSED
 PROFILING, GRAPHICS = Why.PROFILING, Why.GRAPHICS
-NAMED, EVENT, ANSWER = Of.NAMED, Of.EVENT, Of.ANSWER
+NAMED, EVENT, ANSWER = Scope.NAMED, Scope.EVENT, Scope.ANSWER
 
 
 class Class(NamedTuple):
@@ -29,11 +29,11 @@ class Class(NamedTuple):
     name: str
     why: Why
     #: Handles of clients in the parameters; they must be the pod's own (0 for none).
-    clients: tuple[At, ...] = ()
+    clients: tuple[Handle, ...] = ()
     #: All other handles, by where RM looks them up.
-    handles: tuple[At, ...] = ()
+    handles: tuple[Handle, ...] = ()
     #: Members of pointer type that are not addresses for RM to read.
-    addresses: tuple[At, ...] = ()
+    addresses: tuple[Handle, ...] = ()
     #: The parameters begin with a file descriptor of the caller (8 bytes): a MIG capability.
     capability: bool = False
     #: The object keeps memory allocated, as another handle of it would; the memory's handle lies at this offset.
@@ -49,39 +49,58 @@ class Class(NamedTuple):
 
 
 #: Error notifiers, instance buffer, context share, address space, USERD, TSG: NV_CHANNEL_ALLOC_PARAMS.
-_OF_CHANNELS = (At(0), At(4), At(24), At(28), At(32, 8), At(140), At(240))
+_OF_CHANNELS = (Handle(0), Handle(4), Handle(24), Handle(28), Handle(32, 8), Handle(140), Handle(240))
 
 ROWS = (
     Class(0x0000, "NV01_ROOT", KERNEL),
     Class(0x0001, "NV01_ROOT_NON_PRIV", KERNEL),
-    Class(0x0002, "NV01_CONTEXT_DMA", SEEN, handles=(At(0), At(8))),
+    Class(0x0002, "NV01_CONTEXT_DMA", SEEN, handles=(Handle(0), Handle(8))),
     Class(0x0004, "NV01_TIMER", UNUSED),
-    Class(0x0005, "NV01_EVENT", SEEN, clients=(At(0),), handles=(At(4, of=NAMED),), addresses=(At(16, of=EVENT),)),
+    Class(
+        0x0005,
+        "NV01_EVENT",
+        SEEN,
+        clients=(Handle(0),),
+        handles=(Handle(4, scope=NAMED),),
+        addresses=(Handle(16, scope=EVENT),),
+    ),
     Class(0x000F, "FABRIC_MANAGER_SESSION", UNUSED),
     Class(0x0020, "NV0020_GPU_MANAGEMENT", UNUSED),
-    Class(0x003E, "NV01_MEMORY_SYSTEM", SEEN, handles=(At(108),), addresses=(At(96, of=ANSWER),), by_alloc_memory=True),
+    Class(
+        0x003E,
+        "NV01_MEMORY_SYSTEM",
+        SEEN,
+        handles=(Handle(108),),
+        addresses=(Handle(96, scope=ANSWER),),
+        by_alloc_memory=True,
+    ),
     Class(0x003F, "NV01_MEMORY_LOCAL_PRIVILEGED", MEMORY, empty_by_alloc_memory=True),
     Class(
         0x0040,
         "NV01_MEMORY_LOCAL_USER",
         SEEN,
-        handles=(At(108),),
-        addresses=(At(96, of=ANSWER),),
+        handles=(Handle(108),),
+        addresses=(Handle(96, scope=ANSWER),),
         empty_by_alloc_memory=True,
     ),
     Class(0x0041, "NV01_ROOT_CLIENT", KERNEL),
     Class(0x0042, "NV_MEMORY_EXTENDED_USER", UNUSED),
     Class(0x0060, "NV0060_SYNC_GPU_BOOST", UNUSED),
-    Class(0x0070, "NV01_MEMORY_VIRTUAL", SEEN, handles=(At(16),)),
+    Class(0x0070, "NV01_MEMORY_VIRTUAL", SEEN, handles=(Handle(16),)),
     Class(0x0071, "NV01_MEMORY_SYSTEM_OS_DESCRIPTOR", KERNEL, by_alloc_memory=True),
     Class(0x0073, "NV04_DISPLAY_COMMON", SEEN),
     Class(0x0078, "NV01_EVENT_KERNEL_CALLBACK", INTERNAL),
     Class(
-        0x0079, "NV01_EVENT_OS_EVENT", SEEN, clients=(At(0),), handles=(At(4, of=NAMED),), addresses=(At(16, of=EVENT),)
+        0x0079,
+        "NV01_EVENT_OS_EVENT",
+        SEEN,
+        clients=(Handle(0),),
+        handles=(Handle(4, scope=NAMED),),
+        addresses=(Handle(16, scope=EVENT),),
     ),
     Class(0x007D, "NV04_SOFTWARE_TEST", INTERNAL),
     Class(0x007E, "NV01_EVENT_KERNEL_CALLBACK_EX", INTERNAL),
-    Class(0x0080, "NV01_DEVICE_0", SEEN, clients=(At(4), At(8)), handles=(At(12, of=NAMED),)),
+    Class(0x0080, "NV01_DEVICE_0", SEEN, clients=(Handle(4), Handle(8)), handles=(Handle(12, scope=NAMED),)),
     Class(0x0081, "NV01_MEMORY_LIST_SYSTEM", MEMORY),
     Class(0x0082, "NV01_MEMORY_LIST_FBMEM", MEMORY),
     Class(0x0083, "NV01_MEMORY_LIST_OBJECT", MEMORY),
@@ -90,17 +109,17 @@ ROWS = (
     Class(0x00B1, "NV01_MEMORY_HW_RESOURCES", MEMORY),
     Class(0x00C2, "NV01_MEMORY_LOCAL_PHYSICAL", MEMORY),
     Class(0x00C3, "NV01_MEMORY_SYNCPOINT", UNUSED),
-    Class(0x00DA, "NV_SEMAPHORE_SURFACE", SEEN, handles=(At(0), At(4)), module=InModule.HOLDS_MEMORY),
+    Class(0x00DA, "NV_SEMAPHORE_SURFACE", SEEN, handles=(Handle(0), Handle(4)), module=InModule.HOLDS_MEMORY),
     Class(0x00DB, "NV40_DEBUG_BUFFER", UNUSED),
     Class(0x00DE, "RM_USER_SHARED_DATA", SEEN),
     Class(0x00E0, "NV_MEMORY_EXPORT", MEMORY),
     Class(0x00F1, "NV_IMEX_SESSION", MEMORY),
     Class(0x00F3, "NV01_MEMORY_FLA", MEMORY),
-    Class(0x00F8, "NV_MEMORY_FABRIC", SEEN, handles=(At(40),), holds_memory_at=40, module=InModule.FURTHER_HANDLE),
+    Class(0x00F8, "NV_MEMORY_FABRIC", SEEN, handles=(Handle(40),), holds_memory_at=40, module=InModule.FURTHER_HANDLE),
     Class(0x00F9, "NV_MEMORY_FABRIC_IMPORT_V2", UNUSED),
     Class(0x00FB, "NV_MEMORY_FABRIC_IMPORTED_REF", UNUSED),
-    Class(0x00FD, "NV_MEMORY_MULTICAST_FABRIC", LIBRARY, addresses=(At(32, of=EVENT), At(72, of=EVENT))),
-    Class(0x00FE, "NV_MEMORY_MAPPER", GRAPHICS, handles=(At(0), At(8))),
+    Class(0x00FD, "NV_MEMORY_MULTICAST_FABRIC", LIBRARY, addresses=(Handle(32, scope=EVENT), Handle(72, scope=EVENT))),
+    Class(0x00FE, "NV_MEMORY_MAPPER", GRAPHICS, handles=(Handle(0), Handle(8))),
     Class(0x0100, "LOCK_STRESS_OBJECT", INTERNAL),
     Class(0x0101, "LOCK_TEST_RELAXED_DUP_OBJECT", INTERNAL),
     Class(0x2080, "NV20_SUBDEVICE_0", SEEN),
@@ -108,15 +127,15 @@ ROWS = (
     Class(0x208F, "NV20_SUBDEVICE_DIAG", SEEN),
     Class(0x30F1, "NV30_GSYNC", DISPLAY),
     Class(0x402C, "NV40_I2C", UNUSED),
-    Class(0x503B, "NV50_P2P", LIBRARY, handles=(At(0), At(4))),
+    Class(0x503B, "NV50_P2P", LIBRARY, handles=(Handle(0), Handle(4))),
     Class(0x503C, "NV50_THIRD_PARTY_P2P", SEEN),
     Class(0x5080, "NV50_DEFERRED_API_CLASS", OTHERS),
-    Class(0x50A0, "NV50_MEMORY_VIRTUAL", SEEN, handles=(At(108),), addresses=(At(96, of=ANSWER),)),
-    Class(0x83DE, "GT200_DEBUGGER", SEEN, clients=(At(0), At(4)), handles=(At(8, of=NAMED),)),
+    Class(0x50A0, "NV50_MEMORY_VIRTUAL", SEEN, handles=(Handle(108),), addresses=(Handle(96, scope=ANSWER),)),
+    Class(0x83DE, "GT200_DEBUGGER", SEEN, clients=(Handle(0), Handle(4)), handles=(Handle(8, scope=NAMED),)),
     Class(0x844C, "G84_PERFBUFFER", UNUSED),
     Class(0x900E, "MPS_COMPUTE", LIBRARY),
     Class(0x902D, "FERMI_TWOD_A", GRAPHICS, on_compute_engine=True),
-    Class(0x9067, "FERMI_CONTEXT_SHARE_A", SEEN, handles=(At(0),)),
+    Class(0x9067, "FERMI_CONTEXT_SHARE_A", SEEN, handles=(Handle(0),)),
     Class(0x906F, "GF100_CHANNEL_GPFIFO", UNUSED),
     Class(0x9072, "GF100_DISP_SW", DISPLAY),
     Class(0x9074, "GF100_TIMED_SEMAPHORE_SW", UNUSED),
@@ -128,7 +147,7 @@ ROWS = (
     Class(0x90E7, "GF100_SUBDEVICE_INFOROM", SEEN),
     Class(0x90EC, "GF100_HDACODEC", UNUSED),
     Class(0x90F1, "FERMI_VASPACE_A", SEEN),
-    Class(0xA06C, "KEPLER_CHANNEL_GROUP_A", SEEN, handles=(At(0), At(4), At(8))),
+    Class(0xA06C, "KEPLER_CHANNEL_GROUP_A", SEEN, handles=(Handle(0), Handle(4), Handle(8))),
     Class(0xA06F, "KEPLER_CHANNEL_GPFIFO_A", LIBRARY, handles=_OF_CHANNELS),
     Class(0xA080, "KEPLER_DEVICE_VGPU", VGPU),
     Class(0xA081, "NVA081_VGPU_CONFIG", VGPU),
@@ -141,7 +160,7 @@ ROWS = (
     Class(0xB06F, "MAXWELL_CHANNEL_GPFIFO_A", LIBRARY, handles=_OF_CHANNELS),
     Class(0xB0B5, "MAXWELL_DMA_COPY_A", LIBRARY),
     Class(0xB1CC, "MAXWELL_PROFILER_CONTEXT", UNUSED),
-    Class(0xB2CC, "MAXWELL_PROFILER_DEVICE", PROFILING, clients=(At(0),), handles=(At(4, of=NAMED),)),
+    Class(0xB2CC, "MAXWELL_PROFILER_DEVICE", PROFILING, clients=(Handle(0),), handles=(Handle(4, scope=NAMED),)),
     Class(0xB4B7, "NVB4B7_VIDEO_ENCODER", LIBRARY),
     Class(0xB8B0, "NVB8B0_VIDEO_DECODER", SEEN),
     Class(0xB8D1, "NVB8D1_VIDEO_NVJPG", SEEN),
@@ -192,7 +211,7 @@ ROWS = (
     Class(0xC9FA, "NVC9FA_VIDEO_OFA", LIBRARY),
     Class(0xCA6F, "BLACKWELL_CHANNEL_GPFIFO_B", LIBRARY, handles=_OF_CHANNELS),
     Class(0xCAB5, "BLACKWELL_DMA_COPY_B", LIBRARY),
-    Class(0xCB33, "NV_CONFIDENTIAL_COMPUTE", SEEN, clients=(At(0),)),
+    Class(0xCB33, "NV_CONFIDENTIAL_COMPUTE", SEEN, clients=(Handle(0),)),
     Class(0xCB97, "HOPPER_A", GRAPHICS, on_compute_engine=True),
     Class(0xCBA2, "HOPPER_SEC2_WORK_LAUNCH_A", LIBRARY),
     Class(0xCBC0, "HOPPER_COMPUTE_A", SEEN, on_compute_engine=True),

@@ -28,7 +28,14 @@ ALLOWED_TO_SOME = ALLOWED | {row.number: row for row in ROWS if row.why in {Why.
 PLAIN = frozenset(
     row.number
     for row in ALLOWED.values()
-    if not (row.look or row.clients or row.pointers or row.descriptor_at is not None or row.gives or row.firmware)
+    if not (
+        row.inspection
+        or row.clients
+        or row.pointers
+        or row.descriptor_at is not None
+        or row.adds_reference
+        or row.firmware
+    )
 ) - {abi.NV00DE_REQUEST_DATA_POLL}
 
 

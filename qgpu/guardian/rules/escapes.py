@@ -87,6 +87,7 @@ ROWS = (
         abi.MAP_MEMORY_DMA_BYTES,
         refused=Refused.UNDER_LIMIT,
     ),
+    Escape(abi.NV_ESC_RM_UNMAP_MEMORY_DMA, "NV_ESC_RM_UNMAP_MEMORY_DMA", abi.UNMAP_MEMORY_DMA_BYTES),
 )
 
 #: The calls that the seccomp filters intercept: (number, bytes).

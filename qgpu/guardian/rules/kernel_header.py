@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from qgpu.guardian.rules import classes, controls, escapes, scheduling
-from qgpu.guardian.rules.rows import At, Control, InModule, Why
+from qgpu.guardian.rules.rows import Control, Handle, InModule, Why
 from qgpu.nvidia import abi
 
 HEADER = Path(__file__).resolve().parents[3] / "kmod" / "rules.h"
@@ -117,11 +117,11 @@ def _engines() -> list[str]:
     return [f"0x{bits >> at & 0xFFFFFFFF:08x}" for at in range(0, bits.bit_length(), 32)]
 
 
-def _clients(places: Iterable[At]) -> list[str]:
+def _clients(places: Iterable[Handle]) -> list[str]:
     """Encode which 32-bit words of the parameters are client handles, one bit each."""
     words = 0
     for place in places:
-        assert place.many == 1, "the module knows single handles only"
+        assert place.number == 1, "the module knows single handles only"
         assert place.at % _WORD == 0, "the module knows whole words only"
         words |= 1 << place.at // _WORD
     return [f".clients = {words:#x}"] if words else []

@@ -72,7 +72,7 @@ class InModule(enum.Enum):
     HOLDS_MEMORY = "charges all memory of the client until the pod has no file left, because RM keeps the memory named"
 
 
-class Of(enum.Enum):
+class Scope(enum.Enum):
     """Where RM looks a handle up."""
 
     #: In the client of the call. It must belong to the file on which the call is made; RM checks that.
@@ -87,16 +87,16 @@ class Of(enum.Enum):
     ANSWER = enum.auto()
 
 
-class At(NamedTuple):
-    """Where handles lie in parameters: ``many`` of them, ``stride`` bytes apart.
+class Handle(NamedTuple):
+    """Where handles lie in parameters: ``number`` of them, ``stride`` bytes apart.
 
     With a ``size``, only in parameters of that many bytes: driver branches differ, and RM accepts only its own size.
     """
 
     at: int
-    many: int = 1
+    number: int = 1
     stride: int = 4
-    of: Of = Of.CALLER
+    scope: Scope = Scope.CALLER
     size: int | None = None
 
 
@@ -111,7 +111,7 @@ class Pointer(NamedTuple):
     count_at: int | None = 0
 
 
-class Look(enum.Enum):
+class Inspection(enum.Enum):
     """Why the guardian inspects the parameters of an allowed control."""
 
     JUDGE = "its parameters may get it refused"
@@ -125,18 +125,18 @@ class Control(NamedTuple):
     number: int
     name: str
     why: Why
-    look: Look | None = None
+    inspection: Inspection | None = None
     #: Handles of clients; they must be the pod's own (0 for none).
-    clients: tuple[At, ...] = ()
+    clients: tuple[Handle, ...] = ()
     #: All other handles, by where RM looks them up.
-    handles: tuple[At, ...] = ()
+    handles: tuple[Handle, ...] = ()
     pointers: tuple[Pointer, ...] = ()
     #: A file descriptor of the caller (4 bytes).
     descriptor_at: int | None = None
     #: It adds a reference to memory, in the kernel or in a client.
-    gives: bool = False
+    adds_reference: bool = False
     #: It unregisters what another control has registered, and reports an error if that is gone.
-    takes_back: bool = False
+    unregisters: bool = False
     #: RM sends it to firmware unread, and does not check whose client it is issued on.
     firmware: bool = False
     #: What the kernel module does if the guardian does more than issue the control.
@@ -148,9 +148,9 @@ class Control(NamedTuple):
         return InModule.FIRMWARE if self.firmware else self.module
 
 
-def handles(places: Iterable[At], params: bytes | bytearray) -> Iterator[int]:
+def handles(places: Iterable[Handle], params: bytes | bytearray) -> Iterator[int]:
     """Read the handles at these places of the parameters, as far as the parameters reach."""
-    for at, many, stride, _, size in places:
+    for at, number, stride, _, size in places:
         if size is None or size == len(params):
-            for place in range(at, min(at + many * stride, len(params) - 3), stride):
+            for place in range(at, min(at + number * stride, len(params) - 3), stride):
                 yield _U32.unpack_from(params, place)[0]

@@ -23,6 +23,14 @@ def gives_up_preemption(flags: int, mode: int) -> bool:
     return bool(flags & abi.PREEMPTION_MODE_FLAGS_CILP) and mode != abi.PREEMPTION_MODE_COMPUTE_CILP
 
 
+def takes_graphics_buffers(flags: int, graphics: int) -> bool:
+    """Tell whether GR_SET_CTXSW_PREEMPTION_MODE asks for preemption within a draw.
+
+    RM gives the context buffers for that, which cannot be counted. No compute program asks for it.
+    """
+    return bool(flags & abi.PREEMPTION_MODE_FLAGS_GFXP) and graphics != abi.PREEMPTION_MODE_GRAPHICS_WFI
+
+
 def ends_turn(wait: int, manual_timeout: int) -> bool:
     """Tell whether PREEMPT takes a TSG off the engine once, and returns when it is off.
 

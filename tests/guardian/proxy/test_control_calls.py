@@ -249,6 +249,18 @@ def test_compute_stays_preemptible_at_any_instruction(on_card, flags, mode, answ
     assert status(on_card.call(abi.NV_ESC_RM_CONTROL, asked, params)[2]) == answer
 
 
+@pytest.mark.parametrize(("limited", "graphics", "refused"), [(True, 1, True), (True, 0, False), (False, 1, False)])
+def test_graphics_preemption_buffers_need_no_limit(on_card, limited, graphics, refused):
+    """RM takes them for the context, and nobody can count them."""
+    if not limited:
+        on_card.limits.clear()
+    params = struct.pack("<IIIIQQ", 3, TSG, graphics, 2, 0, 0)
+    asked = control(abi.NV2080_GR_SET_CTXSW_PREEMPTION_MODE, target=3, size=32)
+    answer = abi.NV_ERR_INSUFFICIENT_PERMISSIONS if refused else abi.NV_OK
+
+    assert status(on_card.call(abi.NV_ESC_RM_CONTROL, asked, params)[2]) == answer
+
+
 def preempt(pod, client=7, target=20, command=abi.NVA06C_PREEMPT, size=8, flags=0, params=b"\1" + bytes(15)):
     asked = bytearray(control(command, target, size, client))
     struct.pack_into("<I", asked, 12, flags)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import struct
 
 import pytest
 
+from qgpu.guardian.proxy import cpu_mappings
 from qgpu.guardian.rules import escapes
 from qgpu.nvidia import abi
 from tests.guardian.asked import alloc
@@ -53,3 +55,16 @@ def test_another_pods_client_is_left_to_the_kernel(on_card, made, number):
 def test_guardian_makes_system_memory_with_its_mapping(on_card, made):
     assert memory_with_mapping(on_card, made) == [abi.NV_ESC_RM_ALLOC_MEMORY]
     assert memory_with_mapping(on_card, KERNELS) == []
+
+
+@pytest.mark.parametrize(("limited", "calls"), [(True, 2), (False, 4)])
+def test_a_limited_process_maps_only_so_often(on_card, made, monkeypatch, limited, calls):
+    """RM undoes all mappings of a client at once, and nothing tells of those that the kernel removed."""
+    monkeypatch.setattr(cpu_mappings, "_MOST", 2)
+    if not limited:
+        on_card.limits.clear()
+
+    assert sum(bool(mapping(on_card, made, abi.NV_ESC_RM_MAP_MEMORY)) for _ in range(4)) == calls
+    if limited:
+        argument = struct.pack("<III", KERNELS, 3, 30) + bytes(SIZES[abi.NV_ESC_RM_MAP_MEMORY] - 12)
+        assert on_card.call(abi.NV_ESC_RM_MAP_MEMORY, argument)[:2] == (-1, errno.ENOMEM)

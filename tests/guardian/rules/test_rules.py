@@ -64,7 +64,7 @@ def test_each_control_is_in_its_file():
 def test_a_client_that_rm_looks_a_handle_up_in_is_known():
     """It is in the same parameters, and must be the pod's own."""
     for row in (*controls.ROWS, *classes.ROWS):
-        named = {place.size for place in row.handles if place.of is rows.Of.NAMED}
+        named = {place.size for place in row.handles if place.scope is rows.Scope.NAMED}
         assert named <= {place.size for place in row.clients}, row.name
 
 
@@ -82,7 +82,10 @@ def test_a_controls_name_begins_with_its_class():
 
 
 def test_what_is_refused_has_nothing_to_be_carried_out_by():
-    bare = ("look", "clients", "handles", "pointers", "descriptor_at", "gives", "takes_back", "firmware")
+    bare = (
+        *("inspection", "clients", "handles", "pointers", "descriptor_at"),
+        *("adds_reference", "unregisters", "firmware"),
+    )
 
     for row in controls.ROWS:
         allowed = row.number in controls.ALLOWED_TO_SOME
@@ -93,7 +96,7 @@ def test_plain_controls_are_allowed_and_unremarkable():
     assert controls.ALLOWED.keys() > controls.PLAIN
     for number in controls.PLAIN:
         row = controls.ALLOWED[number]
-        assert (row.look, row.clients, row.pointers, row.descriptor_at) == (None, (), (), None)
+        assert (row.inspection, row.clients, row.pointers, row.descriptor_at) == (None, (), (), None)
 
 
 @pytest.mark.parametrize("trace", RECORDINGS, ids=by_trace)
@@ -245,15 +248,15 @@ class _Owners:
 def test_a_client_in_any_place_is_looked_at(client, refused):
     params = bytes(12) + client.to_bytes(4, "little") + bytes(4)
 
-    assert client_ownership.names_any(_Owners(), "web", 7, (rows.At(4, 2, 8),), params) is refused
+    assert client_ownership.names_any(_Owners(), "web", 7, (rows.Handle(4, 2, 8),), params) is refused
 
 
 def test_a_place_counts_in_parameters_of_its_size():
-    place = rows.At(0, size=24)
+    place = rows.Handle(0, size=24)
 
     assert list(rows.handles([place], bytes(24))) == [0]
     assert list(rows.handles([place], bytes(40))) == []
 
 
 def test_places_beyond_the_parameters_name_nothing():
-    assert list(rows.handles((rows.At(0, 4), rows.At(40)), bytes(10))) == [0, 0]
+    assert list(rows.handles((rows.Handle(0, 4), rows.Handle(40)), bytes(10))) == [0, 0]
