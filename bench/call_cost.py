@@ -39,8 +39,7 @@ from script import Script, run
 from qgpu.guardian import server
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.failover.journal import Journal
-from qgpu.guardian.gpu.enforcer import Moved
-from qgpu.guardian.gpu.gpu_ops import GpuOps
+from qgpu.guardian.gpu.gpu_ops import GpuOps, Moved
 from qgpu.guardian.proxy import alloc_checks, rm_calls
 from qgpu.guardian.proxy.dispatcher import Dispatcher
 from qgpu.guardian.proxy.handler_context import HandlerContext

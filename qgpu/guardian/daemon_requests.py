@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qgpu.errors import RefusedError, no_pod
-from qgpu.guardian.daemon_sessions import Answer, DaemonSession
+from qgpu.guardian.daemon_sessions import Answer, DaemonSession, Operation
 from qgpu.guardian.gpu.gpu import Gpu
 from qgpu.guardian.gpu.reconciler import BATCH
 from qgpu.guardian.proxy.shared_state import SharedState
@@ -31,9 +31,9 @@ class DaemonRequests:
     _amended: Callable[[str], None]
     _retired: Callable[[str], None]
 
-    def find(self, name: str) -> Callable[[DaemonSession, dict[str, Any], list[int]], Answer]:
+    def find(self, name: str) -> Operation:
         """Return the handler of a request by name. Raises AttributeError."""
-        found: Callable[[DaemonSession, dict[str, Any], list[int]], Answer] = getattr(self, f"_op_{name}")
+        found: Operation = getattr(self, f"_op_{name}")
         return found
 
     def _op_hello(self, session: DaemonSession, message: dict[str, Any], _: list[int]) -> Answer:
@@ -53,19 +53,17 @@ class DaemonRequests:
     def _op_listener(self, _: DaemonSession, message: dict[str, Any], __: list[int]) -> Answer:
         return {}, [self._shared.listeners[message["listener"]][1].fd]
 
-    def _op_adopt(self, _: DaemonSession, message: dict[str, Any], fds: list[int]) -> Answer:
+    def _op_adopt(self, _: DaemonSession, message: dict[str, Any], fds: list[int]) -> None:
         """Take over a dead guardian's listener that we have no copy of; it is served once all are here."""
         self._shared.listeners.add(message["pod"], fds[0], message["listener"])
-        return {}, []
 
-    def _op_adopted(self, _: DaemonSession, __: dict[str, Any], ___: list[int]) -> Answer:
+    def _op_adopted(self, _: DaemonSession, __: dict[str, Any], ___: list[int]) -> None:
         for number in self._shared.listeners:
             self._serve(number)
         self._shared.listeners.release_slots()
         served = {pod for pod, _ in self._shared.listeners.values()}
         known = {client.pod for client in self._shared.table.clients.values()}
         self._shared.clients.recheck_pods(known - served)
-        return {}, []
 
     def _op_attach(self, _: DaemonSession, message: dict[str, Any], fds: list[int]) -> Answer:
         """Bring a process and its listener into a pod. Again, after an answer that was lost, it changes nothing."""
@@ -75,8 +73,7 @@ class DaemonRequests:
             listener = fd_budget.check_headroom(fds.pop())
         except (OSError, IndexError) as error:  # the kernel drops a passed descriptor if no number is free
             raise RefusedError(f"pod {name}: it cannot be served: too many open files; end other pods first") from error
-        number = self._shared.listeners.number_of(name, listener)
-        if number is not None:
+        if (number := self._shared.listeners.number_of(name, listener)) is not None:
             os.close(listener)
             return {"listener": number}, []
         number = 0
@@ -121,26 +118,23 @@ class DaemonRequests:
         names = sorted(self._shared.table.names_in_use())
         return {"pods": pods, "left": left, "names_in_use": names, "stuck": self._shared.listeners.stuck()}, []
 
-    def _op_admit(self, _: DaemonSession, message: dict[str, Any], __: list[int]) -> Answer:
+    def _op_admit(self, _: DaemonSession, message: dict[str, Any], __: list[int]) -> None:
         self._check_name(message["name"])
         if not message["cgroup"]:
             cgroup.create(message["name"])
         self._set_grants(message)
-        return {}, []
 
-    def _op_amend(self, _: DaemonSession, message: dict[str, Any], __: list[int]) -> Answer:
+    def _op_amend(self, _: DaemonSession, message: dict[str, Any], __: list[int]) -> None:
         self._known(message["name"])
         self._check_first_limit(message["name"], message["grants"])
         self._set_grants(message)
-        return {}, []
 
-    def _op_join(self, _: DaemonSession, message: dict[str, Any], __: list[int]) -> Answer:
+    def _op_join(self, _: DaemonSession, message: dict[str, Any], __: list[int]) -> None:
         self._known(message["name"])
         pod = self._shared.table.pods[message["name"]]
         self._set_grants({"name": message["name"], "grants": grants_to_json(pod.grants), "joined": message["cgroups"]})
-        return {}, []
 
-    def _op_retire(self, _: DaemonSession, message: dict[str, Any], __: list[int]) -> Answer:
+    def _op_retire(self, _: DaemonSession, message: dict[str, Any], __: list[int]) -> None:
         self._known(message["name"])
         if message["name"] in self._shared.listeners.live_pods():
             raise RefusedError(f"pod {message['name']}: a process of it still runs; end it first")
@@ -150,17 +144,15 @@ class DaemonRequests:
         self._retired(message["name"])
         if not self._shared.table.pods:
             gc.collect()
-        return {}, []
 
     def _op_sample(self, _: DaemonSession, message: dict[str, Any], __: list[int]) -> Answer:
         card, detailed = self._cards[message["pgpu"]], bool(message.get("detailed"))
         return card.sample(time.monotonic_ns(), detailed=detailed, grants_revision=message.get("grants_revision")), []
 
-    def _op_apply(self, session: DaemonSession, message: dict[str, Any], _: list[int]) -> Answer:
+    def _op_apply(self, session: DaemonSession, message: dict[str, Any], _: list[int]) -> None:
         plan = plan_from_json(message["plan"])
         session.cards.add(plan.pgpu)
         self._cards[plan.pgpu].apply(plan, time.monotonic_ns())
-        return {}, []
 
     def _op_renew(self, _: DaemonSession, message: dict[str, Any], __: list[int]) -> Answer:
         card = self._cards[message["pgpu"]]

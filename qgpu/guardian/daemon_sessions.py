@@ -66,6 +66,10 @@ class DaemonSession:
         return int(struct.unpack("i", fcntl.ioctl(self.connection, termios.TIOCOUTQ, bytes(4)))[0])
 
 
+#: Handles a request: gets its message and descriptors, and returns what it answers, if that is anything.
+Operation = Callable[[DaemonSession, dict[str, Any], list[int]], Answer | None]
+
+
 class DaemonSessions:
     """All connections; the main loop reads each of them when data arrives."""
 
@@ -74,12 +78,12 @@ class DaemonSessions:
         path: Path,
         selector: selectors.BaseSelector,
         table: ObjectTable,
-        operation: Callable[[str], Callable[[DaemonSession, dict[str, Any], list[int]], Answer]],
+        operation: Callable[[str], Operation],
         release: Callable[[int], None],
     ) -> None:
         self._selector = selector
         self._table = table
-        #: Finds the handler of an operation by name. Raises KeyError.
+        #: Finds the handler of a request by name. Raises AttributeError.
         self._operation = operation
         #: Ends the plan of a card.
         self._release = release
@@ -176,7 +180,7 @@ class DaemonSessions:
 
     def _reply(self, session: DaemonSession, message: dict[str, Any], fds: list[int]) -> Answer:
         try:
-            answer, out = self._operation(message["op"])(session, message, fds)
+            answer, out = self._operation(message["op"])(session, message, fds) or ({}, [])
         except QgpuError as error:
             _close(fds)
             return {"ok": False, "error": str(error), "code": int(error.code)}, []

@@ -131,7 +131,9 @@ class Guardian:
         requests = DaemonRequests(version, self.shared, self.cards, serve, amended, retired)
         # Last, because a daemon that can connect expects an answer.
         path = runtime_dir / "guardian.sock"
-        self._sessions = DaemonSessions(path, self._selector, table, requests.find, self._end_plan)
+        self._sessions = DaemonSessions(
+            path, self._selector, table, requests.find, lambda index: self.cards[index].release(time.monotonic_ns())
+        )
 
     def _search_for_control_files(self) -> None:
         """Search for the file of each client that no known descriptor leads to any more."""
@@ -182,7 +184,7 @@ class Guardian:
                 card.release(time.monotonic_ns())
         for number, (pod, fd) in listeners.items():
             self.shared.listeners.add(pod, fd, number)
-        self._in_main_loop(self._serve_listeners)
+            self._in_main_loop(partial(self._serve_listener, number))
 
     def run(self) -> None:
         """Serve until no daemon, process or listener is left."""
@@ -192,7 +194,8 @@ class Guardian:
             except Exception:  # noqa: BLE001 - pods depend on this process: log, open the gates, go on
                 _log.exception("guardian: unexpected error; gates open, driver timeslices restored")
                 for card in self.cards.values():
-                    card.release_best_effort(time.monotonic_ns())
+                    with suppress(Exception):  # the daemon's next plan starts again
+                        card.release(time.monotonic_ns())
                 time.sleep(_REST_S)  # if the error repeats, do not use a whole CPU
 
     def _serve(self) -> None:
@@ -272,9 +275,6 @@ class Guardian:
         for card in self.cards.values():
             card.enforcer.refresh(now)
         self._sessions.broadcast({"event": "changed"})
-
-    def _end_plan(self, index: int) -> None:
-        self.cards[index].release(time.monotonic_ns())
 
     # -- pods -------------------------------------------------------------------------------------------------
 
@@ -428,10 +428,6 @@ class Guardian:
         self.shared.listener_closed(number)
         os.close(fd)
         self._sessions.broadcast({"event": "listener-gone", "listener": number})
-
-    def _serve_listeners(self) -> None:
-        for number in self.shared.listeners:
-            self._serve_listener(number)
 
     def _serve_listener(self, number: int) -> None:
         if number in self._threads:

@@ -28,8 +28,8 @@ _LONGEST_S = 1.0
 _PARTS, _AHEAD_S = 20, 0.4
 #: A pod's thread ends after this long without work.
 _IDLE_S = 1.0
-#: The numbers of pidfd_getfd and kcmp (asm/unistd.h), and how many looks in a row must find the thread there.
-_CALLS, _LOOKS = {"438", "272" if platform.machine() == "aarch64" else "312"}, 3
+#: The numbers of pidfd_getfd, kcmp and statx (asm/unistd.h), and how many looks in a row must find the thread there.
+_CALLS, _LOOKS = {"438", *({"272", "291"} if platform.machine() == "aarch64" else {"312", "332"})}, 3
 
 #: Takes a descriptor of a process, given its pidfd. Raises OSError.
 Take = Callable[[int, int], int]
@@ -125,12 +125,13 @@ class PodFdTaker:
     take_fd: Take
     _takers: dict[str, _PodTaker] = field(default_factory=dict)
 
-    def take(self, pod: str, pidfd: int, fd: int) -> int:
-        """Take a descriptor of a process of a pod, given its pidfd.
+    def take(self, pod: str, pidfd: int, fd: int, take: Take | None = None) -> int:
+        """Take a descriptor of a process of a pod, given its pidfd, by ``take`` if that is given.
 
         Raises OSError: EBUSY if that takes too long, or took too long lately.
         """
-        return self._of(pod).do(_Request(lambda: self.take_fd(pidfd, fd), takes=True))
+        act = take or self.take_fd
+        return self._of(pod).do(_Request(lambda: act(pidfd, fd), takes=True))
 
     def is_same(self, pod: str, file: int, pid: int, fd: int) -> bool:
         """Tell whether a descriptor of a process of a pod means the same file as one of ours. Raises as ``take``."""

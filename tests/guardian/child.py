@@ -184,6 +184,23 @@ def exchange_while(libc, device, request, argument, flag):
     return {"result": result, "errno": ctypes.get_errno(), "argument": ""}
 
 
+def with_own_table(libc, device, request, argument):
+    """Make a call on a thread whose own descriptor table has /dev/null where the process's table has the device."""
+    place, answers = os.dup2(device, 200), []
+    other = os.open(os.devnull, os.O_RDWR)
+
+    def ask():
+        libc.unshare(0x400)  # CLONE_FILES
+        os.dup2(other, place)
+        result = libc.ioctl(place, ctypes.c_ulong(request), ctypes.create_string_buffer(argument, len(argument)))
+        answers.append({"result": result, "errno": ctypes.get_errno(), "argument": ""})
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    return answers[0]
+
+
 def main() -> None:
     sock = socket.socket(fileno=int(sys.argv[1]))
     device = os.open("/dev/random", os.O_RDWR)
@@ -222,6 +239,11 @@ def main() -> None:
         if line.startswith("open"):  # a file, under number 300
             os.dup2(os.open(line.split()[1], os.O_RDWR), 300)
             lines.write("{}\n")
+            lines.flush()
+            continue
+        if line.startswith("own_table"):
+            _, request, argument = line.split()
+            lines.write(json.dumps(with_own_table(libc, device, int(request), bytes.fromhex(argument))) + "\n")
             lines.flush()
             continue
         if line.startswith("exchange_while"):

@@ -17,7 +17,8 @@ from qgpu.guardian import server
 from qgpu.guardian.accounting.managed_search import ManagedSearch
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.failover.journal import Journal
-from qgpu.guardian.gpu.enforcer import Enforcer, Moved
+from qgpu.guardian.gpu.enforcer import Enforcer
+from qgpu.guardian.gpu.gpu_ops import Moved
 from qgpu.guardian.proxy import listeners
 from qgpu.guardian.proxy.shared_state import SharedState
 from qgpu.guardian.server import Guardian

@@ -18,7 +18,7 @@ from qgpu.guardian import server
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.failover import emergency_open
 from qgpu.guardian.gpu import gpu_ops
-from qgpu.guardian.gpu.enforcer import Moved
+from qgpu.guardian.gpu.gpu_ops import Moved
 from qgpu.linux import fd_budget
 from qgpu.model.plane_api import MigInstance, Pgpu
 from qgpu.nvidia import abi, mig, nvml

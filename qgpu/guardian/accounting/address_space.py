@@ -85,8 +85,11 @@ class AddressSpace:
 
     def remove(self, gone: Iterable[Mapping]) -> list[Mapping]:
         """Remove mappings, and return those that were there."""
-        found = [each for each in gone if self.has(each)]
-        for kind, some in _by_kind(found).items():
+        found: dict[Kind, list[Mapping]] = {}
+        for each in gone:
+            if self.has(each):
+                found.setdefault(_kind(each), []).append(each)
+        for kind, some in found.items():
             like = self.by_kind[kind]
             if len(some) > _FEW:  # one by one would take too long
                 out = set(some)
@@ -95,7 +98,7 @@ class AddressSpace:
                 for each in some:
                     del like[bisect_left(like, each)]
             self._tidy(kind)
-        return found
+        return [*chain.from_iterable(found.values())]
 
     def take(self, base: int, end: int, uuid: bytes | None, *, whole: bool) -> list[Mapping]:
         """Remove and return mappings that reach into a range, for one card or for all; any, or only ``whole`` ones."""
@@ -180,10 +183,3 @@ class AddressSpace:
 
 def _kind(mapping: Mapping) -> Kind:
     return mapping.uuid, (mapping.end - mapping.base).bit_length()
-
-
-def _by_kind(mappings: Iterable[Mapping]) -> dict[Kind, list[Mapping]]:
-    found: dict[Kind, list[Mapping]] = {}
-    for each in mappings:
-        found.setdefault(_kind(each), []).append(each)
-    return found

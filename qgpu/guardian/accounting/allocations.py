@@ -7,7 +7,6 @@ may keep is pinned. Other files decide what is allowed.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -15,7 +14,7 @@ from typing import Any
 
 from qgpu.guardian.accounting.address_space import AddressSpace, Mapping, Place
 from qgpu.guardian.accounting.rm_object import Key
-from qgpu.guardian.accounting.sets_by_key import SetsByKey
+from qgpu.guardian.accounting.sets_by_key import Counts, SetsByKey, while_there
 
 
 @dataclass(slots=True)
@@ -34,9 +33,14 @@ class Allocation:
     pinned: bool = False
 
     @property
-    def size_class(self) -> tuple[int, int]:
-        """Card and size, by which memory that a descriptor brings back is looked up."""
-        return self.instance, self.size
+    def is_kept(self) -> bool:
+        """Tell whether it counts also without handles and mappings."""
+        return self.pinned or bool(self.carriers)
+
+    @property
+    def whose(self) -> dict[str, Any]:
+        """What a fact says about it that must make sense before the fact of its first handle."""
+        return {"pod": self.pod, "instance": self.instance, "size": self.size}
 
 
 #: RM takes card memory in chunks of this size, however little is asked for, and reports only the size asked for
@@ -59,19 +63,19 @@ class Allocations:
 
     memories: dict[int, Allocation] = field(default_factory=dict)
     by_handle: dict[Key, Allocation] = field(default_factory=dict)
-    held: Counter[tuple[str, int]] = field(default_factory=Counter)
+    held: Counts[tuple[str, int]] = field(default_factory=Counts)
     #: By process: what UVM has mapped, and the bytes that could be managed memory (0 if there may be some later).
     mappings: dict[int, AddressSpace] = field(default_factory=dict)
     managed: dict[int, int] = field(default_factory=dict)
     #: By pod: the sums of what its processes' managed memory and, by card, page tables may take; in bytes.
-    managed_of: Counter[str] = field(default_factory=Counter)
+    managed_of: Counts[str] = field(default_factory=Counts)
     #: By pod, what processes had that ended or no longer show it: another one may share the memory it is mapped in.
-    managed_left: dict[str, int] = field(default_factory=dict)
-    tables_of: Counter[tuple[str, bytes]] = field(default_factory=Counter, compare=False)
+    managed_left: Counts[str] = field(default_factory=Counts)
+    tables_of: Counts[tuple[str, bytes]] = field(default_factory=Counts, compare=False)
     #: How many processes of each pod are in ``managed``.
-    managers: Counter[str] = field(default_factory=Counter, compare=False)
+    managers: Counts[str] = field(default_factory=Counts, compare=False)
     #: How many allocations and mappings are known, by pod and in all.
-    records: Counter[str] = field(default_factory=Counter, compare=False)
+    records: Counts[str] = field(default_factory=Counts, compare=False)
     all_records: int = field(default=0, compare=False)
     _pods: dict[int, str] = field(default_factory=dict, compare=False)
     #: The mappings of each allocation, with their processes.
@@ -85,9 +89,9 @@ class Allocations:
     #: The allocations that each carrier carries.
     _carried: SetsByKey[int, int] = field(default_factory=SetsByKey)
     #: How many clients each pod has: one whose file is open elsewhere may keep what is pinned.
-    _clients: Counter[str] = field(default_factory=Counter, compare=False)
+    _clients: Counts[str] = field(default_factory=Counts, compare=False)
     #: How many times memory of a pod is carried, and the pods that ended while some was, or while they had clients.
-    _carries: Counter[str] = field(default_factory=Counter)
+    _carries: Counts[str] = field(default_factory=Counts)
     _ended: set[str] = field(default_factory=set)
     #: Pins of ended pods, to be removed in steps.
     _pins: dict[int, None] = field(default_factory=dict, compare=False)
@@ -104,29 +108,22 @@ class Allocations:
         """Charge an allocation under its first handle."""
         self.drop(key)
         self.keep(number, pod, instance, size)
-        self._add_handle(self.memories[number], key)
+        self.duplicate(key, number)
 
     def duplicate(self, key: Key, number: int) -> bool:
         """Add a handle to an allocation; False if the allocation is gone."""
         self.drop(key)
         if (memory := self.memories.get(number)) is None:
             return False
-        self._add_handle(memory, key)
+        memory.handles.add(key)
+        self.by_handle[key] = memory
         return True
 
     def grow(self, number: int, size: int) -> None:
         """Charge an allocation at a larger size: that of memory in the making is known only once RM has made it."""
         memory = self.memories[number]
-        if size <= memory.size:
-            return
-        is_kept = memory.pinned or bool(memory.carriers)
-        self._count(memory, -1)
-        if is_kept:
-            self._remove_kept(memory)
-        memory.size = size
-        if is_kept:
-            self._add_kept(memory)
-        self._count(memory, 1)
+        if size > memory.size:
+            self._change(memory, memory.pod, size)
 
     def keep(self, number: int, pod: str, instance: int, size: int) -> None:
         """Charge an allocation that has no handle now, unless it is charged already."""
@@ -158,7 +155,7 @@ class Allocations:
         if (memory := self.memories.get(number)) is not None and carrier not in memory.carriers:
             memory.carriers.add(carrier)
             self._carried.add(carrier, number)
-            self._carries[memory.pod] += 1
+            self._carries.change(memory.pod, 1)
             self._add_kept(memory)
 
     def carrier_closed(self, carrier: int) -> None:
@@ -167,7 +164,7 @@ class Allocations:
         for number in self._carried.pop(carrier, ()):
             memory = self.memories[number]
             memory.carriers.discard(carrier)
-            self._carries[memory.pod] -= 1
+            self._carries.change(memory.pod, -1)
             pods.add(memory.pod)
             self._release_kept(memory)
         for pod in pods & self._ended:
@@ -177,24 +174,32 @@ class Allocations:
         """Return the marks of all files that carry memory."""
         return set(self._carried)
 
+    def behind(self, keys: Iterable[Key]) -> list[Allocation]:
+        """List the allocations behind handles, each once. It needs no lock."""
+        found = {memory.number: memory for key in keys if (memory := self.by_handle.get(key)) is not None}
+        return list(found.values())
+
     def transfer(self, keys: Iterable[Key], pod: str) -> None:
         """Charge the allocations behind a client's handles to another pod, except those with handles elsewhere."""
-        found = {memory.number: memory for key in keys if (memory := self.by_handle.get(key)) is not None}
         before = set()
-        for memory in found.values():
+        for memory in self.behind(keys):
             if memory.pod == pod or len({client for client, _ in memory.handles}) > 1:
                 continue
             before.add(memory.pod)
-            self._count(memory, -1)
-            self._carries[memory.pod] -= len(memory.carriers)
-            self._remove_kept(memory)
-            memory.pod = pod
-            if memory.pinned or memory.carriers:
-                self._add_kept(memory)
-            self._carries[memory.pod] += len(memory.carriers)
-            self._count(memory, 1)
+            self._change(memory, pod, memory.size)
         for other in before & self._ended:
             self.pod_ended(other)
+
+    def _change(self, memory: Allocation, pod: str, size: int) -> None:
+        """Charge an allocation to a pod, at a size."""
+        self._count(memory, -1)
+        self._carries.change(memory.pod, -len(memory.carriers))
+        self._remove_kept(memory)
+        memory.pod, memory.size = pod, size
+        if memory.is_kept:
+            self._add_kept(memory)
+        self._carries.change(pod, len(memory.carriers))
+        self._count(memory, 1)
 
     def drop(self, key: Key) -> None:
         """Remove a handle."""
@@ -209,17 +214,14 @@ class Allocations:
             self._ended.add(pod)
             return
         self._ended.discard(pod)
-        del self._carries[pod]
         for numbers in self._kept_by_size.pop(pod, {}).values():
             self._pins |= numbers
 
     def count_client(self, pod: str, more: int) -> None:
         """Record that a pod has one client more or less."""
-        self._clients[pod] += more
-        if not self._clients[pod]:
-            del self._clients[pod]
-            if pod in self._ended:
-                self.pod_ended(pod)
+        self._clients.change(pod, more)
+        if not self._clients[pod] and pod in self._ended:
+            self.pod_ended(pod)
 
     def process_started(self, pid: int, pod: str) -> None:
         """Record a process of a pod; it may keep what is pinned."""
@@ -232,20 +234,21 @@ class Allocations:
         return [self.memories[number] for number in islice(numbers, most)]
 
     def _add_kept(self, memory: Allocation) -> None:
-        self._kept_by_size.setdefault(memory.pod, {}).setdefault(memory.size_class, {})[memory.number] = None
+        like = memory.instance, memory.size
+        self._kept_by_size.setdefault(memory.pod, {}).setdefault(like, {})[memory.number] = None
 
     def _remove_kept(self, memory: Allocation) -> None:
-        sizes = self._kept_by_size.get(memory.pod, {})
-        numbers = sizes.get(memory.size_class, {})
+        like, sizes = (memory.instance, memory.size), self._kept_by_size.get(memory.pod, {})
+        numbers = sizes.get(like, {})
         numbers.pop(memory.number, None)
         if not numbers:
-            sizes.pop(memory.size_class, None)
+            sizes.pop(like, None)
         if not sizes:
             self._kept_by_size.pop(memory.pod, None)
 
     def _release_kept(self, memory: Allocation) -> None:
         """Discharge an allocation if nothing keeps it after a pin or carrier was removed."""
-        if not memory.pinned and not memory.carriers:
+        if not memory.is_kept:
             self._remove_kept(memory)
             self._discharge_if_unused(memory)
 
@@ -280,8 +283,8 @@ class Allocations:
 
     def overlaps(self, pid: int, base: int, length: int, most: int) -> int:
         """Return how many of a process's mappings reach into a range; count no further than ``most``."""
-        space = self.mappings.get(pid)
-        return space.count_overlaps(base, base + length, most) if space is not None else 0
+        space = self.mappings.get(pid) or AddressSpace("")
+        return space.count_overlaps(base, base + length, most)
 
     def _add(self, pid: int, space: AddressSpace, mapping: Mapping, *, is_piece: bool = False) -> None:
         if space.add(mapping, is_piece=is_piece):
@@ -291,9 +294,7 @@ class Allocations:
 
     def _record(self, pod: str, more: int) -> None:
         self.all_records += more
-        self.records[pod] += more
-        if not self.records[pod]:
-            del self.records[pod]
+        self.records.change(pod, more)
 
     def _count_tables(self, space: AddressSpace, uuid: bytes, more: int) -> None:
         """Count page tables of a process, and the most that it has had for its pod."""
@@ -306,28 +307,24 @@ class Allocations:
             self._discharge_tables(space, uuid)
 
     def _discharge_tables(self, space: AddressSpace, uuid: bytes) -> None:
-        self.tables_of[space.pod, uuid] -= space.most_tables.pop(uuid, 0)
-        if not self.tables_of[space.pod, uuid]:
-            del self.tables_of[space.pod, uuid]
+        self.tables_of.change((space.pod, uuid), -space.most_tables.pop(uuid, 0))
         del space.tables[uuid]
 
     def set_managed(self, pid: int, size: int) -> None:
         """Charge a process for the bytes that it could have as managed memory."""
         pod = self._pods.get(pid, "")
         self.managers[pod] += pid not in self.managed
-        self.managed_of[pod] += size - self.managed.get(pid, 0)
+        self.managed_of.change(pod, size - self.managed.get(pid, 0))
         self.managed[pid] = size
 
     def set_managed_left(self, pod: str, size: int) -> None:
         """Charge a pod for bytes that could be managed memory and that no process of it is charged for."""
-        self.managed_left[pod] = size
-        if not size:
-            del self.managed_left[pod]
+        self.managed_left.change(pod, size - self.managed_left[pod])
 
     def more_tables(self, pid: int, uuid: bytes, base: int, length: int) -> int:
         """Return how many more bytes page tables on a card may take with one more mapping."""
-        space = self.mappings.get(pid)
-        return (space if space is not None else AddressSpace("")).more_tables(uuid, base, length)
+        space = self.mappings.get(pid) or AddressSpace("")
+        return space.more_tables(uuid, base, length)
 
     def _unmapped(self, pid: int, space: AddressSpace, gone: list[Mapping]) -> None:
         self._record(space.pod, -len(gone))
@@ -344,13 +341,10 @@ class Allocations:
         What could be managed memory stays charged to the pod.
         """
         pod = self._pods.pop(pid, "")
-        self.managers[pod] -= pid in self.managed
-        if size := self.managed.pop(pid, 0):
-            self.managed_of[pod] -= size
-            self.set_managed_left(pod, self.managed_left.get(pod, 0) + size)
-        for counts in (self.managers, self.managed_of):
-            if not counts[pod]:
-                del counts[pod]
+        if (size := self.managed.pop(pid, None)) is not None:
+            self.managers.change(pod, -1)
+            self.managed_of.change(pod, -size)
+            self.managed_left.change(pod, size)
         if (space := self.mappings.pop(pid, None)) is not None:
             for uuid in list(space.tables):
                 self._discharge_tables(space, uuid)
@@ -412,47 +406,36 @@ class Allocations:
                 length = mapping.end - mapping.base
                 where = {"pid": pid, "base": mapping.base, "length": length, "uuid": mapping.uuid.hex()}
                 yield {"fact": "map", **where, "memory": mapping.memory}
-        for number in list(self.memories):
-            if (memory := self.memories.get(number)) is not None:
-                whose = {"pod": memory.pod, "instance": memory.instance, "size": memory.size}
-                yield {"fact": "kept", "memory": number, **whose, "pinned": memory.pinned and number not in self._pins}
-                yield from ({"fact": "carrier", "carrier": each, "memory": number} for each in sorted(memory.carriers))
+        for number, memory in while_there(self.memories):
+            pinned = memory.pinned and number not in self._pins
+            yield {"fact": "kept", "memory": number, **memory.whose, "pinned": pinned}
+            yield from ({"fact": "carrier", "carrier": each, "memory": number} for each in sorted(memory.carriers))
         yield from self._ended_facts()
-        for pid in list(self.managed):
-            if pid in self.managed:
-                yield {"fact": "managed", "pid": pid, "bytes": self.managed[pid]}
+        for pid, size in while_there(self.managed):
+            yield {"fact": "managed", "pid": pid, "bytes": size}
         for pod in list(self.managed_left):  # after what processes have: one that ends meanwhile leaves that
-            yield {"fact": "managed_left", "pod": pod, "bytes": self.managed_left.get(pod, 0)}
+            yield {"fact": "managed_left", "pod": pod, "bytes": self.managed_left[pod]}
 
     def _ended_facts(self) -> Iterator[dict[str, Any]]:
         for pod in sorted(self._ended):
             if pod in self._ended:
                 yield {"fact": "ended", "name": pod}
 
-    def _add_handle(self, memory: Allocation, key: Key) -> None:
-        memory.handles.add(key)
-        self.by_handle[key] = memory
-
     def _discharge_if_unused(self, memory: Allocation | None) -> None:
-        """Discharge an allocation that nothing keeps."""
         if memory is None or memory.number not in self.memories:
             return
-        if memory.handles or memory.pinned or memory.carriers or self.is_mapped(memory.number):
-            return
-        self._count(memory, -1)
-        del self.memories[memory.number]
+        if not memory.handles and not memory.is_kept and not self.is_mapped(memory.number):
+            self._count(memory, -1)
+            del self.memories[memory.number]
 
     def _count(self, memory: Allocation, times: int) -> None:
-        whose = memory.pod, memory.instance
         self._record(memory.pod, times)
-        self.held[whose] += times * charged_bytes(memory.size)
-        if not self.held[whose]:
-            del self.held[whose]
+        self.held.change((memory.pod, memory.instance), times * charged_bytes(memory.size))
 
     def reaching_into(self, pid: int, base: int, length: int) -> list[Mapping]:
         """List a process's mappings that reach into a range, and perhaps others."""
-        space = self.mappings.get(pid)
-        return space.reaching_into(base, base + length) if space is not None else []
+        space = self.mappings.get(pid) or AddressSpace("")
+        return space.reaching_into(base, base + length)
 
     def among(self, mappings: Iterable[Mapping], base: int, uuid: bytes | None) -> list[Allocation]:
         """List the allocations among mappings that end above an address, for one card or for all.
@@ -477,10 +460,6 @@ class Allocations:
                 self._unmapped(pid, space, space.remove(mappings))
                 if not space.by_kind:
                     del self.mappings[pid]
-
-    def of_pod(self, pod: str) -> list[Allocation]:
-        """List what a pod is charged for. It takes as long as all pods have allocations."""
-        return [memory for memory in self.memories.values() if memory.pod == pod]
 
     def mapped_by(self, number: int) -> set[int]:
         """Return the processes of which UVM is recorded to have mapped an allocation."""

@@ -10,7 +10,7 @@ from qgpu.model import Grant
 MOST_USERS = 16
 
 #: What the driver's checkpoint takes off a card but cannot put back (docs/decisions/0043-suspend.md).
-IMPORTED, PEER_ACCESS = "memory of another process (CUDA IPC)", "peer access between cards"
+UNRESTORABLE = IMPORTED, PEER_ACCESS = "memory of another process (CUDA IPC)", "peer access between cards"
 
 #: Stands for all objects of a client: RM gives no object this handle.
 ALL_OBJECTS = 0
@@ -30,6 +30,8 @@ class RmClientEntry:
     unrestorable: set[str] = field(default_factory=set)
     #: How many notes of sharing RM keeps in it (``rm_share.py``).
     notes: int = 0
+    #: How many mappings for the card it has (``dma_mappings.py``).
+    dma_mappings: int = 0
 
 
 @dataclass(slots=True)

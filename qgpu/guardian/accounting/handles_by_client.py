@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass, field
 
-from qgpu.guardian.accounting.sets_by_key import SetsByKey
+from qgpu.guardian.accounting.sets_by_key import Counts, SetsByKey
 
 
 @dataclass(slots=True)
@@ -14,7 +13,7 @@ class HandlesByClient:
     """Handles by client. Whoever changes them says which pod has the client."""
 
     _of: SetsByKey[int, int] = field(default_factory=SetsByKey)
-    counts: Counter[str] = field(default_factory=Counter, compare=False)
+    counts: Counts[str] = field(default_factory=Counts, compare=False)
     total: int = 0
 
     def __contains__(self, client: int) -> bool:
@@ -49,6 +48,4 @@ class HandlesByClient:
 
     def _count(self, pod: str, more: int) -> None:
         self.total += more
-        self.counts[pod] += more
-        if not self.counts[pod]:  # pods come and go
-            del self.counts[pod]
+        self.counts.change(pod, more)

@@ -103,7 +103,7 @@ class ManagedSearch:
         return self._turns.setdefault(pod, threading.Lock())
 
     def _left(self, pod: str) -> int:
-        return self._table.allocations.managed_left.get(pod, 0)
+        return self._table.allocations.managed_left[pod]
 
     def _search(self, pod: str) -> bool:
         """Charge a pod for what its processes map, in place of what was left to it before; False if it stays."""

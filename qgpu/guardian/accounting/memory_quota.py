@@ -13,6 +13,7 @@ from qgpu.guardian.accounting.allocations import NO_ALLOCATION
 from qgpu.guardian.accounting.managed_search import ManagedSearch
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.accounting.rm_object import NO_INSTANCE, Fact, Key, RmObject, object_fact
+from qgpu.guardian.accounting.sets_by_key import Counts
 from qgpu.linux import fd_budget
 from qgpu.linux.open_file_set import FileSet
 from qgpu.nvidia import mig
@@ -80,8 +81,8 @@ class MemoryQuota:
     #: Files that carry exported memory.
     _carriers: FileSet
     #: Mappings in progress, in bytes by process and by pod: charged until /proc shows the result.
-    _mapping: Counter[int] = field(default_factory=Counter)
-    _mapping_of: Counter[str] = field(default_factory=Counter)
+    _mapping: Counts[int] = field(default_factory=Counts)
+    _mapping_of: Counts[str] = field(default_factory=Counts)
     search: ManagedSearch = field(init=False)
 
     def __post_init__(self) -> None:
@@ -98,15 +99,10 @@ class MemoryQuota:
 
     def _count_in_progress(self, pid: int, more: int) -> None:
         """Count bytes of mappings in progress, if the process lives; what is settled was charged before."""
-        if (pod := self._table.processes.get(pid)) is None:
-            return
-        more = max(more, -self._mapping[pid])
-        self._mapping[pid] += more
-        self._mapping_of[pod] += more
-        if not self._mapping[pid]:
-            del self._mapping[pid]
-        if not self._mapping_of[pod]:
-            del self._mapping_of[pod]
+        if (pod := self._table.processes.get(pid)) is not None:
+            more = max(more, -self._mapping[pid])
+            self._mapping.change(pid, more)
+            self._mapping_of.change(pod, more)
 
     def used(self, pod: str, instance: int) -> int:
         """Return what a pod is charged on a card, in bytes; managed memory counts only under a limit.
@@ -116,7 +112,7 @@ class MemoryQuota:
         allocations = self._table.allocations
         held = allocations.held.get((pod, instance), 0)
         if instance in self._allowance(pod).limits:
-            held += allocations.managed_of[pod] + allocations.managed_left.get(pod, 0) + self._mapping_of[pod]
+            held += allocations.managed_of[pod] + allocations.managed_left[pod] + self._mapping_of[pod]
             # UVM allocates page tables without a call, and RM the address space of a device of whichever card.
             spaces = self._uvm_files(pod) + self._table.unplaced_devices.counts[pod]
             held += spaces * object_table.SPACE_BYTES
@@ -201,13 +197,13 @@ class MemoryQuota:
         allocations = self._table.allocations
         less = allocations.managed.get(pid, 0) + settled - held
         if less > 0:
-            self._note_left(pod, allocations.managed_left.get(pod, 0) + less)
+            self._note_left(pod, allocations.managed_left[pod] + less)
         self._note_managed(pid, held)
         self._count_in_progress(pid, -settled)
         return less > 0
 
     def _note_left(self, pod: str, size: int) -> None:
-        if size != self._table.allocations.managed_left.get(pod, 0):
+        if size != self._table.allocations.managed_left[pod]:
             self._note({"fact": "managed_left", "pod": pod, "bytes": size})
 
     def _mapped(self, pid: int) -> int | None:
@@ -242,9 +238,8 @@ class MemoryQuota:
         with self._lock:
             owner = self._table.clients.get(memory[0])
             own = owner is not None and owner.pod == self._table.processes.get(pid)
-            held = self._table.allocations.by_handle.get(memory) if own else None
-            number = held.number if held is not None else NO_ALLOCATION
-            fact = {"fact": "map", "pid": pid, "base": base, "length": length, "memory": number}
+            number = self.number_of(memory) if own else None
+            fact = {"fact": "map", "pid": pid, "base": base, "length": length, "memory": number or NO_ALLOCATION}
             for uuid in uuids:
                 self._note(fact | {"uuid": uuid.hex()})
 
@@ -321,7 +316,7 @@ class MemoryQuota:
     def _whose(self, number: int) -> Fact:
         """Return the owner of memory, for a fact that must make sense in a compacted journal."""
         memory = self._table.allocations.memories.get(number)
-        return {"pod": memory.pod, "instance": memory.instance, "size": memory.size} if memory is not None else {}
+        return memory.whose if memory is not None else {}
 
     def number_of(self, key: Key) -> int | None:
         """Return the number of the allocation behind a handle."""

@@ -7,25 +7,16 @@ be asked for is a claim, and is charged. RM's answer confirms it or removes it.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 
 from qgpu.guardian.accounting.allocations import Allocation, Allocations
-from qgpu.guardian.accounting.client_entries import (
-    ALL_OBJECTS,
-    IMPORTED,
-    MOST_USERS,
-    PEER_ACCESS,
-    PodEntry,
-    RmClientEntry,
-)
+from qgpu.guardian.accounting.client_entries import ALL_OBJECTS, MOST_USERS, UNRESTORABLE, PodEntry, RmClientEntry
 from qgpu.guardian.accounting.ended_processes import EndedProcesses, LatelyEnded
 from qgpu.guardian.accounting.handles_by_client import HandlesByClient
 from qgpu.guardian.accounting.object_tree import ObjectTree
-from qgpu.guardian.accounting.rm_object import NO_INSTANCE, Fact, Key, RmObject, object_fact
-from qgpu.guardian.accounting.sets_by_key import SetsByKey
-from qgpu.guardian.accounting.tsg_handles import TsgHandles
+from qgpu.guardian.accounting.rm_object import Fact, Key, RmObject, object_fact
+from qgpu.guardian.accounting.sets_by_key import Counts, SetsByKey, while_there
 from qgpu.ipc.codec import grants_from_json, grants_to_json
 from qgpu.linux import cgroup
 from qgpu.nvidia import abi
@@ -38,6 +29,9 @@ SPACE_BYTES = 64 << 10
 
 #: Where there are more allocations than this, nobody looks through them for what a retired pod left.
 _MOST_LOOKED_AT = 1 << 15
+
+#: Kinds of facts that change no scheduled object.
+_NEVER_SCHEDULED = frozenset({"untracked", "unnamed", "dma_mappings", "cpu_mappings"})
 
 
 @dataclass(slots=True)
@@ -52,11 +46,6 @@ class ObjectTable(ObjectTree):
     #: Contexts of channels that are gone.
     ended_contexts: LatelyEnded = field(default_factory=LatelyEnded, compare=False)
     clients: dict[int, RmClientEntry] = field(default_factory=dict)
-    devices: HandlesByClient = field(default_factory=HandlesByClient, compare=False)
-    #: Devices on a card that is unknown so far: any of their pod's cards may have their address space.
-    unplaced_devices: HandlesByClient = field(default_factory=HandlesByClient, compare=False)
-    #: Subdevices by device.
-    _subdevices: SetsByKey[Key, int] = field(default_factory=SetsByKey, compare=False)
     #: By process, the descriptors of UVM files on which it has registered cards.
     uvm_fds: SetsByKey[int, int] = field(default_factory=SetsByKey)
     _pids: SetsByKey[str, int] = field(default_factory=SetsByKey, compare=False)
@@ -64,13 +53,9 @@ class ObjectTable(ObjectTree):
     _of_pod: SetsByKey[str, int] = field(default_factory=SetsByKey, compare=False)
     _used: SetsByKey[int, int] = field(default_factory=SetsByKey, compare=False)
     #: How many of a pod's clients hold something that a checkpoint cannot restore, by pod and what it is.
-    unrestorable: Counter[tuple[str, str]] = field(default_factory=Counter, compare=False)
+    unrestorable: Counts[tuple[str, str]] = field(default_factory=Counts, compare=False)
     #: Clients that another pod has taken over.
     _transferred: set[int] = field(default_factory=set, compare=False)
-    _tsgs: TsgHandles = field(default_factory=TsgHandles, compare=False)
-    #: All handles of TSGs, with channels that stand alone, and those of channels.
-    tsg_handles: HandlesByClient = field(default_factory=HandlesByClient, compare=False)
-    channel_handles: HandlesByClient = field(default_factory=HandlesByClient, compare=False)
     shared_with_all: HandlesByClient = field(default_factory=HandlesByClient)
     #: Objects of other classes (``untracked_objects.py``), by whether they are system memory.
     untracked: dict[bool, HandlesByClient] = field(
@@ -78,6 +63,8 @@ class ObjectTable(ObjectTree):
     )
     #: How many more each pod may have made under handles that nobody knows, as long as it has any client.
     unnamed: dict[str, int] = field(default_factory=dict)
+    #: How many mappings for the CPU each process has made, in steps (``cpu_mappings.py``).
+    cpu_mappings: dict[int, int] = field(default_factory=dict)
     #: By pod and kind, the events that RM was asked to make (``os_events.py``).
     _events: SetsByKey[tuple[str, str], Key] = field(default_factory=SetsByKey)
     #: Changes whenever the set of scheduled objects may change, so that callers can cache what they derive.
@@ -89,7 +76,7 @@ class ObjectTable(ObjectTree):
     def note(self, fact: Fact) -> None:
         """Apply one fact. A fact about an unknown object changes nothing."""
         getattr(self, f"_{fact['fact']}")(fact)
-        if fact.get("class") != abi.NV01_MEMORY_LOCAL_USER and fact["fact"] not in ("untracked", "unnamed"):
+        if fact.get("class") != abi.NV01_MEMORY_LOCAL_USER and fact["fact"] not in _NEVER_SCHEDULED:
             self.revision += 1
 
     def _pod(self, fact: Fact) -> None:
@@ -112,7 +99,6 @@ class ObjectTable(ObjectTree):
         self.allocations.pod_ended(fact["name"])
 
     def _carrier(self, fact: Fact) -> None:
-        """Record that an open file carries exported memory."""
         self._keep(fact)
         self.allocations.add_carrier(fact["carrier"], fact["memory"])
 
@@ -137,6 +123,7 @@ class ObjectTable(ObjectTree):
             self.started.pop(fact["pid"], None)
             self._pids.discard(pod, fact["pid"])
         self.uvm_fds.pop(fact["pid"], None)
+        self.cpu_mappings.pop(fact["pid"], None)
         self.allocations.exited(fact["pid"])
         for handle in self._used.pop(fact["pid"], ()):
             client = self.clients[handle]
@@ -150,6 +137,7 @@ class ObjectTable(ObjectTree):
                 self._add_user(client, pid, fd)
             self.clients[client].made_here = fact.get("made_here", False)
             self.clients[client].notes = fact.get("notes", 0)
+            self.clients[client].dma_mappings = fact.get("dma_mappings", 0)
             for what in fact.get("unrestorable", ()):
                 self._unrestorable({"client": client, "what": what})
             return
@@ -176,9 +164,7 @@ class ObjectTable(ObjectTree):
 
     def _count_unrestorable(self, entry: RmClientEntry, more: int) -> None:
         for what in entry.unrestorable:
-            self.unrestorable[entry.pod, what] += more
-            if not self.unrestorable[entry.pod, what]:
-                del self.unrestorable[entry.pod, what]
+            self.unrestorable.change((entry.pod, what), more)
 
     def _add_client(self, client: int, pod: str, maker: int) -> None:
         self.allocations.count_client(pod, 1)
@@ -222,7 +208,8 @@ class ObjectTable(ObjectTree):
         self._count_unrestorable(entry, -1)
         before, entry.pod = entry.pod, pod
         if "maker" in fact:
-            entry.maker, entry.made_here, entry.notes = fact["maker"], fact.get("made_here", False), 0
+            entry.maker, entry.made_here = fact["maker"], fact.get("made_here", False)
+            entry.notes = entry.dma_mappings = 0
             self.ended_processes.client_made(client, entry.maker, pod)
         self.ended_processes.client_moved(client, pod)
         self._count_unrestorable(entry, 1)
@@ -245,34 +232,16 @@ class ObjectTable(ObjectTree):
         if rm.client not in self.clients or not self._hangs_together(rm):
             return
         if (before := self.objects.get(rm.key)) is not None:
-            self._children.discard((before.client, before.parent), before.handle)
-            self._forget_kind(before)
-        self.objects[rm.key] = rm
-        pod = self.pod_of(rm)
-        self.handles.add(pod, *rm.key)
-        for used in rm.uses:
-            self._users.add((rm.client, used), rm.handle)
-        if rm.rm_class == abi.NV01_DEVICE_0:
-            self.devices.add(pod, *rm.key)
-            if rm.detail == NO_INSTANCE:
-                self.unplaced_devices.add(pod, *rm.key)
-        if rm.rm_class == abi.NV20_SUBDEVICE_0:
-            self._subdevices.add((rm.client, rm.parent), rm.handle)
-        if rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A or self.stands_alone(rm):
-            self._tsgs.add(rm.key, rm.same_as)
-            self.tsg_handles.add(pod, *rm.key)
-        if rm.rm_class in abi.GPFIFO_CLASSES:
-            self.channel_handles.add(pod, *rm.key)
+            self._forget(before)
+        self._add(rm, self.pod_of(rm))
         if (size := self._takes(rm)) is not None:
             self._charge(rm, size, fact.get("memory"), compacted="compacted" in fact)
         elif "memory" in fact:  # an object that keeps memory, on the fabric
             self.allocations.duplicate(rm.key, fact["memory"])
-        self._children.add((rm.client, rm.parent), rm.handle)
         if "confirmed" in fact:
             self._confirm({"client": rm.client, "handle": rm.handle, "context": fact["confirmed"]})
 
     def _shared(self, fact: Fact) -> None:
-        """Record that an object is shared with all, or no longer."""
         if (entry := self.clients.get(fact["client"])) is None:
             return
         note = self.shared_with_all.add if fact["there"] else self.shared_with_all.discard
@@ -308,6 +277,14 @@ class ObjectTable(ObjectTree):
         if (entry := self.clients.get(fact["client"])) is not None:
             entry.notes = fact["count"]
 
+    def _dma_mappings(self, fact: Fact) -> None:
+        if (entry := self.clients.get(fact["client"])) is not None:
+            entry.dma_mappings = fact["count"]
+
+    def _cpu_mappings(self, fact: Fact) -> None:
+        if fact["pid"] in self.processes:
+            self.cpu_mappings[fact["pid"]] = fact["count"]
+
     def _event(self, fact: Fact) -> None:
         note = self._events.add if fact["there"] else self._events.discard
         note((fact["pod"], fact["kind"]), (fact["client"], fact["number"]))
@@ -337,9 +314,7 @@ class ObjectTable(ObjectTree):
         if (entry := self.clients.get(client)) is None:
             return
         for handle in self.handles.drop(entry.pod, client):
-            rm = self.objects.pop((client, handle))
-            self._children.pop((client, rm.parent), None)
-            self._forget_kind(rm)
+            self._forget(self.objects.pop((client, handle)))
         del self.clients[client]
         for kind in self._kinds_without_objects():
             kind.drop(entry.pod, client)
@@ -361,25 +336,15 @@ class ObjectTable(ObjectTree):
             self.shared_with_all.discard(entry.pod, *key)
         if (rm := self.objects.pop(key, None)) is not None:
             self.handles.discard(self.pod_of(rm), *key)
-            self._forget_kind(rm)
-            self._children.discard((rm.client, rm.parent), rm.handle)
+            self._forget(rm)
 
-    def _forget_kind(self, rm: RmObject) -> None:
-        """Forget what follows from an object's class: that it is scheduled, is a device, keeps memory."""
+    def _forget(self, rm: RmObject) -> None:
+        """Forget what follows from an object: where it lies, that it is scheduled, that it keeps memory."""
         pod = self.pod_of(rm)
-        for used in rm.uses:
-            self._users.discard((rm.client, used), rm.handle)
-        self._tsgs.drop(rm.key)
+        self._unlink(rm, pod)
         if rm.context and pod in self.pods:
             self.ended_contexts.add(rm.context, pod)
-        self._subdevices.discard((rm.client, rm.parent), rm.handle)
         self.allocations.drop(rm.key)
-        for kind in self._kinds_by_class():
-            kind.discard(pod, *rm.key)
-
-    def _kinds_by_class(self) -> tuple[HandlesByClient, ...]:
-        """Return the kinds of handles that follow from objects' classes."""
-        return (self.devices, self.unplaced_devices, self.tsg_handles, self.channel_handles)
 
     def _kinds_without_objects(self) -> tuple[HandlesByClient, ...]:
         """Return the kinds of handles that may belong to no object of the table."""
@@ -453,22 +418,22 @@ class ObjectTable(ObjectTree):
 
         Other facts may be noted in between: each fact states what is true when it is taken.
         """
-        for name in list(self.pods):
-            if (pod := self.pods.get(name)) is not None:
-                places = {"cgroup": pod.cgroup, "joined": list(pod.joined)}
-                yield {"fact": "pod", "name": name, "grants": grants_to_json(pod.grants)} | places
-        for pid in list(self.processes):
-            if (of := self.processes.get(pid)) is not None:
-                yield {"fact": "process", "pid": pid, "pod": of, "started": self.started.get(pid, "")}
-                for fd in sorted(self.uvm_fds.of(pid)):
-                    if fd in self.uvm_fds.of(pid):
-                        yield {"fact": "uvm_file", "pid": pid, "fd": fd, "there": True}
-        for handle in list(self.clients):
-            if (client := self.clients.get(handle)) is not None:
-                known = {"pod": client.pod, "maker": client.maker, "made_here": client.made_here}
-                known |= {"unrestorable": sorted(client.unrestorable)} if client.unrestorable else {}
-                known |= {"notes": client.notes} if client.notes else {}
-                yield {"fact": "client", "client": handle} | known | {"users": [list(user) for user in client.users]}
+        for name, pod in while_there(self.pods):
+            places = {"cgroup": pod.cgroup, "joined": list(pod.joined)}
+            yield {"fact": "pod", "name": name, "grants": grants_to_json(pod.grants)} | places
+        for pid, of in while_there(self.processes):
+            yield {"fact": "process", "pid": pid, "pod": of, "started": self.started.get(pid, "")}
+            for fd in sorted(self.uvm_fds.of(pid)):
+                if fd in self.uvm_fds.of(pid):
+                    yield {"fact": "uvm_file", "pid": pid, "fd": fd, "there": True}
+            if (count := self.cpu_mappings.get(pid)) is not None:
+                yield {"fact": "cpu_mappings", "pid": pid, "count": count}
+        for handle, client in while_there(self.clients):
+            known = {"pod": client.pod, "maker": client.maker, "made_here": client.made_here}
+            known |= {"unrestorable": sorted(client.unrestorable)} if client.unrestorable else {}
+            counts = {"notes": client.notes, "dma_mappings": client.dma_mappings}
+            known |= {what: count for what, count in counts.items() if count}
+            yield {"fact": "client", "client": handle} | known | {"users": [list(user) for user in client.users]}
             for handles, fact in (
                 (self.shared_with_all, {"fact": "shared"}),
                 (self.untracked[False], {"fact": "untracked"}),
@@ -477,20 +442,18 @@ class ObjectTable(ObjectTree):
                 for each in list(handles.of(handle)):
                     if each in handles.of(handle):
                         yield fact | {"client": handle, "handle": each, "there": True}
-        for pod_name in list(self.unnamed):
-            if (count := self.unnamed.get(pod_name)) is not None:
-                yield {"fact": "unnamed", "pod": pod_name, "count": count}
-        for pod_name, kind in list(self._events):
-            event = {"fact": "event", "pod": pod_name, "kind": kind, "there": True}
-            for key in list(self.events(pod_name, kind)):
-                if key in self.events(pod_name, kind):
+        for name, count in while_there(self.unnamed):
+            yield {"fact": "unnamed", "pod": name, "count": count}
+        for name, kind in list(self._events):
+            event = {"fact": "event", "pod": name, "kind": kind, "there": True}
+            for key in list(self.events(name, kind)):
+                if key in self.events(name, kind):
                     yield event | {"client": key[0], "number": key[1]}
         yield from self.allocations.facts()
-        for key in list(self.objects):
-            if (rm := self.objects.get(key)) is not None:
-                confirmed = {"confirmed": rm.context} if rm.confirmed else {}
-                yield object_fact(rm) | confirmed | self._number_of(rm) | self._tsg_of(rm)
-            if (rm := self.objects.get(key)) is not None and rm.requested_us != abi.RM_DEFAULT_TIMESLICE_US:
+        for key, rm in while_there(self.objects):
+            confirmed = {"confirmed": rm.context} if rm.confirmed else {}
+            yield object_fact(rm) | confirmed | self._number_of(rm) | self._tsg_of(rm)
+            if self.objects.get(key) is rm and rm.requested_us != abi.RM_DEFAULT_TIMESLICE_US:
                 yield {"fact": "timeslice", "client": rm.client, "handle": rm.handle, "us": rm.requested_us}
 
     def _tsg_of(self, rm: RmObject) -> Fact:
@@ -524,7 +487,7 @@ class ObjectTable(ObjectTree):
 
     def unrestorable_of(self, pod: str) -> list[str]:
         """List what a pod's processes hold that a checkpoint cannot restore."""
-        return [what for what in (IMPORTED, PEER_ACCESS) if (pod, what) in self.unrestorable]
+        return [what for what in UNRESTORABLE if (pod, what) in self.unrestorable]
 
     def clients_of(self, pod: str) -> list[int]:
         """List a pod's RM clients."""
@@ -548,11 +511,13 @@ class ObjectTable(ObjectTree):
 
     def is_kept_elsewhere(self, pod: str) -> bool:
         """Tell whether memory of a retired pod may be kept by an open file, or by another pod's client or process."""
-        if not any(name == pod for name, _ in self.allocations.held):
+        allocations = self.allocations
+        if not any(name == pod for name, _ in allocations.held):
             return False
-        if len(self.allocations.memories) > _MOST_LOOKED_AT:  # the main loop must not look at them all
+        if len(allocations.memories) > _MOST_LOOKED_AT:  # the main loop must not look at them all
             return True
-        return self.allocations.carries(pod)[0] > 0 or any(map(self._is_elsewhere, self.allocations.of_pod(pod)))
+        own = (memory for memory in allocations.memories.values() if memory.pod == pod)
+        return allocations.carries(pod)[0] > 0 or any(map(self._is_elsewhere, own))
 
     def _is_elsewhere(self, memory: Allocation) -> bool:
         owners = {entry.pod for client, _ in memory.handles if (entry := self.clients.get(client)) is not None}
@@ -567,71 +532,20 @@ class ObjectTable(ObjectTree):
         """Name the pod an object belongs to."""
         return self.clients[rm.client].pod
 
-    def instances_of(self, client: int) -> set[int]:
-        """Return the device instances of the cards on which a client has devices."""
-        devices = [self.objects[client, handle] for handle in self.devices.of(client)]
-        return {instance for rm in devices if (instance := self.instance_of(rm)) is not None}
-
-    def compute_tsgs(self, instance: int) -> list[RmObject]:
-        """List the confirmed TSGs of the compute engine of one card."""
-        return [rm for rm in self._confirmed_tsgs() if self.is_compute(rm) and self.instance_of(rm) == instance]
-
-    def copy_tsgs(self, instance: int) -> list[RmObject]:
-        """List the confirmed TSGs of the copy engines of one card, and the channels there that stand alone."""
-        return [rm for rm in self._confirmed_tsgs() if self.is_copy(rm) and self.instance_of(rm) == instance]
-
-    def _confirmed_tsgs(self) -> Iterator[RmObject]:
-        """List confirmed TSGs, each by its first handle."""
-        return (rm for rm in (self.objects[key] for key in self._tsgs.firsts()) if rm.confirmed)
-
-    def channels(self, tsg: RmObject) -> list[RmObject]:
-        """List the confirmed channels of a TSG, under all its handles; a channel that stands alone is its own."""
-        if tsg.rm_class in abi.GPFIFO_CLASSES:
-            return [tsg] if tsg.confirmed else []
-        below = (
-            self.objects.get((key[0], handle))
-            for key in self._tsgs.all_of(tsg.key)
-            for handle in self._children.of(key)
-        )
-        return [rm for rm in below if rm is not None and rm.confirmed and rm.rm_class in abi.GPFIFO_CLASSES]
-
-    def subdevice_of(self, device: Key) -> int | None:
-        """Return the handle of a subdevice of a device; None without one."""
-        return next(iter(self._subdevices.of(device)), None)
-
-    def has_channels(self, client: int) -> bool:
-        """Tell whether a client has channels."""
-        return client in self.channel_handles
-
-    def channels_freed_with(self, key: Key) -> list[Key]:
-        """List the channels that RM frees with an object or a client; no walk over the client's other objects.
-
-        It needs no lock.
-        """
-        handles = list(self.channel_handles.of(key[0]))
-        if key[0] != key[1] and key not in self._children and key not in self._users and key[1] not in handles:
-            return []
-        channels = [(key[0], handle) for handle in handles]
-        return [each for each in channels if key[0] == key[1] or self._goes_with(each, key)]
-
     def ending_with(self, key: Key) -> list[Allocation]:
         """List the allocations that lose all handles but those on the fabric when an object is freed.
 
         It needs no lock, and takes as long as there are objects.
         """
         going = {rm.key for rm in self._below(key) if rm.rm_class == abi.NV01_MEMORY_LOCAL_USER}
-        found = {}
-        for each in going:
-            if (memory := self.allocations.by_handle.get(each)) is not None:
-                found[memory.number] = memory
-        return [memory for memory in found.values() if not self._handles_besides(memory, going)]
+        return [each for each in self.allocations.behind(going) if not self._handles_besides(each, going)]
 
     def contexts_with(self, key: Key) -> list[Allocation]:
         """List what the TSGs among an object and those below it are charged as, and the one of a channel."""
         keys = [rm.key for rm in self._below(key) if rm.key in self._tsgs]
         if (rm := self.objects.get(key)) is not None and rm.rm_class in abi.GPFIFO_CLASSES:
             keys.append((rm.client, rm.parent))
-        return [memory for each in keys if (memory := self.allocations.by_handle.get(each)) is not None]
+        return self.allocations.behind(keys)
 
     def _handles_besides(self, memory: Allocation, going: set[Key]) -> bool:
         return any(not self.is_on_fabric(each) for each in tuple(memory.handles) if each not in going)

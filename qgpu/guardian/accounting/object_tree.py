@@ -9,6 +9,7 @@ from itertools import islice
 from qgpu.guardian.accounting.handles_by_client import HandlesByClient
 from qgpu.guardian.accounting.rm_object import NO_INSTANCE, Key, RmObject
 from qgpu.guardian.accounting.sets_by_key import SetsByKey
+from qgpu.guardian.accounting.tsg_handles import TsgHandles
 from qgpu.nvidia import abi
 
 #: Levels of objects below an RM client: device, TSG or subdevice, channel, objects on the channel; and some to spare.
@@ -29,6 +30,48 @@ class ObjectTree:
     _users: SetsByKey[Key, int] = field(default_factory=SetsByKey, compare=False)
     #: By device instance, the types of the copy engines on the compute engine's runlist (GRCEs).
     grces: Mapping[int, Collection[int]] = field(default_factory=dict, compare=False)
+    devices: HandlesByClient = field(default_factory=HandlesByClient, compare=False)
+    #: Devices on a card that is unknown so far: any of their pod's cards may have their address space.
+    unplaced_devices: HandlesByClient = field(default_factory=HandlesByClient, compare=False)
+    #: Subdevices by device.
+    _subdevices: SetsByKey[Key, int] = field(default_factory=SetsByKey, compare=False)
+    _tsgs: TsgHandles = field(default_factory=TsgHandles, compare=False)
+    #: All handles of TSGs, with channels that stand alone, and those of channels.
+    tsg_handles: HandlesByClient = field(default_factory=HandlesByClient, compare=False)
+    channel_handles: HandlesByClient = field(default_factory=HandlesByClient, compare=False)
+
+    def _add(self, rm: RmObject, pod: str) -> None:
+        """Add a pod's object, or put it in place of one that is forgotten."""
+        self.objects[rm.key] = rm
+        self.handles.add(pod, *rm.key)
+        self._children.add((rm.client, rm.parent), rm.handle)
+        for used in rm.uses:
+            self._users.add((rm.client, used), rm.handle)
+        if rm.rm_class == abi.NV01_DEVICE_0:
+            self.devices.add(pod, *rm.key)
+            if rm.detail == NO_INSTANCE:
+                self.unplaced_devices.add(pod, *rm.key)
+        if rm.rm_class == abi.NV20_SUBDEVICE_0:
+            self._subdevices.add((rm.client, rm.parent), rm.handle)
+        if self.is_scheduled(rm):
+            self._tsgs.add(rm.key, rm.same_as)
+            self.tsg_handles.add(pod, *rm.key)
+        if rm.rm_class in abi.GPFIFO_CLASSES:
+            self.channel_handles.add(pod, *rm.key)
+
+    def _unlink(self, rm: RmObject, pod: str) -> None:
+        """Undo _add, except that the object and its handle stay."""
+        self._children.discard((rm.client, rm.parent), rm.handle)
+        for used in rm.uses:
+            self._users.discard((rm.client, used), rm.handle)
+        self._subdevices.discard((rm.client, rm.parent), rm.handle)
+        self._tsgs.drop(rm.key)
+        for kind in self._kinds_by_class():
+            kind.discard(pod, *rm.key)
+
+    def _kinds_by_class(self) -> tuple[HandlesByClient, ...]:
+        """Return the kinds of handles that follow from objects' classes."""
+        return (self.devices, self.unplaced_devices, self.tsg_handles, self.channel_handles)
 
     def below(self, key: Key) -> list[RmObject]:
         """List an object and everything below it, parents first; a client's handle stands for the client itself."""
@@ -52,18 +95,24 @@ class ObjectTree:
 
     def _goes_with(self, each: Key, key: Key) -> bool:
         """Tell whether RM frees an object with another, because it lies below it or uses it, or goes with what does."""
-        reached, at = {each}, [each]
+        reached, at, is_space = {each}, [each], self._is_space(key)
         while at:
             here = at.pop()
             if here == key:
                 return True
             rm = self.objects.get(here)
+            if is_space and rm is not None and rm.same_as is not None:
+                return True  # RM ties a second handle of a TSG to the TSG's address space in this client
             for handle in (rm.parent, *rm.uses) if rm is not None else ():
                 above = here[0], handle
                 if above not in reached and len(reached) < _MOST_ABOVE:
                     reached.add(above)
                     at.append(above)
         return False
+
+    def _is_space(self, key: Key) -> bool:
+        rm = self.objects.get(key)
+        return rm is not None and rm.rm_class == abi.FERMI_VASPACE_A
 
     def _hangs_together(self, rm: RmObject) -> bool:
         """Tell whether an object is not its own ancestor: RM makes no such object, but a pod may ask for one."""
@@ -94,14 +143,17 @@ class ObjectTree:
 
     def is_copy(self, rm: RmObject) -> bool:
         """Tell whether an object is a TSG of a copy engine with a runlist of its own, or a lone channel there."""
-        group = rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A or self.stands_alone(rm)
-        return group and rm.detail in abi.COPY_ENGINES and not self.is_for_grce(rm)
+        return self.is_scheduled(rm) and rm.detail in abi.COPY_ENGINES and not self.is_for_grce(rm)
 
     def is_for_grce(self, rm: RmObject) -> bool:
         """Tell whether a TSG, or a channel that stands alone, is for a copy engine whose copies take kernels' time."""
         if rm.detail not in abi.COPY_ENGINES or (instance := self.instance_of(rm)) is None:
             return False
         return rm.detail in self.grces.get(instance, ())
+
+    def is_scheduled(self, rm: RmObject) -> bool:
+        """Tell whether an object is a TSG, or a channel that stands alone: what gets turns on a runlist."""
+        return rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A or self.stands_alone(rm)
 
     def stands_alone(self, rm: RmObject) -> bool:
         """Tell whether an object is a channel below a device: RM puts it into a TSG that has no handle."""
@@ -121,3 +173,51 @@ class ObjectTree:
     def fabric_below(self, key: Key) -> list[Key]:
         """List the fabric's objects among an object and those below it. It takes as long as there are objects."""
         return [rm.key for rm in self._below(key) if rm.rm_class == abi.NV_MEMORY_FABRIC]
+
+    def instances_of(self, client: int) -> set[int]:
+        """Return the device instances of the cards on which a client has devices."""
+        devices = [self.objects[client, handle] for handle in self.devices.of(client)]
+        return {instance for rm in devices if (instance := self.instance_of(rm)) is not None}
+
+    def compute_tsgs(self, instance: int) -> list[RmObject]:
+        """List the confirmed TSGs of the compute engine of one card."""
+        return [rm for rm in self._confirmed_tsgs() if self.is_compute(rm) and self.instance_of(rm) == instance]
+
+    def copy_tsgs(self, instance: int) -> list[RmObject]:
+        """List the confirmed TSGs of the copy engines of one card, and the channels there that stand alone."""
+        return [rm for rm in self._confirmed_tsgs() if self.is_copy(rm) and self.instance_of(rm) == instance]
+
+    def _confirmed_tsgs(self) -> Iterator[RmObject]:
+        """List confirmed TSGs, each by its first handle."""
+        return (rm for rm in (self.objects[key] for key in self._tsgs.firsts()) if rm.confirmed)
+
+    def channels(self, tsg: RmObject) -> list[RmObject]:
+        """List the confirmed channels of a TSG, under all its handles; a channel that stands alone is its own."""
+        if tsg.rm_class in abi.GPFIFO_CLASSES:
+            return [tsg] if tsg.confirmed else []
+        below = (
+            self.objects.get((key[0], handle))
+            for key in self._tsgs.all_of(tsg.key)
+            for handle in self._children.of(key)
+        )
+        return [rm for rm in below if rm is not None and rm.confirmed and rm.rm_class in abi.GPFIFO_CLASSES]
+
+    def subdevice_of(self, device: Key) -> int | None:
+        """Return the handle of a subdevice of a device; None without one."""
+        return next(iter(self._subdevices.of(device)), None)
+
+    def has_channels(self, client: int) -> bool:
+        """Tell whether a client has channels."""
+        return client in self.channel_handles
+
+    def channels_freed_with(self, key: Key) -> list[Key]:
+        """List the channels that RM frees with an object or a client; no walk over the client's other objects.
+
+        It needs no lock.
+        """
+        handles = list(self.channel_handles.of(key[0]))
+        known = key in self._children or key in self._users or key[1] in handles or self._is_space(key)
+        if key[0] != key[1] and not known:
+            return []
+        channels = [(key[0], handle) for handle in handles]
+        return [each for each in channels if key[0] == key[1] or self._goes_with(each, key)]

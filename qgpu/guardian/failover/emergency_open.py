@@ -16,22 +16,8 @@ from qgpu.nvidia.versions import find, installed
 _log = structlog.get_logger("guardian")
 
 #: How lines begin that are about no channel, and what they contain if they are about an object of memory.
-_OF_OTHERS = tuple(
-    b'{"fact":"%s"' % kind
-    for kind in (
-        b"map",
-        b"unmap",
-        b"unmapped",
-        b"kept",
-        b"carrier",
-        b"managed",
-        b"untracked",
-        b"shared",
-        b"notes",
-        b"event",
-        b"unnamed",
-    )
-)
+_OTHERS = b"map unmap unmapped kept carrier managed untracked shared notes event unnamed dma_mappings cpu_mappings"
+_OF_OTHERS = tuple(b'{"fact":"%s"' % kind for kind in _OTHERS.split())
 _MEMORY_CLASS = b'"class":%d,' % abi.NV01_MEMORY_LOCAL_USER
 
 

@@ -29,14 +29,12 @@ _log = structlog.get_logger("guardian")
 
 _PAGE = 4096
 _HEAD = 16 * _PAGE
-_START = struct.Struct("<Q")
 #: What an answer writes into a process's memory: addresses and bytes.
 Writes = list[tuple[int, bytes]]
 
-#: A slot: the listener's number, then its notification and that call's progress.
-_LISTENER = struct.Struct("<q")
-_FIRST_SLOT, _SLOT_STRIDE = 64, 96
-_SLOTS = (_HEAD - _FIRST_SLOT) // _SLOT_STRIDE
+#: A slot: the listener's number, then its notification and that call's progress; and where the slots are.
+_LISTENER, _STRIDE = struct.Struct("<q"), 96
+_SLOTS = range(64, _HEAD - _STRIDE + 1, _STRIDE)
 #: A compaction starts when the facts since the last one exceed this.
 COMPACT_BYTES = 1 << 20
 #: How many facts a compaction writes with each new line, or as many bytes as that has: no call waits for more.
@@ -61,9 +59,10 @@ class Journal:
         if fresh:
             os.ftruncate(self.fd, _HEAD)
         self._page = mmap.mmap(self.fd, _HEAD)
-        if fresh:
-            _START.pack_into(self._page, 0, _HEAD)
+        #: The first of them is where the journal starts.
         self._words = memoryview(self._page).cast("Q")
+        if fresh:
+            self._words[0] = _HEAD
         #: The line of the last answer, by listener.
         self._answers: dict[int, bytes] = {}
         #: Start of the journal that was read last; -1 before the first read.
@@ -100,38 +99,34 @@ class Journal:
 
     def listeners(self) -> set[int]:
         """Return the numbers of all listeners."""
-        owners = {int(_LISTENER.unpack_from(self._page, at)[0]) for at in self._slots()}
-        return owners - {_NOBODY}
+        return {self._listener_at(at) for at in _SLOTS} - {_NOBODY}
 
     def slot(self, listener: int) -> memoryview:
         """Return the memory for a listener's current notification. Raises RefusedError if there are too many."""
         at = self._slot_of(listener)
         if at is None:
             if (at := self._slot_of(_NOBODY)) is None:
-                raise RefusedError(f"{_SLOTS} process trees of pods are being watched already; end some first")
+                raise RefusedError(f"{len(_SLOTS)} process trees of pods are being watched already; end some first")
             _LISTENER.pack_into(self._page, at, listener)
-        return self._notification(at)
+        at += _LISTENER.size
+        return memoryview(self._page)[at : at + SLOT_BYTES]
 
     @property
     def free_slots(self) -> int:
         """Return how many more listeners fit."""
-        return sum(_LISTENER.unpack_from(self._page, at) == (_NOBODY,) for at in self._slots())
+        return sum(self._listener_at(at) == _NOBODY for at in _SLOTS)
 
     def release(self, listener: int) -> None:
         """Free the slot of a listener that is gone."""
         self._answers.pop(listener, None)
         if (at := self._slot_of(listener)) is not None:
-            self._page[at : at + _SLOT_STRIDE] = bytes(_SLOT_STRIDE)
+            self._page[at : at + _STRIDE] = bytes(_STRIDE)
 
     def _slot_of(self, listener: int) -> int | None:
-        return next((at for at in self._slots() if _LISTENER.unpack_from(self._page, at) == (listener,)), None)
+        return next((at for at in _SLOTS if self._listener_at(at) == listener), None)
 
-    def _slots(self) -> range:
-        return range(_FIRST_SLOT, _FIRST_SLOT + _SLOTS * _SLOT_STRIDE, _SLOT_STRIDE)
-
-    def _notification(self, slot_at: int) -> memoryview:
-        at = slot_at + _LISTENER.size
-        return memoryview(self._page)[at : at + SLOT_BYTES]
+    def _listener_at(self, slot_at: int) -> int:
+        return int(_LISTENER.unpack_from(self._page, slot_at)[0])
 
     def append(self, fact: Fact) -> None:
         """Write one fact, and the next facts of a compaction."""
@@ -187,8 +182,7 @@ class Journal:
         new = self._end - self._compacted_end
         if new <= COMPACT_BYTES or self._compaction is not None:
             return False
-        (start,) = _START.unpack_from(self._page, 0)
-        return new > self._compacted_end - int(start)
+        return new > self._compacted_end - self._words[0]
 
     def compact(self, facts: Iterator[Fact]) -> None:
         """Start again with ``facts``, which are written along with the facts that are appended from now on.
@@ -206,10 +200,9 @@ class Journal:
 
     def _find_end(self) -> int:
         """Return where to continue writing: a crash may have cut the last line short."""
-        (start,) = _START.unpack_from(self._page, 0)
-        end = os.fstat(self.fd).st_size
-        data = os.pread(self.fd, end - start, start)
-        return int(start) + data.rfind(b"\n") + 1
+        start = self._words[0]
+        data = os.pread(self.fd, os.fstat(self.fd).st_size - start, start)
+        return start + data.rfind(b"\n") + 1
 
     def read(self, matters: Callable[[bytes], bool] = lambda _line: True) -> tuple[bool, Iterator[Fact]]:
         """Return (restart, facts): the new facts whose line ``matters``, while another process may be writing.
@@ -220,15 +213,15 @@ class Journal:
         crash, waits for the next read.
         """
         while True:
-            (start,) = _START.unpack_from(self._page, 0)
+            start = self._words[0]
             restart = self._read_start < 0 or self._end < start
-            at = int(start) if restart else self._end
+            at = start if restart else self._end
             data = os.pread(self.fd, os.fstat(self.fd).st_size - at, at)
-            if _START.unpack_from(self._page, 0) == (start,):  # else a compaction has freed what was read
+            if self._words[0] == start:  # else a compaction has freed what was read
                 break
         if start != self._read_start:
-            self._compacted_end = int(start)  # how much is obsolete is unknown: a long journal is compacted at once
-        self._read_start = int(start)
+            self._compacted_end = start  # how much is obsolete is unknown: a long journal is compacted at once
+        self._read_start = start
         self._end = at + data.rfind(b"\n") + 1
         if restart:
             self._answers.clear()

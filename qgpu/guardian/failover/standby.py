@@ -10,6 +10,7 @@ import gc
 import os
 import select
 import time
+from contextlib import suppress
 from typing import Any
 
 from qgpu.errors import AlreadyRunningError
@@ -58,14 +59,15 @@ class Standby:
                     return True
                 self._hold(*message)
             if not alive:
-                return self._succeed()
+                with suppress(AlreadyRunningError):
+                    self._own(_ORPHAN_S)
+                    return True
+                return False
 
     def say(self, message: dict[str, Any]) -> None:
         """Send a message to the daemon, if there is one."""
-        try:
+        with suppress(OSError):
             self._daemon.send(message)
-        except OSError:
-            return
 
     def _hold(self, message: dict[str, Any], fds: list[int]) -> None:
         """Take over the inherited listeners or a new one, or close one.
@@ -80,13 +82,6 @@ class Standby:
             os.close(self.listeners.pop(number)[1])
         if fds:
             self.listeners[number] = message["pod"], fds[0]
-
-    def _succeed(self) -> bool:
-        try:
-            self._own(_ORPHAN_S)
-        except AlreadyRunningError:
-            return False
-        return True
 
     def _own(self, patience_s: float) -> None:
         deadline = time.monotonic() + patience_s

@@ -11,14 +11,16 @@ its owner set. Time comes in as an argument and goes out as the time of the next
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from itertools import chain, repeat
-from typing import Protocol
+from typing import Any
 
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.accounting.rm_object import Key, RmObject
+from qgpu.guardian.gpu.gpu_ops import Mechanism, Moved
 from qgpu.model import MIN_TIMESLICE_US, NS_PER_MS, OnIdle, Plan, Span
 from qgpu.model.timeline import Timeline
 from qgpu.model.tsg_turns import TsgTurns
@@ -26,43 +28,16 @@ from qgpu.nvidia import abi
 
 #: A gate that RM refused to move is tried again after this long.
 RETRY_NS = 100 * NS_PER_MS
-
 #: After this many failures to set timeslices, a client's other TSGs wait for the next try.
 _TRIES = 3
-
 #: How many timeslices are set before the guardian's main loop does its other work: RM takes 0.2 to 0.5 ms for each.
 _AT_ONCE = 64
-
+#: And how long it may take: a pod can put other files in the places where its clients' files were.
+_STEP_NS = 10 * NS_PER_MS
 #: A gate takes 0.4 to 0.9 ms to close, but 10 to 40 ms over a kernel that reads host memory without end
 #: (docs/decisions/0027). A gate that takes longer than _SLOW_NS is closed earlier by the time it takes.
 _SLOW_NS = 2 * NS_PER_MS
 _SLOWEST_NS = 50 * NS_PER_MS
-
-
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """The result of moving a gate: channels that do not exist, channels that did not move, and the time it took."""
-
-    gone: frozenset[Key] = frozenset()
-    stuck: frozenset[Key] = frozenset()
-    #: How long it took.
-    took_ns: int = 0
-
-
-class Mechanism(Protocol):
-    """The operations on a pod's TSGs on one pGPU."""
-
-    def gate(self, channels: list[Key], *, closed: bool, preempt: bool = True) -> Moved:
-        """Close or open gates.
-
-        Without ``preempt`` a running TSG may finish its timeslice.
-        """
-
-    def timeslice(self, tsg: RmObject, timeslice_us: int) -> bool:
-        """Set a timeslice; False if the TSG is gone, or its client cannot be reached."""
-
-    def unreachable(self) -> Set[int]:
-        """Return RM clients whose TSGs' timeslices cannot be set: while there is a plan, these TSGs do not run."""
 
 
 @dataclass(slots=True)
@@ -192,12 +167,9 @@ class Enforcer:
     def forget(self, pod: str) -> None:
         """Forget a retired pod: another pod may get its name."""
         self._idle.discard(pod)
-        self._opened_with.pop(pod, None)
-        self._gated_since.pop(pod, None)
-        self._closed_spans.pop(pod, None)
-        self._slow_ns.pop(pod, None)
-        self._last_close_ns.pop(pod, None)
-        self._tsg_turns.pop(pod, None)
+        gates: tuple[dict[str, Any], ...] = (self._opened_with, self._gated_since, self._closed_spans, self._tsg_turns)
+        for by_pod in (*gates, self._slow_ns, self._last_close_ns):
+            by_pod.pop(pod, None)
 
     def take_closed(self, pod: str, now_ns: int) -> list[Span]:
         """Return the spans in which a pod's gate was closed since the last call."""
@@ -330,13 +302,13 @@ class Enforcer:
     def _set_timeslices(self, now_ns: int) -> None:
         """Set the requested timeslice of each pod's TSGs if it is not set; other TSGs get what their owners set.
 
-        After _AT_ONCE of them, the next step goes on. No TSG is tried twice before each was tried.
+        After _AT_ONCE of them, or _STEP_NS, the next step goes on. No TSG is tried twice before each was tried.
         """
         parts = self.plan.pods if self.plan else ()
         compute, copies = self.table.compute_tsgs(self.instance), self.table.copy_tsgs(self.instance)
         of_compute = {part.pod: part.timeslice_us for part in parts}
         of_copies = {part.pod: us for part in parts if (us := part.copy_timeslice_us) is not None}
-        lost, most, again = self.mechanism.unreachable(), _AT_ONCE, False
+        lost, most, again, until_ns = self.mechanism.unreachable(), _AT_ONCE, False, time.monotonic_ns() + _STEP_NS
         for tsg, asked in chain(zip(compute, repeat(of_compute)), zip(copies, repeat(of_copies))):
             wanted = asked.get(self.table.pod_of(tsg), tsg.requested_us)
             if self._timeslices_us.get(tsg.key, abi.RM_DEFAULT_TIMESLICE_US) == wanted:
@@ -348,7 +320,7 @@ class Enforcer:
             if tsg.key in self._tried:  # the plan has changed meanwhile, unless RM refused
                 again = again or tsg.client not in self._failures
                 continue
-            if most == 0:
+            if most == 0 or time.monotonic_ns() > until_ns:
                 self._timeslices_due_ns = now_ns
                 return
             most -= 1
@@ -376,5 +348,4 @@ def _pods_keeping_windows(plan: Plan) -> frozenset[str]:
 
 
 def _merged(first: Moved, second: Moved) -> Moved:
-    """Merge the results of two calls."""
     return Moved(first.gone | second.gone, first.stuck | second.stuck, first.took_ns + second.took_ns)

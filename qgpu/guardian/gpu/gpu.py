@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
@@ -14,8 +12,8 @@ import structlog
 from qgpu.errors import BackendGoneError, RmError
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.accounting.rm_object import Key, RmObject
-from qgpu.guardian.gpu.enforcer import Enforcer, Moved
-from qgpu.guardian.gpu.gpu_ops import GpuOps
+from qgpu.guardian.gpu.enforcer import Enforcer
+from qgpu.guardian.gpu.gpu_ops import GpuOps, Mechanism
 from qgpu.ipc.codec import grant_to_json
 from qgpu.linux.repeated_error import RepeatedError
 from qgpu.model import NS_PER_MS, Plan
@@ -30,40 +28,12 @@ _log = structlog.get_logger("guardian")
 #: How long a plan holds without a message from the daemon, which sends one every 100 ms (qgpu.planes.seccomp.backend).
 #: Every gate is open, and every timeslice back to the driver's, well within a second of the daemon's end.
 LEASE_NS = 600 * NS_PER_MS
-
 #: How often context switches are drained between samples: the log holds over two seconds at the highest rate.
 DRAIN_NS = 500 * NS_PER_MS
-
 #: No channel's context.
 _NO_CONTEXT = 0
-
 #: Whose a context's GPU time is: a TSG's, or that of the pod whose TSG has ended.
 Owner = Key | str
-
-
-@dataclass(frozen=True, slots=True)
-class _Mechanism:
-    """The enforcer's operations on one card."""
-
-    gpu_ops: GpuOps
-    device: RmDevice
-    lost: Callable[[Iterable[Key]], None]
-
-    def gate(self, channels: list[Key], *, closed: bool, preempt: bool = True) -> Moved:
-        began_ns = time.monotonic_ns()
-        moved = self.gpu_ops.gate(self.device, channels, closed=closed, preempt=preempt)
-        if moved.gone:
-            self.lost(moved.gone)
-        return replace(moved, took_ns=time.monotonic_ns() - began_ns)
-
-    def timeslice(self, tsg: RmObject, timeslice_us: int) -> bool:
-        done = self.gpu_ops.timeslice(tsg, timeslice_us)
-        if not done:
-            self.lost([tsg.key])
-        return done
-
-    def unreachable(self) -> Set[int]:
-        return self.gpu_ops.lost
 
 
 @dataclass(slots=True)
@@ -90,7 +60,7 @@ class Gpu:
 
     def __post_init__(self) -> None:
         self.gpu_time = GpuTimeReader(self.device, self.log)
-        mechanism = _Mechanism(self.gpu_ops, self.device, self.lost)
+        mechanism = Mechanism(self.gpu_ops, self.device, self.lost)
         self.enforcer = Enforcer(
             self.device.instance, self.table, mechanism, self._used_ns, self._tsgs_used_ns, self.drain
         )
@@ -109,11 +79,6 @@ class Gpu:
         self.lease_until_ns = None
         self.gpu_time.counter.record(wanted=False)
         self.enforcer.adopt(None, now_ns)
-
-    def release_best_effort(self, now_ns: int) -> None:
-        """Release as far as possible after an unexpected error; the daemon's next plan starts again."""
-        with contextlib.suppress(Exception):
-            self.release(now_ns)
 
     def sample(self, now_ns: int, *, detailed: bool = False, grants_revision: int | None = None) -> dict[str, Any]:
         """Report GPU time per pod and TSG since the last sample, in the terms of qgpu.model.Sample.

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import TypeVar
 
@@ -18,42 +20,34 @@ import structlog
 from qgpu.errors import RmError
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.accounting.rm_object import Key, RmObject
-from qgpu.guardian.gpu.enforcer import Moved
 from qgpu.linux import fd_budget, proc
 from qgpu.linux.pod_fd_closer import PodFdCloser
 from qgpu.linux.pod_fd_taker import PodFdTaker
-from qgpu.nvidia import abi
+from qgpu.nvidia import abi, rm_client
 from qgpu.nvidia.abi import ffi
-from qgpu.nvidia.rm_client import (
-    RmClient,
-    child,
-    control,
-    duplicate,
-    export,
-    fabric_info,
-    free,
-    handle_info,
-    is_exported,
-    memory_bytes,
-    share,
-    take,
-)
+from qgpu.nvidia.rm_client import RmClient
 from qgpu.nvidia.rm_device import RmDevice
 from qgpu.nvidia.versions import Branch
 
 #: How often a gate is tried again when channels are freed while it moves.
 _GATE_TRIES = 3
-
 #: How many handles of other objects one move of gates finds.
 _MOST_OTHERS = 64
-
 #: RM's status for a gate over a channel that does not exist.
 _STALE = abi.UNKNOWN_TO_RM | {abi.NV_ERR_INVALID_CHANNEL}
-
 _CONTROL_DEVICE = os.makedev(abi.NV_MAJOR, abi.NV_CONTROL_MINOR)
 _T = TypeVar("_T")
 
 _log = structlog.get_logger("guardian")
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The result of moving a gate: channels that do not exist, channels that did not move, and the time it took."""
+
+    gone: frozenset[Key] = frozenset()
+    stuck: frozenset[Key] = frozenset()
+    took_ns: int = 0
 
 
 class GpuOps:
@@ -66,7 +60,7 @@ class GpuOps:
         self._devices = {device.instance: device for device in devices}
         self._pidfds: dict[int, int] = {}
         self.closer = PodFdCloser()
-        self.taker = PodFdTaker(lambda pidfd, fd: take(pidfd, fd))
+        self.taker = PodFdTaker(lambda pidfd, fd: rm_client.take(pidfd, fd))
         #: Called with a client that RM has and that no known descriptor leads to.
         self.on_unreachable: Callable[[int], None] = lambda _client: None
         #: Called with an object whose handle names another one in RM by now.
@@ -167,7 +161,7 @@ class GpuOps:
     def object_info(self, file: int, client: int, handle: int) -> tuple[int, int] | None:
         """Ask RM for (class, parent) of an object through a file of ours; None if the object is not this file's."""
         try:
-            return handle_info(file, client, handle)
+            return rm_client.handle_info(file, client, handle)
         except OSError:
             return None
 
@@ -180,7 +174,7 @@ class GpuOps:
         params = ffi.new("NVA06C_CTRL_TIMESLICE_PARAMS *", {"timesliceUs": timeslice_us})
 
         def put(file: int) -> bool:
-            control(file, tsg.client, tsg.handle, abi.NVA06C_SET_TIMESLICE, params)
+            rm_client.control(file, tsg.client, tsg.handle, abi.NVA06C_SET_TIMESLICE, params)
             return True
 
         if self._via_client_file(tsg.client, put) is not None:
@@ -195,31 +189,31 @@ class GpuOps:
 
     def size_by_file(self, file: int, client: int, memory: int) -> int:
         """Ask RM through a file of ours how large memory is, in bytes; 0 if it does not exist."""
-        return memory_bytes(file, client, memory) or 0
+        return rm_client.memory_bytes(file, client, memory) or 0
 
     def fabric_info(self, file: int, client: int, handle: int) -> tuple[int, int] | None:
         """Ask RM through a file of ours for (bytes, flags) of an object of the fabric; None if RM does not say."""
         try:
-            return fabric_info(file, client, handle)
+            return rm_client.fabric_info(file, client, handle)
         except OSError:
             return None
 
     def free(self, file: int, client: int, handle: int) -> None:
         """Free what RM made for a pod and the pod may not keep."""
         try:
-            if not free(file, client, handle):
+            if not rm_client.free(file, client, handle):
                 _log.warning("RM object not freed", client=client, handle=handle)
         except OSError as error:
             _log.warning("RM object not freed", client=client, handle=handle, reason=str(error))
 
     def free_anywhere(self, key: Key) -> bool:
         """Free an object through any file of its client; False if there is none."""
-        return self._via_client_file(key[0], lambda file: free(file, *key) or None) is not None
+        return self._via_client_file(key[0], lambda file: rm_client.free(file, *key) or None) is not None
 
     def duplicate(self, file: int, rm: RmObject, handle: int) -> bool:
         """Give an object a second handle in its own client."""
         try:
-            return duplicate(file, rm.client, rm.parent, handle, rm.handle)
+            return rm_client.duplicate(file, rm.client, rm.parent, handle, rm.handle)
         except OSError:
             return False
 
@@ -236,8 +230,8 @@ class GpuOps:
                 return None
             found = 0
             for parent, class_id in product(parents, class_ids):
-                while (handle := child(file, client, parent, class_id)) is not None:
-                    if not free(file, client, handle):
+                while (handle := rm_client.child(file, client, parent, class_id)) is not None:
+                    if not rm_client.free(file, client, handle):
                         return None
                     found += 1
             return found
@@ -266,7 +260,7 @@ class GpuOps:
         """
 
         def ours(file: int) -> bool | None:
-            return share(file, *source, client) if handle_info(file, *source) is not None else None
+            return rm_client.share(file, *source, client) if rm_client.handle_info(file, *source) is not None else None
 
         shared = self._via_client_file(source[0], ours)
         try:
@@ -274,15 +268,15 @@ class GpuOps:
         finally:
             if shared:
                 with suppress(OSError):
-                    share(self._client.fd, *source, client, revoke=True)
+                    rm_client.share(self._client.fd, *source, client, revoke=True)
 
     def is_same(self, file: int, key: Key, parent: int, other: Key) -> bool:
         """Ask RM whether memory, reached through ``file``, is the same as ``other``, in any client of a pod."""
-        carrier = self._via_client_file(other[0], lambda fd: export(fd, *other))
+        carrier = self._via_client_file(other[0], lambda fd: rm_client.export(fd, *other))
         if carrier is None:
             return False
         try:
-            return is_exported(file, key[0], parent, key[1], carrier)
+            return rm_client.is_exported(file, key[0], parent, key[1], carrier)
         except (OSError, RmError) as error:
             _log.info("RM does not say whether memory is the same", reason=str(error))
             return False
@@ -306,7 +300,7 @@ class GpuOps:
             return next(iter(self._devices))
         params = ffi.new("NV2080_CTRL_GPU_GET_ID_PARAMS *")
         try:
-            control(file, client, subdevice, abi.NV2080_GPU_GET_ID, params)
+            rm_client.control(file, client, subdevice, abi.NV2080_GPU_GET_ID, params)
         except (OSError, RmError) as error:
             _log.warning("RM does not say which card a device is on", reason=str(error))
             return None
@@ -325,7 +319,7 @@ class GpuOps:
         mode = {"flags": abi.PREEMPTION_MODE_FLAGS_CILP, "cilpPreemptMode": abi.PREEMPTION_MODE_COMPUTE_CILP}
         params = ffi.new("NV2080_CTRL_GR_SET_CTXSW_PREEMPTION_MODE_PARAMS *", mode | {"hChannel": tsg})
         try:
-            control(file, client, subdevice, abi.NV2080_GR_SET_CTXSW_PREEMPTION_MODE, params)
+            rm_client.control(file, client, subdevice, abi.NV2080_GR_SET_CTXSW_PREEMPTION_MODE, params)
         except (OSError, RmError) as error:
             _log.warning("compute preemption not enabled", reason=str(error))
             if not isinstance(error, RmError) or error.status != abi.NV_ERR_NOT_SUPPORTED:
@@ -338,17 +332,17 @@ class GpuOps:
         """Register the client's process for peer devices: RM had recorded the guardian, which made the call."""
         params = ffi.new("NV503C_CTRL_REGISTER_PID_PARAMS *", {"hClient": client})
         try:
-            control(file, client, handle, abi.NV503C_REGISTER_PID, params)
+            rm_client.control(file, client, handle, abi.NV503C_REGISTER_PID, params)
         except (OSError, RmError) as error:
             _log.info("peer devices will not find a process", reason=str(error))
 
     def find_object(self, rm: RmObject) -> tuple[int, int] | None:
         """Ask RM for (class, parent) of an object; None if it does not exist."""
-        return self._via_client_file(rm.client, lambda file: handle_info(file, rm.client, rm.handle))
+        return self._via_client_file(rm.client, lambda file: rm_client.handle_info(file, rm.client, rm.handle))
 
     def size(self, rm: RmObject) -> int | None:
         """Ask RM for the true size of memory, in bytes."""
-        return self._via_client_file(rm.client, lambda file: memory_bytes(file, rm.client, rm.handle))
+        return self._via_client_file(rm.client, lambda file: rm_client.memory_bytes(file, rm.client, rm.handle))
 
     def context(self, channel: RmObject) -> int:
         """Ask RM for the context id that context-switch records carry for a channel; 0 if the branch cannot tell."""
@@ -421,23 +415,59 @@ class GpuOps:
     def _borrowed(self, pod: str, pidfd: int, pid: int, fd: int) -> Iterator[int]:
         """Take a control file of a pod's process for the block. Raises OSError for any other file.
 
-        The process can replace the file at the last moment. Threads for this pod take and close whatever it is.
+        The process can replace the file at the last moment. The pod's own threads look at it, take it and close it.
         """
-        if proc.device(pid, fd) != _CONTROL_DEVICE or self.closer.is_stuck(pod):
+        if self.closer.is_stuck(pod):
             raise OSError(errno.EBADF, "no control file there")
         if self.closer.is_full(pod):
             raise OSError(errno.EMFILE, "too many files of the pod wait to be closed")
-        taken = self.taker.take(pod, pidfd, fd)
+        taken = self.taker.take(pod, pidfd, fd, lambda pidfd, fd: self._take_control_file(pod, pid, pidfd, fd))
         try:
-            if proc.device_of(taken) != _CONTROL_DEVICE:
-                raise OSError(errno.EBADF, "another file is in the descriptor's place")
             yield taken
         finally:
             self.closer.close(pod, taken)
+
+    def _take_control_file(self, pod: str, pid: int, pidfd: int, fd: int) -> int:
+        """Take a file if it is a control file. Some file systems ask their server what a file is, such as 9p."""
+        if proc.device(pid, fd) == _CONTROL_DEVICE:
+            taken = self.taker.take_fd(pidfd, fd)
+            if proc.device_of(taken) == _CONTROL_DEVICE:
+                return taken
+            self.closer.close(pod, taken)
+        raise OSError(errno.EBADF, "no control file there")
+
+
+@dataclass(frozen=True, slots=True)
+class Mechanism:
+    """What the enforcer of a card does to TSGs."""
+
+    gpu_ops: GpuOps
+    device: RmDevice
+    #: Called with channels and TSGs that no longer exist, or whose client was not reached.
+    missed: Callable[[Iterable[Key]], None]
+
+    def gate(self, channels: list[Key], *, closed: bool, preempt: bool = True) -> Moved:
+        """Close or open gates; without ``preempt`` a running TSG may finish its timeslice."""
+        began_ns = time.monotonic_ns()
+        moved = self.gpu_ops.gate(self.device, channels, closed=closed, preempt=preempt)
+        if moved.gone:
+            self.missed(moved.gone)
+        return replace(moved, took_ns=time.monotonic_ns() - began_ns)
+
+    def timeslice(self, tsg: RmObject, timeslice_us: int) -> bool:
+        """Set a timeslice; False if the TSG is gone, or its client cannot be reached."""
+        done = self.gpu_ops.timeslice(tsg, timeslice_us)
+        if not done:
+            self.missed([tsg.key])
+        return done
+
+    def unreachable(self) -> Set[int]:
+        """Return RM clients whose TSGs' timeslices cannot be set: while there is a plan, these TSGs do not run."""
+        return self.gpu_ops.lost
 
 
 def _context(file: int, channel: RmObject) -> int:
     """Ask RM for a channel's context id (kernel_channel.c: cid, counted up for all channels of all cards)."""
     params = ffi.new("NVA06F_CTRL_GET_CONTEXT_ID_PARAMS *")
-    control(file, channel.client, channel.handle, abi.NVA06F_GET_CONTEXT_ID, params)
+    rm_client.control(file, channel.client, channel.handle, abi.NVA06F_GET_CONTEXT_ID, params)
     return int(params.contextId)

@@ -69,7 +69,7 @@ class AllocChecks(Handler):
 
     def _is_for_known_engine(self, rm: RmObject) -> bool:
         """Tell whether a TSG or a channel that stands alone is for an engine that programs use, or names none."""
-        scheduled = rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A or self._shared.table.stands_alone(rm)
+        scheduled = self._shared.table.is_scheduled(rm)
         return not scheduled or rm.detail == 0 or rm.detail in scheduling.ENGINES
 
     def _is_metered(self, rm: RmObject) -> bool:

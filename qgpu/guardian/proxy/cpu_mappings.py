@@ -21,6 +21,8 @@ _DESCRIPTOR_AT = abi.offsetof("NVOS33_PARAMETERS_WITH_FD", "fd")
 _STATUS_AT = abi.offsetof("NVOS33_PARAMETERS_WITH_FD", "status")
 #: How many mappings a process makes; a CUDA program makes about 30. RM undoes one in 1.4 µs (``bench/rm_mappings.py``).
 _MOST = 1 << 16
+#: The journal has the number in steps.
+_STEP = 1 << 8
 
 
 class CpuMappings(Handler):
@@ -29,18 +31,24 @@ class CpuMappings(Handler):
     def __init__(self, ctx: HandlerContext, passthrough_memory: PassthroughMemory) -> None:
         super().__init__(ctx)
         self._passthrough_memory = passthrough_memory
-        #: How many each process has made.
-        self._made: dict[int, int] = {}
+        #: How many each process has made beyond what the journal says.
+        self._more: dict[int, int] = {}
 
     def count(self, pid: int) -> None:
         """Count a mapping that a process is about to make. Raises OSError if it has made the most."""
-        if pid not in self._made:
-            mine = set(self._shared.table.pids_of(self._pod))
-            self._made = {each: made for each, made in self._made.items() if each in mine}
-        if self._made.get(pid, 0) >= _MOST and self._ctx.limited():
+        known = self._shared.table.cpu_mappings
+        made = known.get(pid, 0) + self._more.get(pid, 0)
+        if made >= _MOST and self._ctx.limited():
             self._count(TOO_MANY)
             raise OSError(errno.ENOMEM, TOO_MANY)
-        self._made[pid] = self._made.get(pid, 0) + 1
+        if pid not in self._more:
+            mine = set(self._shared.table.pids_of(self._pod))
+            self._more = {each: more for each, more in self._more.items() if each in mine}
+        self._more[pid] = self._more.get(pid, 0) + 1
+        if self._more[pid] == _STEP:
+            del self._more[pid]
+            with self._shared.lock:
+                self._shared.note({"fact": "cpu_mappings", "pid": pid, "count": made + 1})
 
     def is_made_here(self, client: int) -> bool:
         """Tell whether the guardian made a client, for this pod."""

@@ -56,6 +56,8 @@ _WATCHED = frozenset(size << 16 | number for number, size in escapes.WATCHED)
 _MAPPINGS = frozenset(each for each in _WATCHED if each & 0xFF in escapes.MAPPINGS)
 #: How long a free waits for UVM mappings in progress before it treats their memory as still in use.
 _MAPPING_PATIENCE_S = 0.02
+#: How long a process's first UVM file waits for mappings and registrations that other processes have in progress.
+_FILE_PATIENCE_S = 1.0
 #: How many threads' processes are kept; a full cache starts again. And how many answers: most are of killed threads.
 _MOST_THREADS, _MOST_UNDELIVERED = 4096, 256
 
@@ -98,7 +100,13 @@ class Dispatcher:
         self._attached_gpus = AttachedGpus(self._ctx)
         self._os_events = OsEvents(self._ctx)
         self._dma_bufs = DmaBufs(self._ctx, self._passthrough_memory)
-        self._uvm = UvmHandler(self._ctx, self._passthrough, self._freed_memory.unmap, self._mmap.charge_made)
+        self._uvm = UvmHandler(
+            self._ctx,
+            self._passthrough,
+            self._freed_memory.unmap,
+            self._mmap.charge_made,
+            lambda: self._uvm_mappings.wait(_FILE_PATIENCE_S) and registering.wait(_FILE_PATIENCE_S),
+        )
         #: Process by thread.
         self._threads: dict[int, int] = {}
         #: Calls that were performed but whose answer did not arrive, by thread: the call and its answer.
@@ -206,7 +214,7 @@ class Dispatcher:
         self._mmap.next_call(call.tid, pid)
         if is_mapping(call):
             return self._mmap.handle(call, pid)
-        if (request := call.request) == uvm.REGISTER_CHANNEL:
+        if (request := call.request) == uvm.REGISTER_CHANNEL and self._uvm.is_sole_user(pod_call):
             return self._registered_channels.register(call, pid)
         rm_call = request & NUMBER_AND_SIZE
         by_number = rm_call & 0xFF in escapes.WATCHED_NUMBERS

@@ -3,6 +3,9 @@
 RM finds a mapping by the handles of its device and address space and by its offset (rs_server.c:
 serverInterUnmapInternal). It removes mappings with their memory, too. Those are forgotten here once their offset is
 used again, or when the pod has its most: then RM is asked which memory exists.
+
+The journal has the number of each client's mappings, not their places. Of those that a dead guardian made, a successor
+takes off its count only what is undone without a size.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from qgpu.guardian.accounting.client_entries import RmClientEntry
 from qgpu.guardian.proxy.handler_context import HandlerContext
 from qgpu.guardian.proxy.object_claims import TOO_MANY
 
@@ -30,8 +34,14 @@ class Place(NamedTuple):
 class _OfClient:
     """A client's mappings: their places in order, and for each its bytes and the memory's handle."""
 
+    entry: RmClientEntry
+    #: Those of unknown places: a dead guardian made them.
+    former: int
     places: list[Place] = field(default_factory=list)
     mapped: dict[Place, tuple[int, int]] = field(default_factory=dict)
+
+    def number(self) -> int:
+        return self.former + len(self.places)
 
     def add(self, place: Place, length: int, memory: int) -> None:
         if place not in self.mapped:
@@ -62,16 +72,23 @@ class DmaMappings:
 
     def add(self, client: int, place: Place, length: int, memory: int) -> None:
         """Record that RM has mapped ``length`` bytes of memory, given its handle."""
-        self._of.setdefault(client, _OfClient()).add(place, length, memory)
+        if (mine := self._mappings_of(client)) is not None:
+            mine.add(place, length, memory)
+            self._note(client, mine)
 
     def remove(self, client: int, place: Place, size: int) -> None:
         """Record that RM has removed the mapping at a place, or with a size in bytes whatever lies in that range."""
-        if (mine := self._of.get(client)) is None:
+        if (mine := self._mappings_of(client)) is None:
             return
-        if not size:
-            if place in mine.mapped:
-                mine.remove(place)
-            return
+        if size:
+            self._cut(mine, place, size)
+        elif place in mine.mapped:
+            mine.remove(place)
+        else:
+            mine.former = max(0, mine.former - 1)
+        self._note(client, mine)
+
+    def _cut(self, mine: _OfClient, place: Place, size: int) -> None:
         end = place._replace(offset=place.offset + size)
         for each in mine.places[max(0, bisect_right(mine.places, place) - 1) : bisect_left(mine.places, end)]:
             length, memory = mine.mapped[each]
@@ -83,18 +100,33 @@ class DmaMappings:
             if each.offset + length > end.offset:
                 mine.add(end, each.offset + length - end.offset, memory)
 
+    def _mappings_of(self, client: int) -> _OfClient | None:
+        """Return what is known of a client; None if it is gone. RM may give its handle to another one."""
+        if (entry := self._shared.table.clients.get(client)) is None:
+            return None
+        if (mine := self._of.get(client)) is None or mine.entry is not entry:
+            mine = self._of[client] = _OfClient(entry, entry.dma_mappings)
+        return mine
+
+    def _note(self, client: int, mine: _OfClient) -> None:
+        if mine.entry.dma_mappings != mine.number():
+            with self._shared.lock:
+                self._shared.note({"fact": "dma_mappings", "client": client, "count": mine.number()})
+
     def _has_room(self, client: int) -> bool:
-        mine = self._of.get(client)
-        if mine is not None and len(mine.places) >= _MOST:
+        entries = map(self._shared.table.clients.get, self._shared.table.clients_of(self._pod))
+        if sum(entry.dma_mappings for entry in entries if entry is not None) >= _MOST_OF_POD:
             return False
-        return sum(len(each.places) for each in self._of.values()) < _MOST_OF_POD
+        mine = self._mappings_of(client)
+        return mine is None or mine.number() < _MOST
 
     def _forget_gone(self) -> None:
         """Forget mappings whose client or memory is gone."""
-        mine = self._shared.table.clients_of(self._pod)
-        self._of = {client: found for client, found in self._of.items() if client in mine}
-        for client, found in self._of.items():
-            memories = {memory for _, memory in found.mapped.values()}
+        known = self._shared.table.clients
+        self._of = {client: mine for client, mine in self._of.items() if known.get(client) is mine.entry}
+        for client, mine in self._of.items():
+            memories = {memory for _, memory in mine.mapped.values()}
             gone = {each for each in memories if not self._shared.gpu_ops.exists((client, each))}
-            for place in [place for place, (_, memory) in found.mapped.items() if memory in gone]:
-                found.remove(place)
+            for place in [place for place, (_, memory) in mine.mapped.items() if memory in gone]:
+                mine.remove(place)
+            self._note(client, mine)

@@ -98,7 +98,7 @@ class ObjectClaims(SharedPart):
         """Return why a pod may have no other object of this kind, or nothing."""
         if self._table.handles.counts[pod] >= _MOST_OBJECTS or not self._shared.quota.may_record(pod):
             return TOO_MANY
-        is_tsg = rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A or self._table.stands_alone(rm)
+        is_tsg = self._table.is_scheduled(rm)
         return self._clients.has_too_many(pod, int(is_tsg), int(rm.rm_class in abi.GPFIFO_CLASSES))
 
     def vacate(self, key: Key) -> int:

@@ -16,11 +16,12 @@ from qgpu.guardian.proxy import client_ownership
 from qgpu.guardian.proxy.handler_context import ANSWERED, PROCEED, Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.proxy.passthrough import Passthrough
-from qgpu.linux import fd_budget
+from qgpu.linux import fd_budget, kcmp
 from qgpu.linux.seccomp_notify import Notification
 from qgpu.nvidia import abi, mig, uvm
 
 TOO_MANY_FILES = "too many UVM files"
+_OTHERS_RUN = "call while other threads run"
 #: Stands for an object's handles: no object.
 NOTHING = (0, 0)
 _U64 = struct.Struct("<Q")
@@ -34,17 +35,28 @@ class UvmHandler(Handler):
     """Handles one pod's calls on /dev/nvidia-uvm."""
 
     def __init__(
-        self, ctx: HandlerContext, passthrough: Passthrough, unmap: Unmap, charge_mappings: Callable[[], bool]
+        self,
+        ctx: HandlerContext,
+        passthrough: Passthrough,
+        unmap: Unmap,
+        charge_mappings: Callable[[], bool],
+        in_flight_done: Callable[[], bool],
     ) -> None:
-        """Take ``charge_mappings``: it charges all that the pod maps; False if a mapping in progress takes too long."""
+        """Take ``charge_mappings``, which charges all that the pod maps, and ``in_flight_done``.
+
+        The latter waits for UVM's calls that the kernel performs. Both return False if something takes too long.
+        """
         super().__init__(ctx)
-        self._passthrough, self._unmap, self._charge_mappings = passthrough, unmap, charge_mappings
+        self._passthrough, self._unmap = passthrough, unmap
+        self._charge_mappings, self._in_flight_done = charge_mappings, in_flight_done
 
     def handle(self, pod_call: PodCall) -> int:
         """Perform a call, or let the kernel do so; return an errno, 0, or PROCEED."""
         call, pid, file = pod_call.call, pod_call.pid, pod_call.file
         limited = self._shared.allowance(self._pod).limited
         match call.request:
+            case uvm.REGISTER_CHANNEL:
+                return self._continue_on(pod_call)
             case uvm.INITIALIZE:
                 return self._initialize(call, pid, limited=limited)
             case uvm.ALLOC_DEVICE_P2P:  # it keeps memory in a way that is not tracked
@@ -58,12 +70,17 @@ class UvmHandler(Handler):
             return errno.EFAULT
         if call.request == uvm.MAP_EXTERNAL_ALLOCATION:
             refused = self._claim_mapping(pod_call, block, layout)
-            return self._no_mapping(block, layout, refused) if refused else self._map(pod_call, block, layout)
+            if refused:
+                return self._no_mapping(block, layout, refused)
+            return self._on_checked_file(pod_call, block, layout)
         if call.request in uvm.TABLES_ALONE:
             return self._map_tables(pod_call, block, layout)
         if call.request == uvm.REGISTER_GPU_VASPACE:  # UVM registers channels of this address space in this file alone
-            held = self._shared.pod_uvm_files.hold(pid, call.fd, file)
-            return PROCEED if held else self._no_mapping(block, layout, TOO_MANY_FILES)
+            if not self._others_are_done(pid):
+                return self._ctx.answer(block, layout.status_at, abi.NV_ERR_BUSY_RETRY)
+            if not self._shared.pod_uvm_files.hold(pid, call.fd, file):
+                return self._no_mapping(block, layout, TOO_MANY_FILES)
+            return self._on_checked_file(pod_call, block, layout)
         if call.request == uvm.REGISTER_GPU:
             card = bytes(block.data[: uvm.UUID_BYTES])
             place = self._place_of(card)
@@ -112,23 +129,38 @@ class UvmHandler(Handler):
         """
         return self._continue_on(pod_call, block, layout)
 
-    def _map(self, pod_call: PodCall, block: IoctlBuffer, layout: uvm.Layout) -> int:
-        """Let the kernel make a mapping; on the file that was checked, where the pod has those of other processes.
+    def is_sole_user(self, pod_call: PodCall) -> bool:
+        """Tell whether no UVM file of another process can be in a call's descriptor's place, as far as files are held.
 
-        Another process's file would keep the memory when this process ends.
+        Another process's file would keep memory when this process ends. A thread with a descriptor table of its own may
+        have one in its descriptor's place.
         """
-        if self._shared.uvm_files.has_only_of(self._pod, pod_call.pid):
-            return PROCEED
-        return self._continue_on(pod_call, block, layout)
+        if not self._ctx.limited():
+            return True
+        same = kcmp.same_table(pod_call.pid, pod_call.call.tid)
+        return same and self._shared.uvm_files.has_only_of(self._pod, pod_call.pid)
 
-    def _continue_on(self, pod_call: PodCall, block: IoctlBuffer, layout: uvm.Layout) -> int:
+    def _on_checked_file(self, pod_call: PodCall, block: IoctlBuffer, layout: uvm.Layout) -> int:
+        """Let the kernel perform a call, on the file that was checked where it could find another process's."""
+        return PROCEED if self.is_sole_user(pod_call) else self._continue_on(pod_call, block, layout)
+
+    def _continue_on(
+        self, pod_call: PodCall, block: IoctlBuffer | None = None, layout: uvm.Layout | None = None
+    ) -> int:
         try:
             self._passthrough.continue_on(pod_call)
         except OSError as error:
             if error.errno in fd_budget.OUT_OF_FDS:
                 raise
-            return self._ctx.refuse(block, layout.status_at, abi.NV_ERR_INVALID_STATE, "call while other threads run")
+            if block is None or layout is None:
+                self._count(_OTHERS_RUN)
+                return errno.EPERM
+            return self._ctx.refuse(block, layout.status_at, abi.NV_ERR_INVALID_STATE, _OTHERS_RUN)
         return ANSWERED
+
+    def _others_are_done(self, pid: int) -> bool:
+        """Before a process has its first UVM file, wait for calls that were allowed because no other one had any."""
+        return not self._shared.uvm_files.has_none(pid) or self._in_flight_done()
 
     def _may_register(self, call: Notification, pid: int, file: int, place: int | None, *, limited: bool) -> int:
         """Return NV_OK if a card may be registered: the pod has a grant on it, and its UVM file is without HMM."""
@@ -139,7 +171,7 @@ class UvmHandler(Handler):
             return abi.NV_OK
         self._shared.clients.forget_previous_program(self._pod, pid)
         self._shared.quota.will_use_uvm(pid)  # it is then charged itself for what it maps
-        if not self._charge_mappings():
+        if not self._others_are_done(pid) or not self._charge_mappings():
             self._count("UVM while a mapping is made")
             return abi.NV_ERR_BUSY_RETRY
         if not self._shared.quota.start_using_uvm(self._pod, pid):

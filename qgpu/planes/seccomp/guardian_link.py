@@ -56,19 +56,17 @@ class GuardianLink:
             pid = self._connection.peer().pid
             self._connection.close()
             raise GuardianHangsError(pid, str(error)) from error
-        if self.hello.get("protocol") != PROTOCOL:
+        same_version = self.hello.get("protocol") == PROTOCOL
+        if not same_version or len(fds) < len(StateFds._fields):  # the kernel drops descriptors without a free number
             for fd in fds:
                 os.close(fd)
             self._connection.close()
+            if same_version:
+                raise RefusedError(_NO_ROOM)
             raise NotSupportedError(
                 f"guardian (process {self.hello['pid']}): left by another version of qgpu; "
                 "end its pods, or go back to that version"
             )
-        if len(fds) < len(StateFds._fields):  # the kernel drops descriptors without a free number
-            for fd in fds:
-                os.close(fd)
-            self._connection.close()
-            raise RefusedError(_NO_ROOM)
         #: The state that the guardian leaves to its successor.
         self.state: StateFds | None = StateFds(*fds)
         #: The guardian's pidfd, which stays valid even if the pid is reused.
@@ -81,21 +79,17 @@ class GuardianLink:
                 raise BackendGoneError("guardian: connection closed")
             try:
                 self._connection.send({"op": op, **arguments}, fds)
-                message = self._answer()
+                answer, received = self._answer()
             except (OSError, wire.WireError) as error:
                 self.over = True  # a late answer would be taken for the next one
                 self.hangs, self.why = isinstance(error, TimeoutError), str(error)
                 raise BackendGoneError(f"guardian: {error}") from error
-            if message is None:
-                self.over, self.why = True, "it has died"
-                raise BackendGoneError("guardian: it has died")
-        answer, received = message
         if not answer["ok"]:
             raise errors.from_code(answer["code"], answer["error"])
         return answer, received
 
-    def _answer(self) -> tuple[dict[str, Any], list[int]] | None:
-        """Return the next message that is not an event; None at the end of the connection."""
+    def _answer(self) -> tuple[dict[str, Any], list[int]]:
+        """Return the next message that is not an event. Raises OSError if there is none, or the guardian hangs."""
         while True:
             while (message := self._connection.next_buffered()) is not None:
                 if "event" not in message[0]:
@@ -103,7 +97,7 @@ class GuardianLink:
                 self.events.append(message[0])
             self._wait_for_data()
             if not self._connection.fill():
-                return None
+                raise ConnectionError("it has died")
 
     def _wait_for_data(self) -> None:
         """Return when data has arrived. Raises TimeoutError if the guardian hangs."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import platform
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from qgpu.guardian.proxy.seccomp_filter import ARCHES
@@ -27,10 +26,10 @@ _HELD_S = 0.15
 _HANGS_S = 0.35
 #: and any guardian after this long.
 _PATIENCE_S = 2.0
-#: The number of futex, in which a thread waits for another thread of its process (asm/unistd.h).
-_FUTEX = {"x86_64": "202", "aarch64": "98"}
-#: The numbers of process_vm_readv and process_vm_writev.
-_READ, _WRITE = {"x86_64": "310", "aarch64": "270"}, {"x86_64": "311", "aarch64": "271"}
+#: The numbers of futex, in which a thread waits for another thread of its process, and of process_vm_readv and
+#: process_vm_writev (asm/unistd.h).
+_CALLS = {"x86_64": ("202", "310", "311"), "aarch64": ("98", "270", "271")}
+_FUTEX, _READ, _WRITE = _CALLS.get(platform.machine(), (None, None, None))
 #: Where these wait for a page until a fatal signal comes: for a userfaultfd (fs/userfaultfd.c), and when they read, for
 #: the page of a file (mm/filemap.c, until and since Linux 5.16). Other waits may last until a file server answers.
 _USERFAULT, _FILE_PAGE = "handle_userfault", {"wait_on_page_bit_common", "folio_wait_bit_common"}
@@ -38,33 +37,25 @@ _USERFAULT, _FILE_PAGE = "handle_userfault", {"wait_on_page_bit_common", "folio_
 _LOOKS = 4
 
 
-@dataclass(slots=True)
 class HangDetector:
     """Watches a process whose first thread has owed an answer for ``LOOK_MS``."""
 
-    pid: int
-    _began_s: float = field(init=False)
-    _looked_s: float = field(init=False)
-    _spent: tuple[int, int] = field(init=False)
-    #: The CPU time of all its threads, in s.
-    _used_s: float = field(init=False)
-    _ticks: tuple[int, int] = field(init=False)
-    #: The time in which it could have run.
-    _had_s: float = LOOK_MS / 1000
-
-    def __post_init__(self) -> None:
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
         self._began_s = self._looked_s = time.monotonic()
-        self._spent, self._ticks, self._used_s = _spent(self.pid), _times(self.pid), proc.cpu_s(self.pid)
+        self._spent, self._ticks = _spent(pid), _times(pid)
+        #: The CPU time of all its threads, and the time in which it could have run.
+        self._used_s, self._had_s = proc.cpu_s(pid), LOOK_MS / 1000
 
     def look(self) -> None:
         """Check the process. Raises TimeoutError when it must be given up."""
-        now_s, spent, used_s = time.monotonic(), _spent(self.pid), proc.cpu_s(self.pid)
+        now_s, spent, used_s = time.monotonic(), _spent(self._pid), proc.cpu_s(self._pid)
         age_s = now_s - self._began_s + LOOK_MS / 1000
         self._had_s += self._had_since(now_s - self._looked_s, spent, used_s - self._used_s)
         self._looked_s, self._spent, self._used_s = now_s, spent, used_s
-        if age_s >= _HELD_S and is_held(self.pid):
+        if age_s >= _HELD_S and is_held(self._pid):
             raise TimeoutError("its process is stopped")
-        if self._had_s >= _HANGS_S and not is_in_driver(self.pid, self._ticks):
+        if self._had_s >= _HANGS_S and not is_in_driver(self._pid, self._ticks):
             raise TimeoutError("it does not answer")
         if age_s >= _PATIENCE_S:
             raise TimeoutError("it does not answer: a driver call or other processes delay it")
@@ -74,9 +65,9 @@ class HangDetector:
         ran_s, waited_s = ((now - before) / 1e9 for before, now in zip(self._spent, spent, strict=True))
         if not any(spent):  # this kernel has no schedstat
             return passed_s
-        if _stat(self.pid)[:1] == ["R"]:  # it runs, or waits for a CPU, which the kernel counts only afterwards
+        if _stat(self._pid)[:1] == ["R"]:  # it runs, or waits for a CPU, which the kernel counts only afterwards
             return min(ran_s, passed_s)
-        if _waits_for_running_thread(self.pid):  # Python's lock is held by a thread that runs, or waits for a CPU
+        if _waits_for_running_thread(self._pid):  # Python's lock is held by a thread that runs, or waits for a CPU
             return min(used_s, passed_s)
         return max(0.0, passed_s - waited_s)
 
@@ -97,7 +88,7 @@ def is_in_driver(pid: int, before: tuple[int, int] = (0, 0)) -> bool:
         user, system = _times(pid)
         return system - before[1] > user - before[0]
     ioctl = str(ARCHES[platform.machine()][0].ioctl)
-    return call == ioctl or (call == _FUTEX[platform.machine()] and any(_call(pid, t) == ioctl for t in _threads(pid)))
+    return call == ioctl or (call == _FUTEX and any(_call(pid, t) == ioctl for t in _threads(pid)))
 
 
 def waits_for_pages(pid: int) -> bool:
@@ -118,22 +109,21 @@ def waits_for_pages(pid: int) -> bool:
 
 def _deep_sleeps(pid: int) -> set[tuple[int, str]]:
     """Return the threads that no signal wakes up, but for those that wait for pages, each with its turns on CPUs."""
-    pages = _READ[platform.machine()], _WRITE[platform.machine()]
-    asleep = {tid for tid in _threads(pid) if _stat(pid, tid)[:1] == ["D"] and _call(pid, tid) not in pages}
+    asleep = {tid for tid in _threads(pid) if _stat(pid, tid)[:1] == ["D"] and _call(pid, tid) not in (_READ, _WRITE)}
     return {(tid, _read(pid, "schedstat", tid)) for tid in asleep}
 
 
 def _waits_for_page(pid: int, tid: int) -> bool | None:
     """Tell whether a thread waits for another process's page; False if SIGKILL might not end its wait."""
-    call, machine, where = _call(pid, tid), platform.machine(), _read(pid, "wchan", tid)
-    if call not in (_READ[machine], _WRITE[machine]):
+    call, where = _call(pid, tid), _read(pid, "wchan", tid)
+    if call not in (_READ, _WRITE):
         return False if where.startswith(FUSE_WAITS) else None
-    return where == _USERFAULT or (call == _READ[machine] and where in _FILE_PAGE)
+    return where == _USERFAULT or (call == _READ and where in _FILE_PAGE)
 
 
 def _waits_for_running_thread(pid: int) -> bool:
     """Tell whether a process's first thread waits for another of its threads that runs, or waits for a CPU."""
-    if _call(pid, pid) != _FUTEX[platform.machine()]:
+    if _call(pid, pid) != _FUTEX:
         return False
     return any(_stat(pid, tid)[:1] == ["R"] for tid in _threads(pid))
 
@@ -156,10 +146,9 @@ def _call(pid: int, tid: int) -> str:
 
 def _stat(pid: int, tid: int | None = None) -> list[str]:
     """Return the stat fields of a process's first or another thread; none without a free descriptor to read them."""
-    try:
+    with suppress(OSError):
         return proc.stat(pid, tid or pid)
-    except OSError:
-        return []
+    return []
 
 
 def _spent(pid: int) -> tuple[int, int]:
@@ -170,7 +159,6 @@ def _spent(pid: int) -> tuple[int, int]:
 
 def _read(pid: int, name: str, tid: int | None = None) -> str:
     """Read a /proc file of a process's first thread, or of another thread."""
-    try:
+    with suppress(OSError):
         return Path(f"/proc/{pid}/task/{tid or pid}/{name}").read_text().strip()
-    except OSError:
-        return ""
+    return ""

@@ -11,9 +11,8 @@ import pytest
 from qgpu.errors import RmError
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.accounting.rm_object import RmObject
-from qgpu.guardian.gpu import gpu_ops
 from qgpu.guardian.gpu.gpu_ops import GpuOps
-from qgpu.nvidia import abi
+from qgpu.nvidia import abi, rm_client
 from tests.guardian.asked import TSG, TSG_PARAMS, alloc, free
 from tests.guardian.gpu.test_sample import GUARDIAN, grant, used
 
@@ -92,7 +91,7 @@ def rm(monkeypatch):
             raise made.error
         params.contextId = 0x100
 
-    monkeypatch.setattr(gpu_ops, "control", control)
+    monkeypatch.setattr(rm_client, "control", control)
     return made
 
 

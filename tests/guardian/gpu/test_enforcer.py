@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -10,12 +11,19 @@ from hypothesis import strategies as st
 
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.accounting.rm_object import RmObject, object_fact
-from qgpu.guardian.gpu.enforcer import _AT_ONCE, RETRY_NS, Enforcer, Moved
-from qgpu.model import NS_PER_MS, OnIdle, Plan, PodClass, PodPlan, Window
+from qgpu.guardian.gpu import enforcer as enforcer_module
+from qgpu.guardian.gpu.enforcer import _AT_ONCE, RETRY_NS, Enforcer
+from qgpu.guardian.gpu.gpu_ops import Moved
+from qgpu.model import NS_PER_MS, NS_PER_S, OnIdle, Plan, PodClass, PodPlan, Window
 from qgpu.nvidia import abi
 from qgpu.nvidia.gpu_time import Event, GpuTime, GpuTimeCounter
 
 MS = NS_PER_MS
+
+
+@pytest.fixture(autouse=True)
+def steps_of_any_length(monkeypatch):
+    monkeypatch.setattr(enforcer_module, "_STEP_NS", 3600 * NS_PER_S)
 
 
 class Engine:
@@ -396,6 +404,24 @@ def test_many_timeslices_are_set_in_steps():
 
     assert (done, waits) == ([_AT_ONCE, 2 * _AT_ONCE, 2 * _AT_ONCE + 2], [0, None])
     assert engine.slices[2, 30] == 6000
+
+
+def test_a_step_of_slow_timeslices_ends_early(monkeypatch):
+    """A pod can put other files in the places where its clients' files were."""
+    clock = SimpleNamespace(ns=0, monotonic_ns=lambda: clock.ns)
+    monkeypatch.setattr(enforcer_module, "time", clock)
+    monkeypatch.setattr(enforcer_module, "_STEP_NS", 10 * MS)
+    enforcer, engine, _ = card("a", "b")
+    with_tsgs(engine.table, 1, 2 * _AT_ONCE)
+
+    def slow(tsg, us):
+        clock.ns += 4 * MS
+        return engine.slices.setdefault(tsg.key, us) == us
+
+    engine.timeslice = slow
+    enforcer.adopt(slices(("a", 5000), ("b", 6000)), 0)
+
+    assert len(engine.slices) == 3
 
 
 def test_a_newer_plans_timeslices_are_set_in_the_end():

@@ -13,8 +13,7 @@ from qgpu.errors import RmError
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.accounting.rm_object import RmObject
 from qgpu.guardian.gpu import gpu_ops as gpu_ops_module
-from qgpu.guardian.gpu.enforcer import Moved
-from qgpu.guardian.gpu.gpu_ops import GpuOps
+from qgpu.guardian.gpu.gpu_ops import GpuOps, Moved
 
 
 class Card:

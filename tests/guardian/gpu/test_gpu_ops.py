@@ -19,7 +19,7 @@ from qgpu.guardian.gpu import gpu_ops
 from qgpu.guardian.gpu.gpu_ops import GpuOps
 from qgpu.guardian.proxy import control_file_search
 from qgpu.guardian.proxy.control_file_search import ControlFileSearch
-from qgpu.linux import kcmp, pod_fd_closer, pod_fd_taker
+from qgpu.linux import kcmp, pod_fd_closer, pod_fd_taker, proc
 from qgpu.nvidia import abi, rm_client
 from tests.guardian.pod import PATIENCE_S, until
 
@@ -39,13 +39,13 @@ def reach(monkeypatch):
         table.note(fact)
     made = GpuOps(table, SimpleNamespace(), SimpleNamespace(knows=lambda *_: there.there), [])
     made.watch(os.getpid())
-    take = gpu_ops.take
+    take = rm_client.take
 
     def counted(*arguments):
         there.taken += 1
         return take(*arguments)
 
-    monkeypatch.setattr(gpu_ops, "take", counted)
+    monkeypatch.setattr(rm_client, "take", counted)
     yield SimpleNamespace(table=table, gpu_ops=made, rm=there)
     made.unwatch(os.getpid())
 
@@ -81,6 +81,23 @@ def test_another_file_in_the_descriptors_place_is_not_used(reach, pipe):
     assert reach.gpu_ops._via_client_file(CLIENT, lambda file: True) is None
 
 
+def test_a_pods_files_are_looked_at_by_a_thread_of_its_own(reach, monkeypatch):
+    """Some file systems ask their server what a file is, and a pod may be that server."""
+    statx, threads = proc._syscall, set()
+
+    def noted(*arguments):
+        threads.add(threading.current_thread().name)
+        return statx(*arguments)
+
+    monkeypatch.setattr(proc, "_syscall", noted)
+    fd = os.open("/dev/random", os.O_RDONLY)
+    used(reach, fd)
+    found = reach.gpu_ops._via_client_file(CLIENT, lambda file: True)
+    os.close(fd)
+
+    assert (found, threads) == (True, {"qgpu-take"})
+
+
 def test_a_pods_files_are_closed_by_a_thread_of_its_own(reach, monkeypatch):
     """The last descriptor of a control file frees its client: that takes as long as the pod has made it."""
     stuck, closed = threading.Event(), threading.Event()
@@ -110,8 +127,8 @@ def stuck(reach, monkeypatch, pipe):
     def wait(*_):
         select.select([pipe[0]], [], [])
 
-    take = gpu_ops.take
-    monkeypatch.setattr(gpu_ops, "take", lambda *arguments: wait() or take(*arguments))
+    take = rm_client.take
+    monkeypatch.setattr(rm_client, "take", lambda *arguments: wait() or take(*arguments))
     monkeypatch.setattr(kcmp, "same_file", lambda *_: wait() is None)
     monkeypatch.setattr(pod_fd_taker, "_CALLS", {str(_SELECT[platform.machine()])})
     fd = os.open("/dev/random", os.O_RDONLY)
@@ -140,7 +157,7 @@ def test_slow_files_of_one_pod_delay_no_other_pods(reach, stuck, monkeypatch):
     reach.gpu_ops._via_client_file(CLIENT, lambda file: True)
     reach.table.pods["db"] = reach.table.pods["web"]
     reach.table.clients[CLIENT].pod = "db"
-    monkeypatch.setattr(gpu_ops, "take", abi.pidfd_getfd)
+    monkeypatch.setattr(rm_client, "take", abi.pidfd_getfd)
 
     assert reach.gpu_ops._via_client_file(CLIENT, lambda file: True)
 
@@ -282,9 +299,9 @@ def test_a_burst_is_not_taken_for_a_hidden_file(reach):
     ids=["some", "none", "kept"],
 )
 def test_what_a_pod_may_not_have_is_freed_or_said_to_be_there(reach, monkeypatch, objects, freed, found):
-    monkeypatch.setattr(gpu_ops, "handle_info", lambda *_: (0x41, 0))
-    monkeypatch.setattr(gpu_ops, "child", lambda *_: objects[0] if objects else None)
-    monkeypatch.setattr(gpu_ops, "free", lambda *_: freed and bool(objects.pop(0)))
+    monkeypatch.setattr(rm_client, "handle_info", lambda *_: (0x41, 0))
+    monkeypatch.setattr(rm_client, "child", lambda *_: objects[0] if objects else None)
+    monkeypatch.setattr(rm_client, "free", lambda *_: freed and bool(objects.pop(0)))
     with open("/dev/random") as file:
         used(reach, file.fileno())
 
@@ -296,7 +313,7 @@ def test_no_objects_are_missed_where_the_driver_does_not_say(reach, monkeypatch,
     def refuse(*_):
         raise RmError("GET_CHILD_HANDLE", abi.NV_ERR_NO_MEMORY)
 
-    monkeypatch.setattr(gpu_ops, "handle_info", lambda *_: (0x41, 0))
+    monkeypatch.setattr(rm_client, "handle_info", lambda *_: (0x41, 0))
     monkeypatch.setattr(rm_client, "control", refuse)
     with open("/dev/random") as file:
         used(reach, file.fileno())
@@ -314,8 +331,8 @@ def test_a_cards_file_tells_of_no_clients_children(reach):
 def test_only_objects_of_the_pods_own_files_are_shared(reach, monkeypatch, theirs):
     """RM shares any client's object: a client may have ended, and its number may be another pod's by now."""
     asked = []
-    monkeypatch.setattr(gpu_ops, "handle_info", lambda *_: (0x40, 2) if theirs else None)
-    monkeypatch.setattr(gpu_ops, "share", lambda _file, *what, revoke=False: asked.append((*what, revoke)) or True)
+    monkeypatch.setattr(rm_client, "handle_info", lambda *_: (0x40, 2) if theirs else None)
+    monkeypatch.setattr(rm_client, "share", lambda _file, *what, revoke=False: asked.append((*what, revoke)) or True)
     monkeypatch.setattr(reach.gpu_ops, "_client", SimpleNamespace(fd=-1, knows=lambda *_: True))
     with open("/dev/random") as file:
         used(reach, file.fileno())
@@ -354,8 +371,8 @@ def test_card_that_cannot_preempt_differs_from_a_failure(reach, monkeypatch, fai
     def control(*asked):
         raise failing
 
-    monkeypatch.setattr(gpu_ops, "control", control)
-    monkeypatch.setattr(gpu_ops, "handle_info", lambda *asked: (abi.NV20_SUBDEVICE_0, 2))
+    monkeypatch.setattr(rm_client, "control", control)
+    monkeypatch.setattr(rm_client, "handle_info", lambda *asked: (abi.NV20_SUBDEVICE_0, 2))
 
     assert reach.gpu_ops.make_preemptible(3, CLIENT, 5, 20) == known
 
@@ -367,8 +384,8 @@ def test_only_a_subdevice_can_tell_that_its_card_cannot(reach, monkeypatch, foun
     def control(*asked):
         raise RmError("RM control", abi.NV_ERR_NOT_SUPPORTED)
 
-    monkeypatch.setattr(gpu_ops, "control", control)
-    monkeypatch.setattr(gpu_ops, "handle_info", lambda *asked: found)
+    monkeypatch.setattr(rm_client, "control", control)
+    monkeypatch.setattr(rm_client, "handle_info", lambda *asked: found)
 
     assert not reach.gpu_ops.make_preemptible(3, CLIENT, 5, 20)
 
@@ -378,7 +395,7 @@ def test_a_tsgs_handle_that_names_another_object_is_told(reach, monkeypatch, rm_
     """RM frees TSGs with their address space; their timeslices can no longer be set."""
     file, told = os.open("/dev/random", os.O_RDONLY), []
     used(reach, file)
-    monkeypatch.setattr(gpu_ops, "handle_info", lambda *_: None if rm_class is None else (rm_class, 2))
+    monkeypatch.setattr(rm_client, "handle_info", lambda *_: None if rm_class is None else (rm_class, 2))
     tsg = RmObject(CLIENT, 0x20, 2, abi.KEPLER_CHANNEL_GROUP_A, 1)
     reach.gpu_ops.on_replaced = told.append
     done = reach.gpu_ops.timeslice(tsg, 200)  # /dev/random refuses it

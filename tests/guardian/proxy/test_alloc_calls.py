@@ -518,6 +518,21 @@ def test_a_free_opens_the_gate_of_a_channel_that_uses_it(spaces, tsg, channel, f
     assert (7, 21) not in spaces.shared.table.objects
 
 
+@pytest.mark.parametrize("below", [20, 25], ids=["first handle", "second handle"])
+def test_a_free_opens_gates_below_each_handle_of_a_tsg(spaces, below):
+    """RM ties a second handle to the TSG's address space (kernel_channel_group_api.c:kchangrpapiCopyConstruct)."""
+    group = struct.pack("<IIIII", 0, 0, SPACE, 1, 0)
+    spaces.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), group)
+    assert dup_status(spaces.call(abi.NV_ESC_RM_DUP_OBJECT, dup(25, 20))[2]) == abi.NV_OK
+    spaces.rm.used[7, 25] = {(7, SPACE)}
+    spaces.call(abi.NV_ESC_RM_ALLOC, alloc(21, below, 0xC86F), bytes(368))
+    assert spaces.shared.table.objects[7, 21].confirmed
+    spaces.call(abi.NV_ESC_RM_FREE, free(SPACE))
+
+    assert (7, 21) not in spaces.rm.objects
+    assert spaces.left == [(7, 21)]
+
+
 def test_a_channel_that_outlives_what_it_names_is_gated_again(spaces):
     """RM keeps a channel whose USERD memory is of another class. What has that handle later is something else."""
     spaces.rm.objects[7, USERD] = (abi.NV01_MEMORY_SYSTEM, 2)

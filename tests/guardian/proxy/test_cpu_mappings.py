@@ -11,6 +11,7 @@ from qgpu.guardian.proxy import cpu_mappings
 from qgpu.guardian.rules import escapes
 from qgpu.nvidia import abi
 from tests.guardian.asked import alloc
+from tests.guardian.failover.test_successors import successor_of
 
 #: Bytes of each call.
 SIZES = {number: size for number, size in escapes.WATCHED if number in escapes.MAPPINGS}
@@ -68,3 +69,13 @@ def test_a_limited_process_maps_only_so_often(on_card, made, monkeypatch, limite
     if limited:
         argument = struct.pack("<III", KERNELS, 3, 30) + bytes(SIZES[abi.NV_ESC_RM_MAP_MEMORY] - 12)
         assert on_card.call(abi.NV_ESC_RM_MAP_MEMORY, argument)[:2] == (-1, errno.ENOMEM)
+
+
+def test_a_successor_counts_mappings_of_a_dead_guardian(on_card, made, monkeypatch):
+    monkeypatch.setattr(cpu_mappings, "_MOST", 4)
+    monkeypatch.setattr(cpu_mappings, "_STEP", 2)
+    before = [mapping(on_card, made, abi.NV_ESC_RM_MAP_MEMORY) for _ in range(2)]
+    successor_of(on_card)
+    after = [mapping(on_card, made, abi.NV_ESC_RM_MAP_MEMORY) for _ in range(3)]
+
+    assert [len(each) for each in before + after] == [1, 1, 1, 1, 0]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import struct
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qgpu.guardian.accounting.client_entries import RmClientEntry
 from qgpu.guardian.proxy import dma_mappings
 from qgpu.guardian.proxy.dma_mappings import DmaMappings, Place
 from qgpu.nvidia import abi
+from tests.guardian.failover.test_successors import successor_of
 
 CLIENT, DEVICE, SPACE, MEMORY = 7, 2, 9, 30
 FULL = abi.NV_ERR_INSUFFICIENT_RESOURCES
@@ -78,6 +81,16 @@ def test_all_clients_of_a_pod_are_bounded(few, monkeypatch):
     assert [map_at(few, at << 20) for at in range(3)] == [0, 0, FULL]
 
 
+def test_a_successor_counts_what_a_dead_guardian_mapped(few):
+    for at in range(3):
+        map_at(few, at << 20)
+    successor_of(few)
+
+    assert map_at(few, 3 << 20) == FULL
+    unmap_at(few, 1 << 20)
+    assert [map_at(few, 4 << 20), map_at(few, 5 << 20)] == [0, FULL]
+
+
 STEPS = st.lists(
     st.tuples(st.booleans(), st.integers(1, 2), st.integers(0, 15), st.integers(0, 6)), min_size=1, max_size=40
 )
@@ -86,13 +99,18 @@ STEPS = st.lists(
 @given(STEPS)
 def test_ranges_are_cut_as_rm_cuts_them(steps):
     """RM's list holds mappings that do not overlap; each byte that is mapped lies in one of them."""
-    known = DmaMappings(SimpleNamespace(shared=None, pod="web"))
+    entry = RmClientEntry("web")
+    table = SimpleNamespace(clients={CLIENT: entry})
+    shared = SimpleNamespace(
+        table=table, lock=nullcontext(), note=lambda fact: setattr(entry, "dma_mappings", fact["count"])
+    )
+    known = DmaMappings(SimpleNamespace(shared=shared, pod="web"))
     runs: dict[tuple[int, int], int] = {}  # the mappings as RM has them: space and offset, and the bytes
     for maps, space, at, length in steps:
         overlaps = [
             (each, begin)
             for each, begin in ((each, each[1]) for each in list(runs))
-            if each[0] == space and begin < at + length and begin + runs[each] > at
+            if length and each[0] == space and begin < at + length and begin + runs[each] > at
         ]
         if maps and length and not overlaps:
             runs[space, at] = length
@@ -111,3 +129,4 @@ def test_ranges_are_cut_as_rm_cuts_them(steps):
         found = {} if mine is None else {place[1:]: length for place, (length, _) in mine.mapped.items()}
         assert found == runs
         assert mine is None or mine.places == sorted(mine.mapped)
+        assert entry.dma_mappings == len(runs)

@@ -16,13 +16,15 @@ from qgpu.guardian.accounting import memory_quota
 from qgpu.guardian.accounting.allocations import Allocations
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.failover.journal import Journal
-from qgpu.guardian.proxy import held_uvm_files
+from qgpu.guardian.proxy import dispatcher, held_uvm_files
+from qgpu.linux import proc
+from qgpu.linux.inflight_syscalls import InflightSyscall
 from qgpu.linux.seccomp_notify import Listener
 from qgpu.nvidia import abi, uvm
 from tests.guardian.asked import alloc, free, uvm_mapping, uvm_mapping_status, uvm_range
 from tests.guardian.charges import charged
 from tests.guardian.fake_rm import PAGE
-from tests.guardian.pod import LIMIT, MAJOR, MOST, allocate, held
+from tests.guardian.pod import LIMIT, MAJOR, MOST, allocate, held, until
 from tests.guardian.proxy.test_memory import someone_elses
 
 
@@ -471,3 +473,39 @@ def test_a_mapping_stays_on_the_uvm_file_that_was_checked(on_card, tmp_path, mon
     other.wait()
 
     assert code == errno.EINVAL  # by /dev/random, not by /dev/null
+
+
+@pytest.mark.parametrize(
+    ("request_", "argument"),
+    [
+        (uvm.MAP_EXTERNAL_ALLOCATION, uvm_mapping(1 << 40, PAGE, 10)),
+        (uvm.REGISTER_GPU_VASPACE, bytes(32)),
+        (uvm.REGISTER_CHANNEL, bytes(56)),
+    ],
+    ids=["mapping", "address space", "channel"],
+)
+def test_uvm_gets_no_file_of_a_threads_own_table(on_card, request_, argument):
+    """The guardian looks at the file in the process's table; what UVM keeps in another process's outlives this one."""
+    allocate(on_card, 10, MOST)
+    on_card.shared.major, on_card.shared.uvm_major = None, MAJOR
+    on_card.tell(f"own_table {request_} {argument.hex()}")
+    code = on_card.answer()[1]
+
+    assert code != errno.ENOTTY  # as /dev/null answers
+    assert on_card.shared.refusals.counts["web", "call while other threads run"] == 1
+
+
+def test_a_first_uvm_file_waits_for_mappings_in_progress(on_card, monkeypatch):
+    """They were allowed while no other process had a file; their threads may be late in the kernel."""
+    monkeypatch.setattr(dispatcher, "_FILE_PATIENCE_S", 0.01)
+    process = subprocess.Popen(["sleep", "1000"])
+    until(lambda: "nanosleep" in proc.wchan(process.pid, process.pid))
+    call = InflightSyscall(process.pid, process.pid, proc.syscall(process.pid, process.pid))
+    on_card.dispatcher._uvm_mappings.calls[process.pid] = call
+    before = on_card.uvm(uvm.REGISTER_GPU, bytes(40))[2]
+    process.kill()
+    process.wait()
+    after = on_card.uvm(uvm.REGISTER_GPU, bytes(40))[2]
+
+    statuses = [struct.unpack_from("<I", each, 36)[0] for each in (before, after)]
+    assert statuses == [abi.NV_ERR_BUSY_RETRY, abi.NV_OK]
