@@ -21,8 +21,10 @@ from qgpu.model.plane_api import Pgpu
 SHARDS_OF_A_CARD = 100
 #: The most characters of a list of cards, and the most digits of a number, that the plugin may send.
 _MOST_TEXT, _DIGITS = 1024, 9
-#: The end of a job's cgroup path, and the part below it where slurmstepd itself runs; root owns both (cgroup_v2.c).
-_JOB, _SLURMSTEPD = re.compile(r"/job_[0-9]+\Z"), re.compile(r"/step_[^/]+/slurm")
+#: The name of a job's cgroup from Slurm 26.05 on, without CgroupJobIdPaths=yes; before, it is job_ID (cgroup_v2.c).
+_SLUID = "s[0-9A-HJKMNP-TV-Z]{13}"
+#: The end of a job's cgroup path, and the part below it where slurmstepd itself runs; root owns both.
+_JOB, _SLURMSTEPD = re.compile(rf"/(job_[0-9]+|{_SLUID})\Z"), re.compile(r"/step_[^/]+/slurm")
 #: The names of jobs' pods.
 _POD = re.compile(r"slurm-[0-9]+")
 
@@ -111,9 +113,9 @@ def larger(one: Grant, other: Grant) -> Grant:
 def cgroup_of(job: int, path: str) -> str:
     """Return the job's cgroup that contains cgroup ``path``; empty if there is none.
 
-    It is the outermost cgroup of that name: users may own the cgroups below, and choose their names.
+    It is the outermost cgroup of such a name: users may own the cgroups below, and choose their names.
     """
-    found = re.match(rf"(.*?/job_{job})/step_", path, re.DOTALL)
+    found = re.match(rf"(.*?/(?:job_{job}|{_SLUID}))/step_", path, re.DOTALL)
     return found[1] if found else ""
 
 

@@ -188,6 +188,8 @@ class Cluster:
     def slurmd(self, node: str) -> None:
         """Start a node's slurmd, which sees its own qgpud's directory at /run/qgpu."""
         inner = f"hostname {node}; mount --bind {self.root}/work/{node}/run {self.root}/run/qgpu; "
+        if UNIFIED:  # alone in a cgroup: 24.11 moves all that are with it, and fails on those of other PID namespaces
+            inner += f"echo 0 > $(mktemp -d /sys/fs/cgroup/{node}.XXXXXX)/cgroup.procs; "
         inner += f"exec chroot {self.root} slurmd -N {node}"
         started = subprocess.run([*self._enter(), "unshare", "-m", "-u", "sh", "-ec", inner], check=False)
         assert started.returncode == 0, self.logs()
@@ -233,9 +235,11 @@ class Cluster:
     def _start(self) -> None:
         """Start the cluster's first process; return when all daemons run."""
         there = str(self.root)
-        unified = f"umount {there}/sys/fs/cgroup; mount -t cgroup2 none {there}/sys/fs/cgroup" if UNIFIED else ""
+        # not in the chroot only: slurmd asks /proc/1/mountinfo for the root of this mount
+        unified = "umount /sys/fs/cgroup; mount -t cgroup2 none /sys/fs/cgroup" if UNIFIED else ""
         script = f"""
             mount --make-rprivate /
+            {unified}
             hostname control
             ip link set lo up
             ip addr add {ADDRESS}/24 dev lo
@@ -250,7 +254,6 @@ class Cluster:
             touch {there}/etc/hosts; mount --bind {self.work}/hosts {there}/etc/hosts
             mount -t proc proc {there}/proc
             mount --rbind /sys {there}/sys
-            {unified}
             mknod -m 666 {there}/dev/null c 1 3; mknod -m 666 {there}/dev/zero c 1 5
             mknod -m 666 {there}/dev/random c 1 8; mknod -m 666 {there}/dev/urandom c 1 9
             for card in $(seq 0 {CARDS - 1}); do mknod -m 666 {there}/dev/card$card c {CARD_MAJOR} $card; done
@@ -273,6 +276,8 @@ class Cluster:
         )
         self.wait(lambda: (self.work / "begun").exists() or first.poll() is not None, "the cluster's daemons")
         assert first.poll() is None, self.logs()
+        if self.version != "22.05":  # its slurmstepd enters the cluster's root at its end, which then refuses processes
+            self._enable_controllers()
         for node in NODES:
             self.slurmd(node)
 
@@ -280,6 +285,9 @@ class Cluster:
         """Make the cluster's root, a leaf for its processes, and what Slurm expects systemd to have made."""
         for name in ("all", "system.slice"):
             (self._cgroup / name).mkdir(parents=True)
+
+    def _enable_controllers(self) -> None:
+        """Let the cluster's cgroups have the host's controllers, if it has any for them."""
         there = {"cpuset", "cpu", "memory"} & {*(self._cgroup / "cgroup.controllers").read_text().split()}
         (self._cgroup / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in sorted(there)))
 

@@ -33,7 +33,8 @@ def test_slurms_cgroup_of_a_job_is_its_pod(cluster: Cluster) -> None:
     cluster.popen("srun", "--gres=shard:30", *SLEEP)
     pod = the_pod(cluster)
 
-    assert re.search(rf"/job_{pod['name'].removeprefix('slurm-')}$", pod["cgroup"])
+    job = pod["name"].removeprefix("slurm-")
+    assert re.search(rf"/n1_slurmstepd\.scope/(job_{job}|s[0-9A-Z]{{13}})$", pod["cgroup"])
 
 
 def test_a_step_without_gpus_opens_no_card(cluster: Cluster) -> None:

@@ -109,6 +109,10 @@ def test_the_larger_grant_has_the_larger_limits() -> None:
         ("/system.slice/slurmstepd.scope/job_7/step_0/user/task_0", "/system.slice/slurmstepd.scope/job_7"),
         ("/system.slice/n1_slurmstepd.scope/job_7/step_batch/slurm", "/system.slice/n1_slurmstepd.scope/job_7"),
         ("/job_7/step_0/user/job_7/step_0/x", "/job_7"),
+        ("/a/n1_slurmstepd.scope/sEKNKTV3WPV500/step_0/user/task_0", "/a/n1_slurmstepd.scope/sEKNKTV3WPV500"),
+        ("/sEKNKTV3WPV500/step_0/user/job_7/step_0/x", "/sEKNKTV3WPV500"),
+        ("/job_7/step_0/user/sEKNKTV3WPV500/step_0/x", "/job_7"),
+        ("/a/sEKNKTV3WPV50/step_0/user", ""),
         ("/system.slice/slurmstepd.scope/job_77/step_0/user", ""),
         ("/system.slice/slurmstepd.scope/job_7", ""),
         ("/system.slice/slurmd.service", ""),
@@ -133,8 +137,9 @@ def test_the_cgroup_of_a_step_is_found_in_a_path(path: str, found: str) -> None:
     assert job.step_of("/a/job_7", path) == found
 
 
-def test_only_slurms_own_leaf_is_slurmstepds() -> None:
-    pod = "/system.slice/slurmstepd.scope/job_7"
+@pytest.mark.parametrize("name", ["job_7", "sEKNKTV3WPV500"])
+def test_only_slurms_own_leaf_is_slurmstepds(name: str) -> None:
+    pod = f"/system.slice/slurmstepd.scope/{name}"
 
     assert job.is_slurmstepd(f"{pod}/step_0/slurm", pod)
     assert job.is_slurmstepd(f"{pod}/step_extern/slurm", pod)
