@@ -189,7 +189,7 @@ static int register_object(struct qgpu_call *call, struct qgpu_client *client, u
 	}
 	qgpu_mem_name(object, mem);
 	if (class == NV_MEMORY_FABRIC) {
-		qgpu_object_on_fabric(object);
+		qgpu_object_stamp(object);
 		if (mem)
 			qgpu_uvm_mem_found(client, handle, mem);
 		return 0;

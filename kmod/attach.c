@@ -12,13 +12,13 @@
 
 #include "attach.h"
 #include "compat.h"
+#include "driver_file.h"
 #include "events.h"
-#include "file.h"
-#include "guard.h"
 #include "interpose.h"
 #include "pause.h"
 #include "pod.h"
 #include "power.h"
+#include "probe_watch.h"
 #include "rm.h"
 #include "toctou.h"
 #include "plan_runner.h"
@@ -123,7 +123,7 @@ static u32 take_hold(char *driver, size_t size)
 		return QGPU_STATE_NO_DRIVER;
 	}
 	qgpu_gpus_enumerate();
-	qgpu_guard_start();
+	qgpu_probe_watch_start();
 	qgpu_power_start();
 	qgpu_unpause(QGPU_PAUSE_DETACH);
 	qgpu_interpose_enter(fops);
@@ -174,7 +174,7 @@ static int let_go(bool interruptible)
 
 	if (ret)
 		return ret;
-	qgpu_guard_stop();
+	qgpu_probe_watch_stop();
 	qgpu_runner_drop(NULL);
 	qgpu_power_stop();
 	qgpu_files_drop();
@@ -274,7 +274,7 @@ void qgpu_attach_info(struct qgpu_info *info)
 {
 	info->calls = qgpu_interpose_calls();
 	info->nr_gpus = qgpu_gpu_count();
-	info->missing = qgpu_guard_check();
+	info->missing = qgpu_probe_watch_check();
 	info->flags = (qgpu_toctou_sealed() ? QGPU_INFO_SEALED : 0) | (qgpu_uvm_bounded() ? QGPU_INFO_MANAGED : 0) |
 		      (qgpu_uvm_mem_counted() ? QGPU_INFO_HELD : 0) | QGPU_INFO_GROUPS;
 	info->stalled = qgpu_gpus_stalled();

@@ -4,7 +4,7 @@
 
 #include <linux/ioctl.h>
 
-#include "file.h"
+#include "driver_file.h"
 #include "nvrm.h"
 #include "pod.h"
 
@@ -37,6 +37,8 @@ struct qgpu_call {
 		struct nvos21 alloc;	/* the members up to params are those of the long form too */
 		struct nvos64 alloc_long;
 		struct nvos32 heap;
+		struct nvos33_fd map;
+		struct nvos34 unmap;
 		struct nvos54 control;
 		struct nvos55 dup;
 		struct nvos57 share;

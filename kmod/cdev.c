@@ -15,11 +15,11 @@
 #include "cdev.h"
 #include "client.h"
 #include "events.h"
-#include "guard.h"
 #include "mem.h"
 #include "plan.h"
-#include "pod.h"
 #include "plan_runner.h"
+#include "pod.h"
+#include "probe_watch.h"
 
 static struct qgpu_gpu *gpu_at(u32 index)
 {
@@ -130,7 +130,7 @@ static int do_grant_set(void *owner, void *arg)
 
 	if (grant->flags || grant->pod_class > QGPU_CLASS_ONLINE || grant->cores > 100 || !gpu_at(grant->gpu))
 		return -EINVAL;
-	return qgpu_pod_grant(grant->pod, grant, !qgpu_guard_check());
+	return qgpu_pod_grant(grant->pod, grant, !qgpu_probe_watch_check());
 }
 
 static int do_grant_get(void *owner, void *arg)

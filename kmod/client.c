@@ -42,12 +42,13 @@ static void client_free(struct kref *ref)
 {
 	struct qgpu_client *client = container_of(ref, struct qgpu_client, ref);
 
-	WARN_ON(!xa_empty(&client->objects) || !xa_empty(&client->untracked));
+	WARN_ON(!xa_empty(&client->objects) || !xa_empty(&client->untracked) || !xa_empty(&client->mappings));
 	qgpu_mem_release(&client->kept);
 	qgpu_pod_leave(client->pod);
 	qgpu_pod_put(client->pod);
 	xa_destroy(&client->objects);
 	xa_destroy(&client->untracked);
+	xa_destroy(&client->mappings);
 	kfree_rcu(client, rcu);
 }
 
@@ -150,6 +151,13 @@ struct qgpu_client *qgpu_client_lock_to_make(u32 handle, struct qgpu_pod *pod, u
 	return ret ? ERR_PTR(ret) : qgpu_client_lock(handle, pod);
 }
 
+struct qgpu_client *qgpu_client_lock_to_map(u32 handle, struct qgpu_pod *pod)
+{
+	int ret = make_room(pod, QGPU_UNTRACKED_MAPPING, 1);
+
+	return ret ? ERR_PTR(ret) : qgpu_client_lock(handle, pod);
+}
+
 void qgpu_client_unlock(struct qgpu_client *client)
 {
 	mutex_unlock(&client->lock);
@@ -242,6 +250,7 @@ struct qgpu_client *qgpu_client_new(struct qgpu_pod *pod)
 	mutex_init(&client->lock);
 	xa_init_flags(&client->objects, XA_FLAGS_ACCOUNT);
 	xa_init_flags(&client->untracked, XA_FLAGS_ACCOUNT);
+	xa_init_flags(&client->mappings, XA_FLAGS_ACCOUNT);
 	INIT_LIST_HEAD(&client->file_node);
 	INIT_LIST_HEAD(&client->kept);
 	return client;
@@ -344,7 +353,23 @@ struct qgpu_mem *qgpu_client_mem(u32 handle, u32 memory)
 	return mem;
 }
 
-u64 qgpu_client_fabric(u32 handle, u32 object_handle)
+/* A channel without a TSG of the pod's is charged itself. */
+struct qgpu_mem *qgpu_client_tsg_mem(u32 handle, u32 channel)
+{
+	struct qgpu_object *object, *above = NULL;
+	struct qgpu_mem *mem = NULL;
+
+	rcu_read_lock();
+	object = find_object(handle, channel);
+	if (object && NV_IS_GPFIFO(object->class)) {
+		above = find_object(handle, object->parent);
+		mem = qgpu_mem_of(above && above->class == KEPLER_CHANNEL_GROUP_A ? above : object);
+	}
+	rcu_read_unlock();
+	return mem;
+}
+
+u64 qgpu_client_stamp(u32 handle, u32 object_handle)
 {
 	struct qgpu_object *object;
 	u64 stamp = 0;
@@ -352,7 +377,7 @@ u64 qgpu_client_fabric(u32 handle, u32 object_handle)
 	rcu_read_lock();
 	object = find_object(handle, object_handle);
 	if (object)
-		stamp = smp_load_acquire(&object->stamp);	/* pairs with qgpu_object_on_fabric() */
+		stamp = smp_load_acquire(&object->stamp);	/* pairs with qgpu_object_stamp() */
 	rcu_read_unlock();
 	return stamp;
 }

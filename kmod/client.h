@@ -14,6 +14,8 @@ struct qgpu_client *qgpu_client_lock(u32 handle, struct qgpu_pod *pod);
  * which of those that the object table does not keep are gone.
  */
 struct qgpu_client *qgpu_client_lock_to_make(u32 handle, struct qgpu_pod *pod, u32 most);
+/* The same for a call that maps one object. */
+struct qgpu_client *qgpu_client_lock_to_map(u32 handle, struct qgpu_pod *pod);
 void qgpu_client_unlock(struct qgpu_client *client);
 /* With a reference; NULL: the pod has no such client. */
 struct qgpu_client *qgpu_client_get(u32 handle, const struct qgpu_pod *pod);
@@ -47,8 +49,10 @@ void qgpu_client_unlink(struct qgpu_client *client);
 
 /* The memory object of any client, with a reference to the memory, or NULL. */
 struct qgpu_mem *qgpu_client_mem(u32 client, u32 handle);
-/* The stamp of an object of the fabric of any client; 0: there is no such object. */
-u64 qgpu_client_fabric(u32 client, u32 handle);
+/* The stamp of a channel or an object of the fabric of any client; 0: there is no such object. */
+u64 qgpu_client_stamp(u32 client, u32 handle);
+/* What is charged for the TSG of a channel of any client, with a reference, or NULL. */
+struct qgpu_mem *qgpu_client_tsg_mem(u32 client, u32 channel);
 /* The TSG that a handle is, with a reference, or NULL. */
 struct qgpu_tsg *qgpu_client_tsg(struct qgpu_client *client, u32 handle);
 

@@ -15,12 +15,10 @@
 
 /*
  * For a TSG RM allocates context-switch buffers and page tables: 9.6 MiB in all were measured for a CUDA context on an
- * H200. A TSG that names no engine is a compute TSG. For an address space (every device has one) RM allocates the first
- * page tables: 20 KiB there.
+ * H200. A TSG that names no engine is a compute TSG.
  */
 #define COMPUTE_TSG_BYTES	SZ_16M
 #define OTHER_TSG_BYTES		SZ_1M
-#define SPACE_BYTES		SZ_64K
 
 static bool is_compute(u32 engine)
 {
@@ -46,8 +44,8 @@ bool qgpu_brings_tsg(struct qgpu_client *client, u32 parent, u32 class)
 
 static u64 taken_for(struct qgpu_client *client, u32 parent, u32 class, u32 engine)
 {
-	if (class == NV01_DEVICE_0 || class == FERMI_VASPACE_A)
-		return SPACE_BYTES;
+	if (class == NV01_DEVICE_0 || class == FERMI_VASPACE_A)	/* a device has an address space */
+		return QGPU_SPACE_BYTES;
 	return qgpu_brings_tsg(client, parent, class) ? qgpu_tsg_bytes(engine) : 0;
 }
 
@@ -76,6 +74,8 @@ struct qgpu_mem *qgpu_reserve_taken(struct qgpu_client *client, u32 parent, u32 
 
 	if (class == NV01_DEVICE_0)
 		return reserve_device(client->pod, size);
+	if (class == FERMI_VASPACE_A && gpu < 0)	/* its device has no subdevice yet */
+		return qgpu_mem_new(client->pod, qgpu_pod_limited(client->pod), size, GFP_KERNEL_ACCOUNT);
 	if (gpu < 0 || !size)
 		return NULL;	/* without a card RM refuses it */
 	return qgpu_mem_new(client->pod, BIT(gpu), size, GFP_KERNEL_ACCOUNT);
@@ -84,7 +84,7 @@ struct qgpu_mem *qgpu_reserve_taken(struct qgpu_client *client, u32 parent, u32 
 void qgpu_device_learned(struct qgpu_object *device)
 {
 	if (device->mem && device->gpu >= 0)
-		qgpu_mem_resize(device->mem, BIT(device->gpu), SPACE_BYTES);
+		qgpu_mem_resize(device->mem, BIT(device->gpu), QGPU_SPACE_BYTES);
 }
 
 bool qgpu_is_in_compute_tsg(struct qgpu_client *client, u32 channel)
@@ -154,11 +154,14 @@ static int enter_as_channel(struct qgpu_client *client, struct qgpu_object *chan
 	if (IS_ERR(tsg))
 		return PTR_ERR(tsg);
 	ret = qgpu_channel_add(tsg, client->handle, channel->handle);
-	if (!ret)
-		channel->tsg = tsg;
-	else if (qgpu_tsg_hidden(tsg))
-		qgpu_tsg_drop(tsg, client->handle, 0, false);
-	return ret;
+	if (ret) {
+		if (qgpu_tsg_hidden(tsg))
+			qgpu_tsg_drop(tsg, client->handle, 0, false);
+		return ret;
+	}
+	channel->tsg = tsg;
+	qgpu_object_stamp(channel);
+	return 0;
 }
 
 int qgpu_enter_tsg(struct qgpu_client *client, struct qgpu_object *object, u32 engine, bool sealed)

@@ -11,7 +11,8 @@ struct qgpu_tsg;
 
 /*
  * Charge what RM takes of the card for an object that is about to be made and has no memory handle; NULL: nothing.
- * While the card of a device is unknown, the charge counts on each card that has a limit.
+ * While the card of a device is unknown, the charge counts on each card that has a limit. The charge for an address
+ * space made meanwhile stays on all of them.
  */
 struct qgpu_mem *qgpu_reserve_taken(struct qgpu_client *client, u32 parent, u32 class, u32 engine);
 void qgpu_device_learned(struct qgpu_object *device);

@@ -64,6 +64,10 @@ static long set_preemption(struct qgpu_call *call)
 	qgpu_call_look(call, call->in.control.params, mode, sizeof(*mode));
 	if (mode->flags & NV2080_PREEMPTION_MODE_FLAGS_CILP && mode->compute != NV2080_PREEMPTION_MODE_COMPUTE_CILP)
 		return refuse(call, NV_ERR_INSUFFICIENT_PERMISSIONS);
+	/* RM gives the context buffers for preemption within a draw, which cannot be counted */
+	if (mode->flags & NV2080_PREEMPTION_MODE_FLAGS_GFXP && mode->graphics != NV2080_PREEMPTION_MODE_GRAPHICS_WFI &&
+	    qgpu_pod_limited(call->pod))
+		return refuse(call, NV_ERR_INSUFFICIENT_PERMISSIONS);
 	return qgpu_call_forward(call);
 }
 

@@ -68,7 +68,7 @@ static u32 share_fabric(struct qgpu_arrival *arrival, bool sealed, qgpu_finder f
 	u32 status = NV_OK;
 
 	if (dup && (!sealed || !arrival->fabric_stamp ||
-		    arrival->fabric_stamp != qgpu_client_fabric(dup->client_src, dup->object_src))) {
+		    arrival->fabric_stamp != qgpu_client_stamp(dup->client_src, dup->object_src))) {
 		qgpu_mem_put(known);
 		return NV_ERR_NOT_SUPPORTED;
 	}
@@ -83,7 +83,7 @@ static u32 share_fabric(struct qgpu_arrival *arrival, bool sealed, qgpu_finder f
 	else
 		qgpu_mem_put(known);
 	if (status == NV_OK)
-		qgpu_object_on_fabric(object);
+		qgpu_object_stamp(object);
 	else
 		qgpu_objects_remove(client, arrival->handle);
 	return status;
@@ -192,7 +192,7 @@ static long dup_locked(struct qgpu_call *call, struct qgpu_arrival *arrival)
 	u32 status;
 	long ret;
 
-	arrival->fabric_stamp = qgpu_client_fabric(call->in.dup.client_src, call->in.dup.object_src);
+	arrival->fabric_stamp = qgpu_client_stamp(call->in.dup.client_src, call->in.dup.object_src);
 	source.before = qgpu_client_mem(call->in.dup.client_src, call->in.dup.object_src);
 	if (source.before)
 		arrival->size = qgpu_mem_size(source.before);

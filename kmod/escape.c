@@ -2,7 +2,7 @@
 /*
  * escape.c - dispatches a pod's calls by number: unwraps them, passes the inspected ones to their handlers, forwards
  * the rest. Allocations go to alloc.c, controls to control.c, duplicates to dup.c, frees to free.c, OS events to
- * os_event.c.
+ * os_event.c, mappings to map.c.
  *
  * RM looks at number and size and ignores the other bits of an ioctl word; so does this file. RM itself refuses a size
  * that it does not know.
@@ -17,6 +17,7 @@
 #include "dup.h"
 #include "escape.h"
 #include "free.h"
+#include "map.h"
 #include "os_event.h"
 #include "rule_lookup.h"
 #include "vram_heap.h"
@@ -64,6 +65,10 @@ static long (*handler_of(u32 nr, u32 size))(struct qgpu_call *call)
 		return size == sizeof(struct nvos57) ? qgpu_share : NULL;
 	case NV_ESC_RM_VID_HEAP_CONTROL:
 		return size == sizeof(struct nvos32) ? qgpu_vid_heap : NULL;
+	case NV_ESC_RM_MAP_MEMORY:
+		return size == sizeof(struct nvos33_fd) ? qgpu_map_memory : NULL;
+	case NV_ESC_RM_UNMAP_MEMORY:
+		return size == sizeof(struct nvos34) ? qgpu_unmap_memory : NULL;
 	case NV_ESC_ALLOC_OS_EVENT:
 	case NV_ESC_FREE_OS_EVENT:
 		return size == sizeof(struct nv_os_event) ? qgpu_os_event : NULL;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * interpose.c - replaces functions in the NVIDIA driver's file operations: how it enters, what each operation does, how
- * it leaves. file.c decides whose a file is, escape.c what a pod's call means, attach.c when to enter and leave.
+ * it leaves. driver_file.c decides whose a file is, escape.c what a pod's call means, attach.c when to enter and leave.
  *
  * The module replaces the pointers inside the driver's own table, not the table. From 550.40.07 on RM compares
  * file->f_op with the table's address when a Device is allocated (nv.c:nv_match_dev_state), so a copy would break every
@@ -37,8 +37,8 @@
 #include <linux/srcu.h>
 #include <linux/wait.h>
 
+#include "driver_file.h"
 #include "escape.h"
-#include "file.h"
 #include "interpose.h"
 #include "pod.h"
 

@@ -2,7 +2,12 @@
 #ifndef _QGPU_MEM_H
 #define _QGPU_MEM_H
 
+#include <linux/sizes.h>
+
 #include "object_table.h"
+
+/* What is charged for an address space, for its first page tables: on an H200 RM takes 20 KiB for them. */
+#define QGPU_SPACE_BYTES SZ_64K
 
 /*
  * Memory that is charged to a pod on some pGPUs (a mask of indexes) until the last reference goes. It may be a

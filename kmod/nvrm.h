@@ -25,6 +25,8 @@
 #define NV_ESC_RM_DUP_OBJECT		0x34
 #define NV_ESC_RM_SHARE			0x35
 #define NV_ESC_RM_VID_HEAP_CONTROL	0x4a
+#define NV_ESC_RM_MAP_MEMORY		0x4e
+#define NV_ESC_RM_UNMAP_MEMORY		0x4f
 #define NV_ESC_RM_MAP_MEMORY_DMA	0x57
 #define NV_ESC_CARD_INFO		200
 #define NV_ESC_REGISTER_FD		201
@@ -172,6 +174,20 @@ struct nvos32 {			/* RM_VID_HEAP_CONTROL; the union after free differs by functi
 #define NVOS32_ATTR_LOCATION_VIDMEM		0
 #define NVOS32_ATTR_LOCATION_ANY		3
 
+struct nvos33_fd {		/* RM_MAP_MEMORY, as nv_ioctl_nvos33_parameters_with_fd */
+	u32 client, device, memory, pad0;
+	u64 offset, length, linear;
+	u32 status, flags;
+	s32 fd;
+	u32 pad1;
+};
+
+struct nvos34 {			/* RM_UNMAP_MEMORY */
+	u32 client, device, memory, pad0;
+	u64 linear;
+	u32 status, flags;
+};
+
 struct nv_xfer {
 	u32 cmd, size;
 	u64 ptr;
@@ -181,6 +197,8 @@ static_assert(sizeof(struct nvos00) == 16);
 static_assert(sizeof(struct nvos05) == 20);
 static_assert(sizeof(struct nvos21) == 32);
 static_assert(sizeof(struct nvos64) == 48);
+static_assert(sizeof(struct nvos33_fd) == 56);
+static_assert(sizeof(struct nvos34) == 32);
 static_assert(sizeof(struct nvos54) == 32);
 static_assert(sizeof(struct nvos55) == 28);
 static_assert(sizeof(struct nvos57) == 24);
@@ -328,6 +346,8 @@ struct nv2080_preemption_mode {
 };
 
 #define NV2080_PREEMPTION_MODE_FLAGS_CILP	0x1
+#define NV2080_PREEMPTION_MODE_FLAGS_GFXP	0x2
+#define NV2080_PREEMPTION_MODE_GRAPHICS_WFI	0
 #define NV2080_PREEMPTION_MODE_COMPUTE_CILP	2
 
 /* SDK/ctrl/ctrl2080/ctrl2080ce.h */

@@ -148,11 +148,11 @@ bool qgpu_is_memory(u32 class)
 	return class == NV01_MEMORY_LOCAL_USER || class == NV_MEMORY_FABRIC;
 }
 
-void qgpu_object_on_fabric(struct qgpu_object *object)
+void qgpu_object_stamp(struct qgpu_object *object)
 {
 	static atomic64_t last_stamp;
 
-	smp_store_release(&object->stamp, atomic64_inc_return(&last_stamp));	/* pairs with qgpu_client_fabric() */
+	smp_store_release(&object->stamp, atomic64_inc_return(&last_stamp));	/* pairs with qgpu_client_stamp() */
 }
 
 bool qgpu_objects_run(struct qgpu_client *client)
@@ -249,6 +249,7 @@ static void object_remove(struct qgpu_client *client, struct qgpu_object *object
 	u32 gpus = 0;
 
 	xa_erase(&client->objects, object->handle);
+	qgpu_untracked_forget(client, object->handle);	/* RM ends its mappings with it */
 	if (object->mem)
 		qgpu_mem_drop(object);
 	if (object->tsg && NV_IS_GPFIFO(object->class))

@@ -4,7 +4,7 @@
  * frees a neighbour's makes it wait for ever. RM walks the list under a spinlock, so a pod may have only so many.
  *
  * RM frees an event through any file, so this file keeps them by client and number too. When a file is closed RM frees
- * the events that were made on it; file.c forgets them then.
+ * the events that were made on it; driver_file.c forgets them then.
  */
 #include "client.h"
 #include "os_event.h"

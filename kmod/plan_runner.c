@@ -19,6 +19,8 @@
 
 /* A new plan waits for its timeslices for this part of its lease at most: the daemon sets one for each card of a host. */
 #define LEASE_PARTS	16
+/* Other changes wait for timeslices for so long at most. */
+#define SLICES_NS	(50 * NSEC_PER_MSEC)
 
 static void set_closed(struct qgpu_share *share, bool closed, u64 now_ns)
 {
@@ -222,7 +224,8 @@ int qgpu_runner_idle(struct qgpu_gpu *gpu, void *owner, u64 pod, bool idle)
 }
 
 /* Have every thread look, and wait for each in turn: they work at the same time. */
-static void refresh(bool (*change)(struct qgpu_gpu *gpu, void *owner), void *owner)
+static void refresh(bool (*change)(struct qgpu_gpu *gpu, void *owner), void *owner,
+		    void (*wait)(struct qgpu_gpu *gpu, u64 asked))
 {
 	u64 asked[QGPU_MAX_GPUS] = {};
 	int i, n = qgpu_gpu_count();
@@ -234,7 +237,7 @@ static void refresh(bool (*change)(struct qgpu_gpu *gpu, void *owner), void *own
 		mutex_unlock(&qgpu_gpus[i].lock);
 	}
 	for (i = 0; i < n; i++)
-		qgpu_gpu_wait(&qgpu_gpus[i], asked[i]);
+		wait(&qgpu_gpus[i], asked[i]);
 }
 
 static bool drop(struct qgpu_gpu *gpu, void *owner)
@@ -252,12 +255,18 @@ static bool nothing(struct qgpu_gpu *gpu, void *owner)
 
 void qgpu_runner_drop(void *owner)
 {
-	refresh(drop, owner);
+	refresh(drop, owner, qgpu_gpu_wait);	/* without a plan no new TSG needs a timeslice */
+}
+
+/* Under a plan pods can make TSGs faster than RM sets their timeslices. */
+static void wait_for_gates(struct qgpu_gpu *gpu, u64 asked)
+{
+	qgpu_gpu_wait_briefly(gpu, asked, SLICES_NS);
 }
 
 void qgpu_runner_refresh(void)
 {
-	refresh(nothing, NULL);
+	refresh(nothing, NULL, wait_for_gates);
 }
 
 /* all_open was written before all_done, and may be older or newer than what was asked: the caller has paused plans. */

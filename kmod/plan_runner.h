@@ -15,7 +15,7 @@ int qgpu_runner_idle(struct qgpu_gpu *gpu, void *owner, u64 pod, bool idle);
  * not let them be, and they are tried until it does.
  */
 void qgpu_runner_drop(void *owner);
-/* Apply what is due now on every pGPU. */
+/* Apply what is due now on every pGPU. When it returns gates are as they should be; timeslices may come later. */
 void qgpu_runner_refresh(void);
 /*
  * While plans are paused: wait until every gate is known to be open, and every timeslice the driver's own. -ETIMEDOUT;

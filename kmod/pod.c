@@ -12,8 +12,8 @@
 #include <linux/slab.h>
 
 #include "events.h"
-#include "joined.h"
 #include "pod.h"
+#include "pod_cgroups.h"
 
 /* Each entry holds kernel memory here and more in the driver. A whole card in pieces of 2 MiB is a quarter of this. */
 static unsigned int entries_max = 1 << 18;
@@ -70,7 +70,7 @@ struct qgpu_pod *qgpu_pod_of_current(void)
 		list_for_each_entry_rcu(pod, &pods, node) {
 			level = cgroup_is_descendant(cgroup, pod->cgroup) ? pod->cgroup->level : -1;
 			if (!list_empty(&pod->joined))
-				level = max(level, qgpu_joined_level(&pod->joined, cgroup));
+				level = max(level, qgpu_pod_cgroups_level(&pod->joined, cgroup));
 			if (level > deepest) {
 				deepest = level;
 				found = pod;
@@ -117,7 +117,7 @@ static bool is_taken(const struct cgroup *cgroup)
 
 	lockdep_assert_held(&pods_lock);
 	list_for_each_entry(pod, &pods, node) {
-		if (pod->cgroup == cgroup || qgpu_joined_has(&pod->joined, cgroup))
+		if (pod->cgroup == cgroup || qgpu_pod_cgroups_has(&pod->joined, cgroup))
 			return true;
 	}
 	return false;
@@ -257,7 +257,7 @@ int qgpu_pod_join(u64 id, int cgroup_fd)
 	ret = PTR_ERR_OR_ZERO(cgroup);
 	if (!ret) {
 		mutex_lock(&pods_lock);
-		ret = pod->gone ? -ENOENT : is_taken(cgroup) ? -EEXIST : qgpu_joined_add(&pod->joined, cgroup);
+		ret = pod->gone ? -ENOENT : is_taken(cgroup) ? -EEXIST : qgpu_pod_cgroups_add(&pod->joined, cgroup);
 		mutex_unlock(&pods_lock);
 		if (ret)
 			cgroup_put(cgroup);
@@ -274,7 +274,7 @@ int qgpu_pod_leave_cgroup(u64 id, u64 cgroup)
 	if (IS_ERR(pod))
 		return PTR_ERR(pod);
 	mutex_lock(&pods_lock);
-	ret = qgpu_joined_remove(&pod->joined, cgroup);
+	ret = qgpu_pod_cgroups_remove(&pod->joined, cgroup);
 	mutex_unlock(&pods_lock);
 	qgpu_pod_put(pod);
 	return ret;
@@ -287,7 +287,7 @@ int qgpu_pod_joined_next(u64 id, u64 *cgroup)
 	if (IS_ERR(pod))
 		return PTR_ERR(pod);
 	mutex_lock(&pods_lock);
-	*cgroup = qgpu_joined_next(&pod->joined, *cgroup);
+	*cgroup = qgpu_pod_cgroups_next(&pod->joined, *cgroup);
 	mutex_unlock(&pods_lock);
 	qgpu_pod_put(pod);
 	return *cgroup ? 0 : -ENOENT;
@@ -296,7 +296,7 @@ int qgpu_pod_joined_next(u64 id, u64 *cgroup)
 static void pod_unlist(struct qgpu_pod *pod)
 {
 	lockdep_assert_held(&pods_lock);
-	qgpu_joined_end(&pod->joined);
+	qgpu_pod_cgroups_end(&pod->joined);
 	list_del_rcu(&pod->node);
 	WRITE_ONCE(nr_pods, nr_pods - 1);
 	WRITE_ONCE(pod->gone, true);
@@ -340,6 +340,11 @@ int qgpu_pod_grant(u64 id, const struct qgpu_grant *grant, bool safe)
 		return PTR_ERR(pod);
 	mutex_lock(&pods_lock);
 	share = &pod->shares[grant->gpu];
+	if (pod->gone) {	/* removed meanwhile; the same cgroup, added again, must not have this grant */
+		mutex_unlock(&pods_lock);
+		qgpu_pod_put(pod);
+		return -ENOENT;
+	}
 	if (!safe && brings_limit(share, grant)) {
 		mutex_unlock(&pods_lock);
 		qgpu_pod_put(pod);

@@ -19,10 +19,14 @@
 
 struct qgpu_part;
 
-/* Objects that the object table does not keep: system memory, of which programs have what they pin, and others. */
+/*
+ * What the object table does not keep: system memory, of which programs have what they pin, other objects, and mappings
+ * for the CPU.
+ */
 enum qgpu_untracked_kind {
 	QGPU_UNTRACKED_OTHER,
 	QGPU_UNTRACKED_SYSTEM,
+	QGPU_UNTRACKED_MAPPING,
 	QGPU_UNTRACKED_KINDS,
 };
 
@@ -38,6 +42,8 @@ struct qgpu_share {
 	/* what it holds: mem.c, under mem_lock */
 	u64 memory;
 	u64 peak_memory;
+
+	u32 nr_channels;	/* tsg.c, under the pGPU's lock */
 
 	/* its turns: plan_runner.c, under the pGPU's lock */
 	struct qgpu_part *part;	/* of the plan in force */
@@ -82,6 +88,7 @@ struct qgpu_pod {
 	struct mutex events_lock;	/* serializes the calls that make events and free OS events */
 	struct xarray os_events;	/* by client and number: the file that each was made on */
 	atomic_t nr_os_events;	/* in it */
+	atomic_t nr_uvm_files;	/* uvm.c: those with an entry there */
 	struct xarray event_objects;	/* event_object.c: by client and handle; under events_lock */
 	u32 nr_event_objects;	/* in it */
 	atomic_t nr_tsgs;

@@ -5,8 +5,8 @@
  * done.
  *
  * The write comes to nv_set_system_power_state() (nv.c), the same from 535 to 595. Where the kernel places a probe on it
- * by ftrace, the probe sends the call to a function of this module, which makes the call in its turn. Elsewhere a
- * service must not be used (docs/kmod.md), and the log says so.
+ * by ftrace, and lets this module call it, the probe sends the call to a function of this module, which makes the call
+ * in its turn. Elsewhere that service must not be used (docs/kmod.md), and the log says so.
  *
  * Going away: see uvm.c. Besides, a task may sleep in the driver's function and return to this module, so calls are
  * counted.
@@ -78,7 +78,7 @@ static noinline u32 __nocfi set_power(int state, int depth)
 
 static int called(struct kprobe *kprobe, struct pt_regs *regs)
 {
-	if (READ_ONCE(passing) == current)
+	if (READ_ONCE(passing) == current || !READ_ONCE(placed))
 		return 0;
 	atomic_inc(&inside);
 	instruction_pointer_set(regs, (unsigned long)set_power);
@@ -91,7 +91,7 @@ void qgpu_power_start(void)
 	probe.flags = 0;
 	probe.addr = NULL;
 	if (!register_kprobe(&probe)) {
-		placed = probe.flags & KPROBE_FLAG_FTRACE;
+		WRITE_ONCE(placed, probe.flags & KPROBE_FLAG_FTRACE && qgpu_probed_callable(&probe));
 		if (!placed)
 			unregister_kprobe(&probe);
 	}
@@ -103,7 +103,7 @@ void qgpu_power_stop(void)
 {
 	if (!placed)
 		return;
-	placed = false;
+	WRITE_ONCE(placed, false);
 	unregister_kprobe(&probe);
 	synchronize_rcu_tasks();
 	wait_var_event(&inside, !atomic_read(&inside));

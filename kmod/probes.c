@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * probes.c - kprobes on functions of the driver, placed all or none, and whether they still work. What they do is
- * decided in toctou.c, uvm.c and uvm_mem.c; what follows from probes that are missing, in guard.c.
+ * decided in toctou.c, uvm.c and uvm_mem.c; what follows from probes that are missing, in probe_watch.c.
  *
  * Probes can be switched off behind their owner's back: debugfs' kprobes/enabled and the sysctl kernel.ftrace_enabled
  * disarm them, and no flag of theirs tells. So there are probes on two functions of this module too, one by ftrace and
@@ -13,7 +13,10 @@
  */
 #define pr_fmt(fmt) "qgpu: " fmt
 
+#include <linux/hashtable.h>
 #include <linux/mutex.h>
+#include <linux/sched.h>
+#include <linux/spinlock.h>
 
 #include "probes.h"
 
@@ -106,6 +109,37 @@ void qgpu_probes_uninit(void)
 	unregister_kprobe(&canaries[1]);
 	unregister_kprobe(&canaries[0]);
 	placed = false;
+}
+
+static DEFINE_SPINLOCK(passing_lock);	/* protects passing */
+static DEFINE_HASHTABLE(passing, 8);	/* by task */
+
+void qgpu_pass_begin(struct qgpu_pass *pass, const void *key)
+{
+	pass->task = current;
+	pass->key = key;
+	spin_lock(&passing_lock);
+	hash_add(passing, &pass->node, (unsigned long)current);
+	spin_unlock(&passing_lock);
+}
+
+void qgpu_pass_end(struct qgpu_pass *pass)
+{
+	spin_lock(&passing_lock);
+	hash_del(&pass->node);
+	spin_unlock(&passing_lock);
+}
+
+bool qgpu_passes(const void *key)
+{
+	const struct qgpu_pass *pass;
+	bool found = false;
+
+	spin_lock(&passing_lock);
+	hash_for_each_possible(passing, pass, node, (unsigned long)current)
+		found |= pass->task == current && pass->key == key;
+	spin_unlock(&passing_lock);
+	return found;
 }
 
 static int place(struct qgpu_probe *probe)

@@ -27,7 +27,18 @@ struct qgpu_probes {
 	unsigned long missed;		/* calls that passed unseen */
 };
 
-/* A kernel without probes is no reason not to load; guard.c refuses limits there. */
+/* A task that this module has call a function whose probe sends others to this module: the handler lets it through. */
+struct qgpu_pass {
+	struct hlist_node node;
+	const struct task_struct *task;
+	const void *key;		/* which functions */
+};
+
+void qgpu_pass_begin(struct qgpu_pass *pass, const void *key);
+void qgpu_pass_end(struct qgpu_pass *pass);
+bool qgpu_passes(const void *key);
+
+/* A kernel without probes is no reason not to load; probe_watch.c refuses limits there. */
 void qgpu_probes_init(void);
 void qgpu_probes_uninit(void);
 

@@ -10,8 +10,8 @@
  * param_copy.c). Probes there restore what comes in, and save what goes out, in the same way.
  *
  * Where one of the three cannot be probed (a driver without symbols), calls run unsealed: answers are then read from
- * user memory and compared with what RM says exists. QGPU_INFO_SEALED reports which is the case, and guard.c refuses
- * limits then.
+ * user memory and compared with what RM says exists. QGPU_INFO_SEALED reports which is the case, and probe_watch.c
+ * refuses limits then.
  */
 #include <linux/hash.h>
 #include <linux/sched.h>

@@ -10,11 +10,17 @@
  * its channels below that. RM keeps the TSG until the last handle is freed.
  */
 #include <linux/atomic.h>
+#include <linux/moduleparam.h>
 #include <linux/slab.h>
 
 #include "events.h"
 #include "timeline.h"
 #include "tsg.h"
+
+/* One control moves 64, and gate.c makes up for 50 ms of closing at most. */
+static unsigned int channels_max = 4096;
+module_param(channels_max, uint, 0644);
+MODULE_PARM_DESC(channels_max, "channels that a pod may have at once on one pGPU (default 4096)");
 
 static atomic64_t last_id, last_stamp;
 static atomic_t paused;		/* a bit for each reason */
@@ -222,7 +228,8 @@ int qgpu_channel_add(struct qgpu_tsg *tsg, u32 client, u32 handle)
 	int ret = -ENOSPC;
 
 	mutex_lock(&tsg->gpu->lock);
-	if (tsg->nr_channels < QGPU_TSG_CHANNELS_MAX) {
+	if (tsg->nr_channels < QGPU_TSG_CHANNELS_MAX && qgpu_share_of(tsg)->nr_channels < READ_ONCE(channels_max)) {
+		qgpu_share_of(tsg)->nr_channels++;
 		tsg->channels[tsg->nr_channels++] = (struct qgpu_channel){
 			.client = client,
 			.handle = handle,
@@ -244,6 +251,7 @@ void qgpu_channel_remove(struct qgpu_tsg *tsg, u32 client, u32 handle)
 	for (i = 0; i < tsg->nr_channels; i++) {
 		if (tsg->channels[i].client == client && tsg->channels[i].handle == handle) {
 			tsg->channels[i] = tsg->channels[--tsg->nr_channels];
+			qgpu_share_of(tsg)->nr_channels--;
 			break;
 		}
 	}

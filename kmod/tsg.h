@@ -81,7 +81,7 @@ static inline bool qgpu_tsg_shared(const struct qgpu_tsg *tsg)
 	return READ_ONCE(tsg->nr_further);
 }
 
-/* Returns once its gate is as it should be. */
+/* Returns once its gate is as it should be. -ENOSPC: the TSG, or the pod on this pGPU, has too many. */
 int qgpu_channel_add(struct qgpu_tsg *tsg, u32 client, u32 handle);
 void qgpu_channel_remove(struct qgpu_tsg *tsg, u32 client, u32 handle);
 static inline bool qgpu_tsg_hidden(const struct qgpu_tsg *tsg)

@@ -5,6 +5,9 @@
  *
  * Only their handles are known. RM also frees them with what they lie below, and with what they depend on. So some of
  * them may be gone, which RM is asked before another one is refused.
+ *
+ * A pod's mappings for the CPU are bounded likewise. RM also ends one with the object that is mapped, and with the
+ * device or subdevice that the call named; in the last case the mapping counts until the object is gone.
  */
 #include <linux/sched.h>
 #include <linux/sched/signal.h>
@@ -19,6 +22,7 @@ static const struct {
 } most[] = {
 	[QGPU_UNTRACKED_OTHER] = { 1 << 11, 1 << 14 },
 	[QGPU_UNTRACKED_SYSTEM] = { 1 << 15, 1 << 16 },
+	[QGPU_UNTRACKED_MAPPING] = { 32768, 65536 },	/* the guardian: 65,536 in a process's life */
 };
 
 static enum qgpu_untracked_kind kind_of(u32 class)
@@ -28,23 +32,57 @@ static enum qgpu_untracked_kind kind_of(u32 class)
 	return QGPU_UNTRACKED_OTHER;
 }
 
-static void count(struct qgpu_client *client, const void *entry, int by)
+static void count(struct qgpu_client *client, enum qgpu_untracked_kind kind, int by)
 {
-	enum qgpu_untracked_kind kind = xa_to_value(entry);
-
 	client->nr_untracked[kind] += by;
 	atomic_add(by, &client->pod->nr_untracked[kind]);
 }
 
-bool qgpu_untracked_fits(struct qgpu_client *client, u32 class)
+static bool fits(struct qgpu_client *client, enum qgpu_untracked_kind kind)
 {
-	enum qgpu_untracked_kind kind = kind_of(class);
-
 	lockdep_assert_held(&client->lock);
 	if (client->nr_untracked[kind] >= most[kind].of_client)
 		qgpu_untracked_forget_gone(client, kind);
 	return client->nr_untracked[kind] < most[kind].of_client &&
 	       atomic_read(&client->pod->nr_untracked[kind]) < most[kind].of_pod;
+}
+
+bool qgpu_untracked_fits(struct qgpu_client *client, u32 class)
+{
+	return fits(client, kind_of(class));
+}
+
+bool qgpu_mapping_fits(struct qgpu_client *client)
+{
+	return fits(client, QGPU_UNTRACKED_MAPPING);
+}
+
+int qgpu_mapping_add(struct qgpu_client *client, u32 handle)
+{
+	unsigned long times;
+	int ret;
+
+	lockdep_assert_held(&client->lock);
+	times = xa_to_value(xa_load(&client->mappings, handle));
+	ret = xa_err(xa_store(&client->mappings, handle, xa_mk_value(times + 1), GFP_KERNEL_ACCOUNT));
+	if (!ret)
+		count(client, QGPU_UNTRACKED_MAPPING, 1);
+	return ret;
+}
+
+void qgpu_mapping_remove(struct qgpu_client *client, u32 handle)
+{
+	unsigned long times;
+
+	lockdep_assert_held(&client->lock);
+	times = xa_to_value(xa_load(&client->mappings, handle));
+	if (!times)
+		return;
+	if (times > 1)	/* replaces an entry, which needs no memory */
+		xa_store(&client->mappings, handle, xa_mk_value(times - 1), GFP_KERNEL_ACCOUNT);
+	else
+		xa_erase(&client->mappings, handle);
+	count(client, QGPU_UNTRACKED_MAPPING, -1);
 }
 
 /* RM has it already, so noting it must not fail. */
@@ -55,17 +93,19 @@ void qgpu_untracked_note(struct qgpu_client *client, u32 handle, u32 class)
 	lockdep_assert_held(&client->lock);
 	before = xa_store(&client->untracked, handle, entry, GFP_KERNEL_ACCOUNT | __GFP_NOFAIL);
 	if (before)
-		count(client, before, -1);
-	count(client, entry, 1);
+		count(client, xa_to_value(before), -1);
+	count(client, xa_to_value(entry), 1);
 }
 
 void qgpu_untracked_forget(struct qgpu_client *client, u32 handle)
 {
 	void *entry = xa_erase(&client->untracked, handle);
+	unsigned long times = xa_to_value(xa_erase(&client->mappings, handle));
 
 	lockdep_assert_held(&client->lock);
 	if (entry)
-		count(client, entry, -1);
+		count(client, xa_to_value(entry), -1);
+	count(client, QGPU_UNTRACKED_MAPPING, -(int)times);
 }
 
 void qgpu_untracked_end(struct qgpu_client *client)
@@ -77,17 +117,22 @@ void qgpu_untracked_end(struct qgpu_client *client)
 		qgpu_untracked_forget(client, handle);
 		cond_resched();
 	}
+	xa_for_each(&client->mappings, handle, entry) {
+		qgpu_untracked_forget(client, handle);
+		cond_resched();
+	}
 }
 
 int qgpu_untracked_forget_gone(struct qgpu_client *client, enum qgpu_untracked_kind kind)
 {
+	bool mappings = kind == QGPU_UNTRACKED_MAPPING;
 	unsigned long handle;
 	void *entry;
 
-	xa_for_each(&client->untracked, handle, entry) {
+	xa_for_each(mappings ? &client->mappings : &client->untracked, handle, entry) {
 		if (fatal_signal_pending(current))
 			return -EINTR;
-		if (xa_to_value(entry) == kind && qgpu_rm_gone(client->handle, handle))
+		if ((mappings || xa_to_value(entry) == kind) && qgpu_rm_gone(client->handle, handle))
 			qgpu_untracked_forget(client, handle);
 		cond_resched();
 	}

@@ -7,7 +7,13 @@
 /* All of these but the last need the client's lock. Whether the client may have one more of a class. */
 bool qgpu_untracked_fits(struct qgpu_client *client, u32 class);
 void qgpu_untracked_note(struct qgpu_client *client, u32 handle, u32 class);
+/* With its mappings, whether it is in the object table or not. */
 void qgpu_untracked_forget(struct qgpu_client *client, u32 handle);
+/* Whether the client may have one more mapping for the CPU. */
+bool qgpu_mapping_fits(struct qgpu_client *client);
+/* Count one more, or one less, of the object with this handle. -ENOMEM: no kernel memory. */
+int qgpu_mapping_add(struct qgpu_client *client, u32 handle);
+void qgpu_mapping_remove(struct qgpu_client *client, u32 handle);
 /* All of them: the client ends. */
 void qgpu_untracked_end(struct qgpu_client *client);
 /* Ask RM which of a client's are gone, and forget those; -EINTR: a fatal signal came first. */

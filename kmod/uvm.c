@@ -39,28 +39,27 @@
 #define UVM_INIT_FLAGS_DISABLE_HMM			0x1ul
 #define UVM_INIT_FLAGS_MULTI_PROCESS_SHARING_MODE	0x2ul
 
+/* Of a pod, because calls of all pods look a file up under one lock. A CUDA process has two at most. */
+#define FILES_MAX 1024
+
 /* A file of /dev/nvidia-uvm that a pod with a limit has mapped. */
 struct uvm_file {
 	struct hlist_node node;
 	struct file *filp;
+	struct qgpu_pod *pod;		/* mem has a reference */
 	struct qgpu_mem *mem;		/* managed memory */
 	struct qgpu_tables *tables;	/* of all other mappings */
 	const struct mm_struct *mm;	/* whose mappings were counted last; compared, never used */
 	unsigned int mappings;		/* as last counted */
+	u64 managed;			/* bytes of managed ranges that UVM has not freed */
 };
 
 static DEFINE_SPINLOCK(files_lock);	/* protects files; mem_lock (mem.c) is taken inside */
-static DEFINE_HASHTABLE(files, 6);
+static DEFINE_HASHTABLE(files, 12);
 
-/* A task that this file has call UVM's function: the handler lets it through. */
-struct passing {
-	struct hlist_node node;
-	struct task_struct *task;
-};
-
-static DEFINE_SPINLOCK(passing_lock);	/* protects passing */
-static DEFINE_HASHTABLE(passing, 6);
-
+enum { MMAP, CLOSE, RELEASE, CREATE, DYNAMIC, SPARSE, SEMAPHORES, EXTERNAL, EXTERNAL_END, NR_PROBES };
+static struct qgpu_probe probes[NR_PROBES];
+static struct qgpu_probes set;		/* also the key of those that pass */
 static struct srcu_struct inside;	/* tasks in a function that a handler sent them to */
 static DEFINE_MUTEX(probes_lock);	/* protects wanted and the probes */
 static bool wanted;
@@ -92,12 +91,16 @@ static void drop(struct uvm_file *file)
 {
 	lockdep_assert_held(&files_lock);
 	hash_del(&file->node);
+	atomic_dec(&file->pod->nr_uvm_files);
 	qgpu_mem_put(file->mem);
 	qgpu_tables_put(file->tables);
 	kfree(file);
 }
 
-/* NULL: another pod has something of the file, and would be charged after its end too; or there is no kernel memory. */
+/*
+ * NULL: another pod has something of the file, and would be charged after its end too; the pod has too many files; or
+ * there is no kernel memory.
+ */
 static struct uvm_file *find_or_add(struct file *filp, struct qgpu_pod *pod)
 {
 	struct uvm_file *file = find(filp);
@@ -108,10 +111,13 @@ static struct uvm_file *find_or_add(struct file *filp, struct qgpu_pod *pod)
 		return NULL;
 	if (file)
 		drop(file);
+	if (!atomic_add_unless(&pod->nr_uvm_files, 1, FILES_MAX))
+		return NULL;
 	file = kzalloc(sizeof(*file), GFP_ATOMIC | __GFP_NOWARN);
 	if (!file)
-		return NULL;
+		goto err_count;
 	file->filp = filp;
+	file->pod = pod;
 	file->mem = qgpu_mem_new(pod, 0, 0, GFP_ATOMIC | __GFP_NOWARN);
 	if (IS_ERR(file->mem))
 		goto err_file;
@@ -124,6 +130,8 @@ err_mem:
 	qgpu_mem_put(file->mem);
 err_file:
 	kfree(file);
+err_count:
+	atomic_dec(&pod->nr_uvm_files);
 	return NULL;
 }
 
@@ -136,6 +144,7 @@ static int charge(struct uvm_file *file, const struct qgpu_space *space)
 	if (qgpu_mem_resize(file->mem, qgpu_pod_limited(qgpu_mem_pod(file->mem)), size))
 		return -ENOMEM;
 	file->mappings = space->mappings;
+	file->managed = space->managed;
 	return 0;
 }
 
@@ -150,37 +159,15 @@ static void refused(struct qgpu_pod *pod, u64 size)
 	qgpu_event(QGPU_EVENT_MEMORY_REFUSED, pod->id, 0, size);
 }
 
-static void pass_begin(struct passing *pass)
+static const void *managed_close(void)
 {
-	pass->task = current;
-	spin_lock(&passing_lock);
-	hash_add(passing, &pass->node, (unsigned long)current);
-	spin_unlock(&passing_lock);
-}
-
-static void pass_end(struct passing *pass)
-{
-	spin_lock(&passing_lock);
-	hash_del(&pass->node);
-	spin_unlock(&passing_lock);
-}
-
-static bool is_passing(void)
-{
-	struct passing *pass;
-	bool found = false;
-
-	spin_lock(&passing_lock);
-	hash_for_each_possible(passing, pass, node, (unsigned long)current)
-		found |= pass->task == current;
-	spin_unlock(&passing_lock);
-	return found;
+	return qgpu_probed_function(&probes[CLOSE].at_call);
 }
 
 /* A second address space is refused as by UVM, before its mappings could be counted in place of the first one's. */
 static int charge_mapping(struct file *filp, struct vm_area_struct *vma, struct qgpu_pod *pod)
 {
-	struct qgpu_space space = qgpu_space_mapped(filp, current->mm, vma, NULL);
+	struct qgpu_space space = qgpu_space_mapped(filp, current->mm, vma, NULL, managed_close());
 	struct uvm_file *file;
 	int ret = -ENOMEM;
 
@@ -198,10 +185,9 @@ static int charge_mapping(struct file *filp, struct vm_area_struct *vma, struct 
 	return ret;
 }
 
-/* The mappings that there are, but for one that goes. */
-static void recount(struct file *filp, struct mm_struct *mm, const struct vm_area_struct *without)
+static void recount(struct file *filp)
 {
-	struct qgpu_space space = qgpu_space_mapped(filp, mm, NULL, without);
+	struct qgpu_space space = qgpu_space_mapped(filp, current->mm, NULL, NULL, managed_close());
 	struct uvm_file *file;
 
 	spin_lock(&files_lock);
@@ -211,15 +197,45 @@ static void recount(struct file *filp, struct mm_struct *mm, const struct vm_are
 	spin_unlock(&files_lock);
 }
 
+/* A call that ends several mappings takes all of them out first: the charge stays until UVM has freed the last. */
+static void recount_without(const struct vm_area_struct *vma)
+{
+	struct qgpu_space space = qgpu_space_mapped(vma->vm_file, vma->vm_mm, NULL, vma, managed_close());
+	struct uvm_file *file;
+
+	spin_lock(&files_lock);
+	file = find(vma->vm_file);
+	if (file) {
+		file->managed -= min_t(u64, file->managed, vma->vm_end - vma->vm_start);
+		if (file->managed <= space.managed)
+			charge(file, &space);
+	}
+	spin_unlock(&files_lock);
+}
+
+/* Other mappings of the file end unseen. */
+static void note_managed(struct file *filp, const struct vm_area_struct *vma)
+{
+	struct uvm_file *file;
+
+	if (!qgpu_space_closed_by(vma, managed_close()))
+		return;
+	spin_lock(&files_lock);
+	file = find(filp);
+	if (file)
+		file->managed += vma->vm_end - vma->vm_start;
+	spin_unlock(&files_lock);
+}
+
 /* By the pointer that the kernel's mmap() uses. */
 static int mmap_of_uvm(struct file *filp, struct vm_area_struct *vma)
 {
-	struct passing pass;
+	struct qgpu_pass pass;
 	int ret;
 
-	pass_begin(&pass);
+	qgpu_pass_begin(&pass, &set);
 	ret = filp->f_op->mmap(filp, vma);
-	pass_end(&pass);
+	qgpu_pass_end(&pass);
 	return ret;
 }
 
@@ -237,7 +253,9 @@ static int counted_mmap(struct file *filp, struct vm_area_struct *vma)
 	if (!ret)
 		ret = mmap_of_uvm(filp, vma);
 	if (ret && charged)
-		recount(filp, current->mm, NULL);
+		recount(filp);
+	if (!ret && charged)
+		note_managed(filp, vma);
 	srcu_read_unlock(&inside, idx);
 	return ret;
 }
@@ -247,7 +265,7 @@ static int mmap_called(struct kprobe *probe, struct pt_regs *regs)
 	const struct vm_area_struct *vma = (struct vm_area_struct *)regs_get_kernel_argument(regs, 1);
 	struct qgpu_pod *pod;
 
-	if (!qgpu_space_managed(vma) || is_passing())
+	if (!qgpu_space_managed(vma) || qgpu_passes(&set))
 		return 0;
 	pod = limited_pod();
 	if (!pod)
@@ -282,18 +300,19 @@ static void count_down(const struct vm_area_struct *vma)
 	spin_unlock(&files_lock);
 }
 
+/* Freeing what a mapping had on the card takes UVM up to seconds: until then it stays charged. */
 static void counted_close(struct vm_area_struct *vma)
 {
 	int idx = srcu_read_lock(&inside);
-	struct passing pass;
+	struct qgpu_pass pass;
 
+	qgpu_pass_begin(&pass, &set);
+	vma->vm_ops->close(vma);
+	qgpu_pass_end(&pass);
 	if (vma->vm_mm == current->mm)
-		recount(vma->vm_file, vma->vm_mm, vma);
+		recount_without(vma);
 	else
 		count_down(vma);
-	pass_begin(&pass);
-	vma->vm_ops->close(vma);
-	pass_end(&pass);
 	srcu_read_unlock(&inside, idx);
 }
 
@@ -301,7 +320,7 @@ static int close_called(struct kprobe *probe, struct pt_regs *regs)
 {
 	const struct vm_area_struct *vma = (struct vm_area_struct *)regs_get_kernel_argument(regs, 0);
 
-	if (!is_known(vma->vm_file) || is_passing())
+	if (!is_known(vma->vm_file) || qgpu_passes(&set))
 		return 0;
 	instruction_pointer_set(regs, (unsigned long)counted_close);
 	return 1;
@@ -384,16 +403,21 @@ static int create_called(struct kprobe *probe, struct pt_regs *regs)
 /* Tasks inside it at the same time; without a free instance a probe would miss a call. */
 #define AT_ONCE		1024
 
-static struct qgpu_probe probes[] = {
-	{ "nvidia_uvm:uvm_mmap_entry", mmap_called, true },
-	{ "nvidia_uvm:uvm_vm_close_managed_entry", close_called, true },
-	{ "nvidia_uvm:uvm_release_entry", release_called },
-	{ "nvidia_uvm:uvm_va_space_create", create_called },
-	{ "nvidia_uvm:uvm_api_map_dynamic_parallelism_region", tables_called, true },
-	{ "nvidia_uvm:uvm_api_map_external_sparse", tables_called, true },
-	{ "nvidia_uvm:uvm_api_alloc_semaphore_pool", tables_called, true },
-	{ MAP_EXTERNAL, external_called, true },	/* before the next: a call refused here does not reach it */
-	{ MAP_EXTERNAL, .returned = external_returned, .at_once = AT_ONCE },
+static struct qgpu_probe probes[NR_PROBES] = {
+	[MMAP] = { .symbol = "nvidia_uvm:uvm_mmap_entry", .called = mmap_called, .redirects = true },
+	[CLOSE] = { .symbol = "nvidia_uvm:uvm_vm_close_managed_entry", .called = close_called, .redirects = true },
+	[RELEASE] = { .symbol = "nvidia_uvm:uvm_release_entry", .called = release_called },
+	[CREATE] = { .symbol = "nvidia_uvm:uvm_va_space_create", .called = create_called },
+	[DYNAMIC] = {
+		.symbol = "nvidia_uvm:uvm_api_map_dynamic_parallelism_region",
+		.called = tables_called,
+		.redirects = true,
+	},
+	[SPARSE] = { .symbol = "nvidia_uvm:uvm_api_map_external_sparse", .called = tables_called, .redirects = true },
+	[SEMAPHORES] = { .symbol = "nvidia_uvm:uvm_api_alloc_semaphore_pool", .called = tables_called, .redirects = true },
+	/* before the next: a call refused here does not reach it */
+	[EXTERNAL] = { .symbol = MAP_EXTERNAL, .called = external_called, .redirects = true },
+	[EXTERNAL_END] = { .symbol = MAP_EXTERNAL, .returned = external_returned, .at_once = AT_ONCE },
 };
 
 static struct qgpu_probes set = { "managed memory", probes, ARRAY_SIZE(probes) };
@@ -430,11 +454,19 @@ static void remove(void)
 
 int qgpu_uvm_init(void)
 {
-	return init_srcu_struct(&inside);
+	int ret = init_srcu_struct(&inside);
+
+	if (ret)
+		return ret;
+	ret = qgpu_uvm_mem_init();
+	if (ret)
+		cleanup_srcu_struct(&inside);
+	return ret;
 }
 
 void qgpu_uvm_uninit(void)
 {
+	qgpu_uvm_mem_uninit();
 	cleanup_srcu_struct(&inside);
 }
 

@@ -1,21 +1,28 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * uvm_mem.c - what UVM takes of a pod's RM clients: nothing of another pod's, and how long memory that it holds stays
- * charged. When a process maps memory, UVM duplicates it into a client of its own, so the
- * memory outlives its handles until it is unmapped too. Many programs free the handle first. Here such a duplicate
- * keeps the charge for the memory and for the page tables of its mapping. mem.c and uvm_tables.c decide which pod is
- * charged, and how much.
+ * uvm_mem.c - what UVM takes of a pod's RM clients: nothing of another pod's, and how long what it holds stays charged.
+ * When a process maps memory, UVM duplicates it into a client of its own, so the memory outlives its handles until it
+ * is unmapped too. Many programs free the handle first. Here such a duplicate keeps the charge for the memory and for
+ * the page tables of its mapping. When a process registers a channel, UVM duplicates the channel's TSG, whose context
+ * buffers then outlive its handles; that keeps the TSG's charge. An address space that it registers is charged once
+ * more, because UVM makes page tables of its own in it. mem.c and uvm_tables.c decide which pod is charged, and how
+ * much.
  *
  * The driver exports these functions, with the same arguments from 535 to 595 (nv_uvm_interface.c); the handles in them
  * are the kernel's own copies. A handle is looked up before the duplicate is made. Other memory may take the handle in
  * the meantime, so it is looked up again afterwards; if the two differ, both are charged. If RM has made memory that is
- * not yet in the object table, qgpu_uvm_mem_found() matches it later.
+ * not yet in the object table, qgpu_uvm_mem_found() matches it later. A channel that is not in the table, or is not the
+ * same afterwards, is not registered: no program frees one meanwhile.
+ *
+ * A pod can have any number of tasks inside these functions, and a probe of a return watches a fixed number. So the
+ * probes send the calls to functions of this module, which call the driver's. Going away: see uvm.c.
  */
 #include <linux/hashtable.h>
 #include <linux/list.h>
 #include <linux/sched.h>
 #include <linux/slab.h>
 #include <linux/spinlock.h>
+#include <linux/srcu.h>
 
 #include "client.h"
 #include "compat.h"
@@ -25,27 +32,24 @@
 #include "uvm_mem.h"
 #include "uvm_tables.h"
 
-/* Tasks inside one of the two at the same time; without a free instance a probe would miss a call. */
-#define AT_ONCE 1024
-
 /* A duplicate of UVM: being made, present, or being freed. */
 struct held {
-	struct hlist_node node;
+	struct hlist_node node;		/* once it is made */
 	struct hlist_node unknown_node;	/* while it is unknown which memory it is */
 	unsigned long device;
 	u32 client, memory;		/* the duplicated memory */
 	u64 pod;			/* the client's pod; 0: none */
-	const u32 *made;		/* where RM will write its handle */
-	const struct nv_uvm_memory_info *info;	/* where RM will describe it */
 	u32 handle;
 	struct qgpu_mem *mem, *other;	/* references; other: what had the handle afterwards, if different */
 	struct qgpu_tables *tables;	/* a reference; of its mapping, or NULL */
 	u64 tables_size;
 };
 
-/* What the two probes of a call share. */
-struct call {
-	struct held *held;
+/* A channel or an address space that UVM has registered. */
+struct retained {
+	struct hlist_node node;
+	const void *name;		/* RM's, for what it keeps of it */
+	struct qgpu_mem *mem;		/* a reference: what is charged for the channel's TSG, or for the space */
 };
 
 /* A task that has UVM map something. */
@@ -57,12 +61,15 @@ struct mapper {
 };
 
 static DEFINE_SPINLOCK(held_lock);	/* protects what follows; taken before the locks of uvm_tables.c and mem.c */
-static DEFINE_HASHTABLE(there, 10);	/* by handle */
-static DEFINE_HASHTABLE(unknown, 8);	/* by the duplicated memory; these are in there as well */
-static HLIST_HEAD(under_way);
-static DEFINE_HASHTABLE(mappers, 6);	/* by task */
+static DEFINE_HASHTABLE(there, 14);	/* by handle */
+static DEFINE_HASHTABLE(unknown, 10);	/* by the duplicated memory */
+static DEFINE_HASHTABLE(kept, 10);	/* struct retained, by RM's name */
+static DEFINE_HASHTABLE(mappers, 8);	/* by task */
 
-static atomic_long_t unseen = ATOMIC_LONG_INIT(0);	/* calls for which there was no kernel memory */
+static struct srcu_struct inside;	/* tasks in a function that a handler sent them to */
+
+enum { DESTROY, SPACE, RELEASE, RETAIN, FREE, DUP, NR_PROBES };
+static struct qgpu_probe probes[NR_PROBES];	/* each also the key of tasks that pass */
 
 static void drop_tables(struct qgpu_tables *tables, u64 size)
 {
@@ -158,8 +165,6 @@ bool qgpu_uvm_mem_found(struct qgpu_client *client, u32 handle, struct qgpu_mem 
 	bool found = false;
 
 	spin_lock(&held_lock);
-	hlist_for_each_entry(held, &under_way, node)
-		found |= is_found(held, client, handle, mem);
 	hash_for_each_possible_safe(unknown, held, next, unknown_node, client->handle ^ handle) {
 		if (!is_found(held, client, handle, mem))
 			continue;
@@ -174,96 +179,109 @@ bool qgpu_uvm_mem_found(struct qgpu_client *client, u32 handle, struct qgpu_mem 
  * RM gives UVM what another pod shares with all, or what was made by a process with the number of this one. UVM passes
  * the caller's client on, and not its control file.
  */
-static bool refuse_foreign(struct pt_regs *regs)
+static bool is_foreign(u32 client)
 {
-	u32 client = regs_get_kernel_argument(regs, 1);
 	struct qgpu_pod *pod = qgpu_pod_of_current();
 	u64 of = pod ? qgpu_client_pod(client) : 0;
 	bool foreign = of && of != pod->id;
 
 	qgpu_pod_put(pod);
-	if (foreign)
-		qgpu_set_argument_1(regs, 0);	/* RM has no such client */
 	return foreign;
 }
 
-/* UVM registers an address space or a channel: name(..., client, handle, ...). */
-static int register_called(struct kprobe *probe, struct pt_regs *regs)
+static struct held *held_new(unsigned long device, u32 client, u32 memory)
 {
-	refuse_foreign(regs);
-	return 0;
-}
+	struct held *held = kzalloc(sizeof(*held), GFP_KERNEL_ACCOUNT);
 
-static int dup_called(struct kretprobe_instance *instance, struct pt_regs *regs)
-{
-	struct call *call = (struct call *)instance->data;
-	struct held *held;
-
-	if (refuse_foreign(regs))
-		return 1;
-	held = kzalloc(sizeof(*held), GFP_ATOMIC | __GFP_NOWARN);
-	if (!held) {
-		atomic_long_inc(&unseen);
-		return 1;
-	}
-	held->device = regs_get_kernel_argument(regs, 0);
-	held->client = regs_get_kernel_argument(regs, 1);
-	held->memory = regs_get_kernel_argument(regs, 2);
-	held->made = (const u32 *)regs_get_kernel_argument(regs, 3);
-	held->info = (const struct nv_uvm_memory_info *)regs_get_kernel_argument(regs, 4);
-	held->mem = qgpu_client_mem(held->client, held->memory);
-	held->pod = qgpu_client_pod(held->client);
-	call->held = held;
+	if (!held)
+		return NULL;
+	held->device = device;
+	held->client = client;
+	held->memory = memory;
+	held->mem = qgpu_client_mem(client, memory);
+	held->pod = qgpu_client_pod(client);
 	spin_lock(&held_lock);
 	take_tables(held);
-	hlist_add_head(&held->node, &under_way);
+	if (!held->mem && held->pod)
+		hash_add(unknown, &held->unknown_node, client ^ memory);
 	spin_unlock(&held_lock);
-	return 0;
+	return held;
 }
 
-/* Move it to its new state. False: it is to be freed. */
-static bool settle(struct held *held, bool made)
+/* RM has answered. False: it is to be freed. */
+static bool settle(struct held *held, bool made, bool video)
 {
-	bool is_unknown;
+	bool is_unknown = made && !held->mem && !held->other && held->pod && video;
 
 	lockdep_assert_held(&held_lock);
-	hlist_del(&held->node);
-	is_unknown = made && !held->mem && !held->other && held->pod && held->info && !held->info->sysmem;
+	if (!is_unknown)
+		hash_del(&held->unknown_node);
 	if (!made || !(held->mem || held->other || held->tables || is_unknown))
 		return false;
 	hash_add(there, &held->node, held->handle);
-	if (is_unknown)
-		hash_add(unknown, &held->unknown_node, held->client ^ held->memory);
 	return true;
 }
 
-static int dup_returned(struct kretprobe_instance *instance, struct pt_regs *regs)
+static void held_made(struct held *held, bool made, bool video)
 {
-	struct held *held = ((struct call *)instance->data)->held;
-	bool made = (u32)regs_return_value(regs) == NV_OK;
-	struct qgpu_mem *after = NULL;
+	struct qgpu_mem *after = made ? qgpu_client_mem(held->client, held->memory) : NULL;
 
-	if (made) {
-		after = qgpu_client_mem(held->client, held->memory);
-		held->handle = *held->made;
-	}
 	spin_lock(&held_lock);
 	if (after != held->mem) {
 		held->other = after;
 		after = NULL;
 	}
-	made = settle(held, made);
+	made = settle(held, made, video);
 	spin_unlock(&held_lock);
 	qgpu_mem_put(after);
 	if (!made)
 		held_free(held);
-	return 0;
 }
 
-static int free_called(struct kretprobe_instance *instance, struct pt_regs *regs)
+typedef u32 (*dup_t)(unsigned long device, u32 client, u32 memory, u32 *made, const struct nv_uvm_memory_info *info);
+
+static __nocfi u32 dup(unsigned long device, u32 client, u32 memory, u32 *made, const struct nv_uvm_memory_info *info)
 {
-	unsigned long device = regs_get_kernel_argument(regs, 0);
-	u32 handle = regs_get_kernel_argument(regs, 1);
+	dup_t driver = (dup_t)qgpu_probed_function(&probes[DUP].at_call);
+	struct qgpu_pass pass;
+	struct held *held;
+	u32 status;
+
+	if (is_foreign(client))
+		return NV_ERR_INVALID_CLIENT;
+	held = held_new(device, client, memory);
+	if (!held)
+		return NV_ERR_NO_MEMORY;
+	qgpu_pass_begin(&pass, &probes[DUP]);
+	status = driver(device, client, memory, made, info);
+	qgpu_pass_end(&pass);
+	if (status == NV_OK)
+		held->handle = *made;
+	held_made(held, status == NV_OK, info && !info->sysmem);
+	return status;
+}
+
+static noinline u32 counted_dup(unsigned long device, u32 client, u32 memory, u32 *made,
+				const struct nv_uvm_memory_info *info)
+{
+	int idx = srcu_read_lock(&inside);
+	u32 status = dup(device, client, memory, made, info);
+
+	srcu_read_unlock(&inside, idx);
+	return status;
+}
+
+static int dup_called(struct kprobe *probe, struct pt_regs *regs)
+{
+	if (qgpu_passes(&probes[DUP]))
+		return 0;
+	instruction_pointer_set(regs, (unsigned long)counted_dup);
+	return 1;
+}
+
+/* The duplicate of this handle, which no other call finds any more, or NULL. */
+static struct held *take_out(unsigned long device, u32 handle)
+{
 	struct held *held, *found = NULL;
 
 	spin_lock(&held_lock);
@@ -271,52 +289,279 @@ static int free_called(struct kretprobe_instance *instance, struct pt_regs *regs
 		if (held->handle == handle && held->device == device)
 			found = held;
 	}
-	if (found) {
+	if (found)
 		hash_del(&found->node);
-		hash_del(&found->unknown_node);
-		hlist_add_head(&found->node, &under_way);
-	}
 	spin_unlock(&held_lock);
-	((struct call *)instance->data)->held = found;
-	return !found;
+	return found;
 }
 
-static int free_returned(struct kretprobe_instance *instance, struct pt_regs *regs)
+static void held_gone(struct held *held)
 {
-	struct held *held = ((struct call *)instance->data)->held;
-
 	spin_lock(&held_lock);
-	hlist_del(&held->node);
+	hash_del(&held->unknown_node);
 	spin_unlock(&held_lock);
 	held_free(held);
-	return 0;
 }
 
-static struct qgpu_probe probes[] = {
-	{ .symbol = "nvidia:nvUvmInterfaceDupAddressSpace", .called = register_called },
-	{ .symbol = "nvidia:nvUvmInterfaceRetainChannel", .called = register_called },
-	{
-		.symbol = "nvidia:nvUvmInterfaceFreeDupedHandle",
-		.entered = free_called,
-		.returned = free_returned,
-		.data_size = sizeof(struct call),
-		.at_once = AT_ONCE,
-	},
-	{
-		.symbol = "nvidia:nvUvmInterfaceDupMemory",
-		.entered = dup_called,
-		.returned = dup_returned,
-		.data_size = sizeof(struct call),
-		.at_once = AT_ONCE,
-	},
+typedef u32 (*free_t)(unsigned long device, u32 handle);
+
+static noinline u32 __nocfi counted_free(unsigned long device, u32 handle)
+{
+	int idx = srcu_read_lock(&inside);
+	free_t driver = (free_t)qgpu_probed_function(&probes[FREE].at_call);
+	struct held *held = take_out(device, handle);
+	struct qgpu_pass pass;
+	u32 status;
+
+	qgpu_pass_begin(&pass, &probes[FREE]);
+	status = driver(device, handle);
+	qgpu_pass_end(&pass);
+	if (held)
+		held_gone(held);
+	srcu_read_unlock(&inside, idx);
+	return status;
+}
+
+static int free_called(struct kprobe *probe, struct pt_regs *regs)
+{
+	if (qgpu_passes(&probes[FREE]))
+		return 0;
+	instruction_pointer_set(regs, (unsigned long)counted_free);
+	return 1;
+}
+
+/* RM's name is free for another one as soon as RM has it back. */
+static struct retained *take_retained_out(const void *name)
+{
+	struct retained *retained, *found = NULL;
+
+	spin_lock(&held_lock);
+	hash_for_each_possible(kept, retained, node, (unsigned long)name) {
+		if (retained->name == name)
+			found = retained;
+	}
+	if (found)
+		hash_del(&found->node);
+	spin_unlock(&held_lock);
+	return found;
+}
+
+static void retained_free(struct retained *retained)
+{
+	if (retained)
+		qgpu_mem_put(retained->mem);
+	kfree(retained);
+}
+
+static void keep(struct retained *retained, const void *name)
+{
+	retained->name = name;
+	spin_lock(&held_lock);
+	hash_add(kept, &retained->node, (unsigned long)name);
+	spin_unlock(&held_lock);
+}
+
+/* NULL: nothing is charged to a task in no pod; ERR_PTR: there is no room, or no kernel memory. */
+static struct retained *charge_space(void)
+{
+	struct qgpu_pod *pod = qgpu_pod_of_current();
+	struct retained *retained;
+
+	if (!pod)
+		return NULL;
+	retained = kzalloc(sizeof(*retained), GFP_KERNEL_ACCOUNT);
+	if (retained)
+		retained->mem = qgpu_mem_new(pod, qgpu_pod_limited(pod), QGPU_SPACE_BYTES, GFP_KERNEL_ACCOUNT);
+	qgpu_pod_put(pod);
+	if (retained && !IS_ERR(retained->mem))
+		return retained;
+	kfree(retained);
+	return ERR_PTR(-ENOMEM);
+}
+
+typedef u32 (*space_t)(unsigned long device, u32 client, u32 handle, void **made, void *info);
+
+static __nocfi u32 dup_space(unsigned long device, u32 client, u32 handle, void **made, void *info)
+{
+	space_t driver = (space_t)qgpu_probed_function(&probes[SPACE].at_call);
+	struct retained *retained;
+	struct qgpu_pass pass;
+	u32 status;
+
+	if (is_foreign(client))
+		return NV_ERR_INVALID_CLIENT;
+	retained = charge_space();
+	if (IS_ERR(retained))
+		return NV_ERR_NO_MEMORY;
+	qgpu_pass_begin(&pass, &probes[SPACE]);
+	status = driver(device, client, handle, made, info);
+	qgpu_pass_end(&pass);
+	if (status == NV_OK && retained)
+		keep(retained, *made);
+	else
+		retained_free(retained);
+	return status;
+}
+
+static noinline u32 counted_space(unsigned long device, u32 client, u32 handle, void **made, void *info)
+{
+	int idx = srcu_read_lock(&inside);
+	u32 status = dup_space(device, client, handle, made, info);
+
+	srcu_read_unlock(&inside, idx);
+	return status;
+}
+
+static int space_called(struct kprobe *probe, struct pt_regs *regs)
+{
+	if (qgpu_passes(&probes[SPACE]))
+		return 0;
+	instruction_pointer_set(regs, (unsigned long)counted_space);
+	return 1;
+}
+
+typedef void (*destroy_t)(void *space);
+
+static noinline void __nocfi counted_destroy(void *space)
+{
+	int idx = srcu_read_lock(&inside);
+	destroy_t driver = (destroy_t)qgpu_probed_function(&probes[DESTROY].at_call);
+	struct retained *retained = take_retained_out(space);
+	struct qgpu_pass pass;
+
+	qgpu_pass_begin(&pass, &probes[DESTROY]);
+	driver(space);
+	qgpu_pass_end(&pass);
+	retained_free(retained);
+	srcu_read_unlock(&inside, idx);
+}
+
+static int destroy_called(struct kprobe *probe, struct pt_regs *regs)
+{
+	if (qgpu_passes(&probes[DESTROY]))
+		return 0;
+	instruction_pointer_set(regs, (unsigned long)counted_destroy);
+	return 1;
+}
+
+typedef void (*release_t)(void *channel);
+
+static __nocfi void release(void *channel)
+{
+	release_t driver = (release_t)qgpu_probed_function(&probes[RELEASE].at_call);
+	struct qgpu_pass pass;
+
+	qgpu_pass_begin(&pass, &probes[RELEASE]);
+	driver(channel);
+	qgpu_pass_end(&pass);
+}
+
+static noinline void counted_release(void *channel)
+{
+	int idx = srcu_read_lock(&inside);
+	struct retained *retained = take_retained_out(channel);
+
+	release(channel);
+	retained_free(retained);
+	srcu_read_unlock(&inside, idx);
+}
+
+static int release_called(struct kprobe *probe, struct pt_regs *regs)
+{
+	if (qgpu_passes(&probes[RELEASE]))
+		return 0;
+	instruction_pointer_set(regs, (unsigned long)counted_release);
+	return 1;
+}
+
+typedef u32 (*retain_t)(void *space, u32 client, u32 channel, void **made, void *info);
+
+static __nocfi u32 retain_by_rm(void *space, u32 client, u32 channel, void **made, void *info)
+{
+	retain_t driver = (retain_t)qgpu_probed_function(&probes[RETAIN].at_call);
+	struct qgpu_pass pass;
+	u32 status;
+
+	qgpu_pass_begin(&pass, &probes[RETAIN]);
+	status = driver(space, client, channel, made, info);
+	qgpu_pass_end(&pass);
+	return status;
+}
+
+/* Consumes what it is given unless RM has retained the channel, and the same one. */
+static u32 retain_charged(struct retained *retained, u64 stamp, void *space, u32 client, u32 channel, void **made,
+			  void *info)
+{
+	u32 status = retain_by_rm(space, client, channel, made, info);
+
+	if (status == NV_OK && qgpu_client_stamp(client, channel) != stamp) {
+		release(*made);
+		status = NV_ERR_OBJECT_NOT_FOUND;
+	}
+	if (status != NV_OK) {
+		retained_free(retained);
+		return status;
+	}
+	keep(retained, *made);
+	return NV_OK;
+}
+
+/* RM alone decides about a client that is in no pod or older than the module. */
+static u32 retain(void *space, u32 client, u32 channel, void **made, void *info)
+{
+	u64 stamp = qgpu_client_stamp(client, channel);
+	struct retained *retained;
+
+	if (!qgpu_client_pod(client))
+		return retain_by_rm(space, client, channel, made, info);
+	if (is_foreign(client))
+		return NV_ERR_INVALID_CLIENT;
+	if (!stamp)
+		return NV_ERR_OBJECT_NOT_FOUND;
+	retained = kzalloc(sizeof(*retained), GFP_KERNEL_ACCOUNT);
+	if (!retained)
+		return NV_ERR_NO_MEMORY;
+	retained->mem = qgpu_client_tsg_mem(client, channel);
+	return retain_charged(retained, stamp, space, client, channel, made, info);
+}
+
+static noinline u32 counted_retain(void *space, u32 client, u32 channel, void **made, void *info)
+{
+	int idx = srcu_read_lock(&inside);
+	u32 status = retain(space, client, channel, made, info);
+
+	srcu_read_unlock(&inside, idx);
+	return status;
+}
+
+static int retain_called(struct kprobe *probe, struct pt_regs *regs)
+{
+	if (qgpu_passes(&probes[RETAIN]))
+		return 0;
+	instruction_pointer_set(regs, (unsigned long)counted_retain);
+	return 1;
+}
+
+/* What ends something comes before what makes it. */
+static struct qgpu_probe probes[NR_PROBES] = {
+	[DESTROY] = { .symbol = "nvidia:nvUvmInterfaceAddressSpaceDestroy", .called = destroy_called, .redirects = true },
+	[SPACE] = { .symbol = "nvidia:nvUvmInterfaceDupAddressSpace", .called = space_called, .redirects = true },
+	[RELEASE] = { .symbol = "nvidia:nvUvmInterfaceReleaseChannel", .called = release_called, .redirects = true },
+	[RETAIN] = { .symbol = "nvidia:nvUvmInterfaceRetainChannel", .called = retain_called, .redirects = true },
+	[FREE] = { .symbol = "nvidia:nvUvmInterfaceFreeDupedHandle", .called = free_called, .redirects = true },
+	[DUP] = { .symbol = "nvidia:nvUvmInterfaceDupMemory", .called = dup_called, .redirects = true },
 };
 
 static struct qgpu_probes set = { "memory that UVM holds", probes, ARRAY_SIZE(probes) };
 
-void qgpu_uvm_mem_start(void)
+int qgpu_uvm_mem_init(void)
 {
-	if (!set.placed)
-		qgpu_probes_place(&set);
+	return init_srcu_struct(&inside);
+}
+
+void qgpu_uvm_mem_uninit(void)
+{
+	cleanup_srcu_struct(&inside);
 }
 
 bool qgpu_uvm_mem_counted(void)
@@ -326,29 +571,48 @@ bool qgpu_uvm_mem_counted(void)
 
 unsigned long qgpu_uvm_mem_missed(void)
 {
-	return qgpu_probes_missed(&set) + atomic_long_xchg(&unseen, 0);
+	return qgpu_probes_missed(&set);
 }
 
-void qgpu_uvm_mem_stop(void)
+static void forget_all(void)
 {
+	struct retained *retained;
 	struct hlist_node *next;
 	struct mapper *mapper;
 	struct held *held;
 	int bucket;
 
-	/* A call under way does not come back here, so what it held is dropped with the rest. */
-	qgpu_probes_remove(&set);
 	hash_for_each_safe(there, bucket, next, held, node) {
 		hash_del(&held->node);
-		hash_del(&held->unknown_node);
-		held_free(held);
+		held_gone(held);
 	}
-	hlist_for_each_entry_safe(held, next, &under_way, node) {
-		hlist_del(&held->node);
-		held_free(held);
+	hash_for_each_safe(kept, bucket, next, retained, node) {
+		hash_del(&retained->node);
+		retained_free(retained);
 	}
 	hash_for_each_safe(mappers, bucket, next, mapper, node) {
 		hash_del(&mapper->node);
 		mapper_free(mapper);
 	}
+}
+
+/* The probes are gone; so are uvm.c's, so nobody maps. */
+static void clear(void)
+{
+	synchronize_srcu(&inside);
+	synchronize_rcu_tasks();
+	forget_all();
+}
+
+/* If one of the probes cannot be placed, others have been there for a moment. */
+void qgpu_uvm_mem_start(void)
+{
+	if (!set.placed && qgpu_probes_place(&set))
+		clear();
+}
+
+void qgpu_uvm_mem_stop(void)
+{
+	qgpu_probes_remove(&set);
+	clear();
 }

@@ -8,6 +8,8 @@ struct qgpu_client;
 struct qgpu_mem;
 struct qgpu_tables;
 
+int qgpu_uvm_mem_init(void);
+void qgpu_uvm_mem_uninit(void);
 /* Under qgpu_attach_lock: from now on count what UVM holds, if the driver's functions can be probed. */
 void qgpu_uvm_mem_start(void);
 /* When it returns, nothing is held because of UVM. */

@@ -31,8 +31,13 @@ static void add(struct qgpu_space *space, const struct vm_area_struct *vma)
 	space->mappings++;
 }
 
+bool qgpu_space_closed_by(const struct vm_area_struct *vma, const void *close)
+{
+	return vma->vm_ops && vma->vm_ops->close == close;
+}
+
 struct qgpu_space qgpu_space_mapped(const struct file *filp, struct mm_struct *mm, const struct vm_area_struct *with,
-				    const struct vm_area_struct *without)
+				    const struct vm_area_struct *without, const void *close)
 {
 	struct qgpu_space space = {};
 	struct vm_area_struct *vma;
@@ -43,8 +48,11 @@ struct qgpu_space qgpu_space_mapped(const struct file *filp, struct mm_struct *m
 			add(&space, with);
 			with = NULL;
 		}
-		if (vma->vm_file == filp && vma != with && vma != without)
-			add(&space, vma);
+		if (vma->vm_file != filp || vma == with || vma == without)
+			continue;
+		add(&space, vma);
+		if (qgpu_space_closed_by(vma, close))
+			space.managed += vma->vm_end - vma->vm_start;
 	}
 	if (with)
 		add(&space, with);

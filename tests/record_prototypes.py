@@ -58,8 +58,12 @@ NEEDED = {
         )
     ],
     "kernel-open/common/inc/nv_uvm_interface.h": [
-        r"NV_STATUS nvUvmInterfaceDupAddressSpace\(uvmGpuDeviceHandle \w+, NvHandle \w+, NvHandle \w+, ",
-        r"NV_STATUS nvUvmInterfaceRetainChannel\(uvmGpuAddressSpaceHandle \w+, NvHandle \w+, NvHandle \w+, ",
+        r"NV_STATUS nvUvmInterfaceDupAddressSpace\(uvmGpuDeviceHandle \w+, NvHandle \w+, NvHandle \w+, "
+        r"uvmGpuAddressSpaceHandle \*\w+, UvmGpuAddressSpaceInfo \*\w+\);",
+        r"void nvUvmInterfaceAddressSpaceDestroy\(uvmGpuAddressSpaceHandle \w+\);",
+        r"NV_STATUS nvUvmInterfaceRetainChannel\(uvmGpuAddressSpaceHandle \w+, NvHandle \w+, NvHandle \w+, "
+        r"void \*\*\w+, UvmGpuChannelInstanceInfo \*\w+\);",
+        r"void nvUvmInterfaceReleaseChannel\(void \*\w+\);",
         r"NV_STATUS nvUvmInterfaceDupMemory\(uvmGpuDeviceHandle \w+, NvHandle \w+, NvHandle \w+, NvHandle \*\w+, "
         r"UvmGpuMemoryInfo \*\w+\);",
         r"NV_STATUS nvUvmInterfaceFreeDupedHandle\(uvmGpuDeviceHandle \w+, NvHandle \w+\);",

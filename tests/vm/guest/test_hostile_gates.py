@@ -222,6 +222,22 @@ def test_a_pod_does_not_make_its_kernels_last(web, mode):
     assert web.processes[0].run(ask, CILP) == 0
 
 
+@pytest.mark.parametrize("limit", [{"memory": 64 * MIB}, {}], ids=["a limit", "no limit"])
+def test_graphics_are_not_preempted_in_a_draw_under_a_limit(pod, limit):
+    """RM gives the context buffers for it, which nobody counts; waiting for idle takes none."""
+
+    def ask(state, mode):
+        p = state["p"] = nv.Program()
+        tsg, _ = p.compute()
+        params = struct.pack("IIIIIIQ", 2, tsg, mode, 0, 0, 0, 0)
+        return status_of(state, "control", p.subdevice, 0x20801210, params)
+
+    process = pod("web", **limit).process()
+
+    assert process.run(ask, 1) == (nv.NO_PERMISSION if limit else 0)
+    assert process.run(ask, 0) == 0
+
+
 def test_compute_can_be_preempted_though_nobody_asks(web):
     def compute(state):
         p = state["p"]

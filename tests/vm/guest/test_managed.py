@@ -6,8 +6,10 @@ import ctypes
 import errno
 import fcntl
 import os
+import resource
 import signal
 import struct
+import threading
 import time
 from pathlib import Path
 
@@ -484,3 +486,233 @@ def test_uvm_may_come_after_the_module_and_go_before_it(qgpu, pod):
     assert qgpu.info().flags & qg.uapi.NUMBERS["QGPU_INFO_MANAGED"]
     assert process.run(take, 65 * MIB) == -errno.ENOMEM
     assert process.run(take, BLOCK) > 0
+
+
+def waiting():
+    """Return how many tasks the simulated driver keeps inside UVM's calls (``uvm_held``)."""
+    return int(Path("/sys/module/nvidia/parameters/uvm_waiting").read_text())
+
+
+def test_managed_memory_is_charged_until_uvm_has_freed_it(web, parameter):
+    """The real UVM takes up to seconds to free large memory; meanwhile the pod must not have it twice."""
+    first, second = web.processes[0], web.process()
+    second.run(start)
+    at = first.run(take, 380 * MIB)
+    parameter("uvm_held", 1)
+    first.start(give_back, at, 380 * MIB)
+    qg.until(lambda: waiting() == 1)
+    early = second.run(allocate, 256 * MIB)
+    parameter("uvm_held", 0)
+
+    assert (early, first.result()) == (-nv.NO_MEMORY, 0)
+    assert second.run(allocate, 256 * MIB) > 0
+
+
+def take_side_by_side(state, *sizes):
+    """Map managed memory in pieces that adjoin; the address of the first."""
+    at = libc.mmap(None, sum(sizes) + BLOCK, PROT_NONE, PRIVATE | ANONYMOUS, -1, 0)
+    at += -at % BLOCK
+    for i, size in enumerate(sizes):
+        piece = at + sum(sizes[:i])
+        assert libc.mmap(piece, size, PROT_RW, SHARED | FIXED, state["uvm"], piece) == piece
+    return at
+
+
+def test_ranges_unmapped_at_once_are_charged_until_the_last(web, parameter):
+    """The kernel takes all of them out of the address space before UVM frees the first."""
+    first, second = web.processes[0], web.process()
+    second.run(start)
+    at = first.run(take_side_by_side, 2 * MIB, 378 * MIB)
+    parameter("uvm_held", 2)
+    first.start(give_back, at, 380 * MIB)
+    qg.until(lambda: waiting() == 1)
+    early = second.run(allocate, 256 * MIB)
+    parameter("uvm_held", 0)
+
+    assert (early, first.result()) == (-nv.NO_MEMORY, 0)
+    assert web.held() == 0
+
+
+def test_memory_of_a_dying_process_is_charged_until_freed(web, parameter):
+    first, second = web.processes[0], web.process()
+    second.run(start)
+    first.run(take, 380 * MIB)
+    parameter("uvm_held", 1)
+    os.kill(first.pid, signal.SIGKILL)
+    qg.until(lambda: waiting() == 1)
+    early = second.run(allocate, 256 * MIB)
+    parameter("uvm_held", 0)
+
+    assert early == -nv.NO_MEMORY
+    qg.until(lambda: web.held() == 0)
+
+
+def map_files(state, count):
+    """Map from so many files that are not initialised: UVM refuses each, and the module has an entry of each."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+    at = libc.mmap(None, 2 * BLOCK, PROT_NONE, PRIVATE | ANONYMOUS, -1, 0)
+    at += -at % BLOCK
+    state["files"] = [os.open("/dev/nvidia-uvm", os.O_RDWR) for _ in range(count)]
+    errors = []
+    for file in state["files"]:
+        libc.mmap(at, BLOCK, PROT_RW, SHARED | FIXED, file, at)
+        errors.append(ctypes.get_errno())
+    return errors
+
+
+def close_files(state):
+    for file in state.pop("files"):
+        os.close(file)
+
+
+def test_files_of_uvm_beyond_the_maximum_are_refused(web, pod):
+    neighbour, (process,) = pod("has", memory=512 * MIB + ROOM).process(), web.processes
+    neighbour.run(start)
+    errors = process.run(map_files, 1100)
+
+    assert (errors.count(errno.EBADFD), errors.count(errno.ENOMEM)) == (1024, 76)
+    assert neighbour.run(take, 16 * MIB) > 0
+    process.run(close_files)
+    assert process.run(take, 16 * MIB) > 0
+
+
+REGISTER_CHANNEL, UNREGISTER_CHANNEL = 0x5104, 0x5105
+COMPUTE_TSG = 16 * MIB
+
+
+def context(state, handles=None):
+    """A compute TSG with a channel; with ``handles``, under these two."""
+    p = state["p"]
+    if handles is not None:
+        p.last = handles[0] - 1
+    tsg, (channel,) = p.compute()
+    return tsg, channel
+
+
+def register(state, client, channel):
+    try:
+        fcntl.ioctl(state["uvm"], REGISTER_CHANNEL, struct.pack("II", client, channel))
+    except OSError as error:
+        return error.errno
+    return 0
+
+
+def client_of(state):
+    return state["p"].client
+
+
+def free(state, handle):
+    return state["p"].free(handle)
+
+
+def test_a_tsg_stays_charged_until_uvm_lets_it_go(web):
+    (process,) = web.processes
+    tsg, channel = process.run(context)
+    assert process.run(register, process.run(client_of), channel) == 0
+    process.run(free, tsg)
+
+    assert web.held() == COMPUTE_TSG
+    process.run(lambda state: fcntl.ioctl(state["uvm"], UNREGISTER_CHANNEL))
+    assert web.held() == 0
+
+
+def test_retained_tsgs_count_to_the_limit(web):
+    """512 MiB are 32 of them."""
+    (process,) = web.processes
+    client = process.run(client_of)
+    for _ in range(32):
+        tsg, channel = process.run(context)
+        assert process.run(register, client, channel) == 0
+        process.run(free, tsg)
+
+    assert web.held() == 32 * COMPUTE_TSG
+    with pytest.raises(nv.RmError):
+        process.run(context)
+    process.run(lambda state: os.close(state["uvm"]))
+    assert web.held() == 0
+
+
+def test_a_channel_that_the_table_lacks_is_not_registered(web):
+    (process,) = web.processes
+    tsg, _ = process.run(context)
+
+    assert process.run(register, process.run(client_of), tsg) == errno.EINVAL
+    assert process.run(register, process.run(client_of), 0x7777) == errno.EINVAL
+
+
+def test_an_exchanged_channel_is_not_registered(web, parameter):
+    """Another thread frees it and gives its handle to a channel of another TSG, while UVM registers it."""
+    first, second = web.processes[0], web.process()
+    second.run(start)
+    handles = first.run(context)
+    parameter("uvm_held", 1)
+    second.start(register, first.run(client_of), handles[1])
+    qg.until(lambda: waiting() == 1)
+    first.run(free, handles[0])
+    assert first.run(context, handles) == handles
+    parameter("uvm_held", 0)
+
+    assert second.result() == errno.EINVAL
+    assert web.held() == COMPUTE_TSG
+    first.run(free, handles[0])
+    assert web.held() == 0
+
+
+def map_at_once(state, count):
+    """Map so many pieces of memory, each from a thread of its own, and then free them."""
+    handles = [state["p"].memory(64 << 10) for _ in range(count)]
+    threading.stack_size(64 << 10)
+    threads = [threading.Thread(target=map_memory, args=(state, handle, None, 64 << 10)) for handle in handles]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for handle in handles:
+        state["p"].free(handle)
+
+
+@pytest.mark.skipif(Path("/proc/lockdep_stats").exists(), reason="too many tasks for a kernel that watches every lock")
+def test_any_number_of_tasks_inside_uvm_is_counted(web, parameter):
+    """1,100 at the same time: more than a probe of a return watches."""
+    (process,) = web.processes
+    parameter("uvm_held", 1)
+    process.start(map_at_once, 1100)
+    qg.until(lambda: waiting() == 1100, 240)
+    parameter("uvm_held", 0)
+    process.result()
+
+    assert qg.used() <= web.held()
+    assert web.held() >= 1100 * (64 << 10)
+
+
+REGISTER_SPACE = 0x5103
+
+
+def register_space(state):
+    p = state["p"]
+    space = p.alloc(p.device, nv.VASPACE, bytes(64))
+    try:
+        fcntl.ioctl(state["uvm"], REGISTER_SPACE, struct.pack("II", p.client, space))
+    except OSError as error:
+        return error.errno
+    p.free(space)
+    return 0
+
+
+def test_an_address_space_stays_charged_while_uvm_has_it(web):
+    (process,) = web.processes
+
+    assert process.run(register_space) == 0
+    assert web.held() == qg.SPACE
+    process.run(lambda state: os.close(state["uvm"]))
+    assert web.held() == 0
+
+
+def test_an_address_space_is_not_registered_beyond_the_limit(pod):
+    web = pod("web", memory=4 * qg.SPACE)  # the processes' devices, a space, and what UVM has of one
+    first, second = web.process(), web.process()
+    first.run(start)
+    assert first.run(register_space) == 0
+    second.run(start)
+
+    assert second.run(register_space) == errno.EINVAL

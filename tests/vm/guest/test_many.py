@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import nv
+import pytest
 import qg
 from faults import cleared, fault, inject
 from programs import program, status_of
@@ -63,3 +66,55 @@ def test_timeslices_cost_a_daemon_no_lease(qgpu, pod):
     qg.until(lambda: [tsg["slice_ns"] for tsg in qg.sim_tsgs()] == [5_000_000] * 40)
     assert set_then < 40
     assert qg.N["QGPU_EVENT_LEASE_LAPSED"] not in [event.type for event in qgpu.events()]
+
+
+@pytest.fixture
+def few_channels():
+    parameter = Path("/sys/module/qgpu/parameters/channels_max")
+    before = parameter.read_text()
+    parameter.write_text("20")
+    yield
+    parameter.write_text(before)
+
+
+def channels(state, tsgs, each):
+    """RM's status for each of so many channels in each of so many TSGs; the channels are kept."""
+    p = state["p"]
+    statuses = []
+    for _ in range(tsgs):
+        tsg = p.tsg()
+        for _ in range(each):
+            try:
+                state.setdefault("channels", []).append(p.channel(tsg))
+                statuses.append(0)
+            except nv.RmError as error:
+                statuses.append(error.status)
+    return statuses
+
+
+def test_channels_beyond_the_maximum_of_a_pod_are_refused(pod, few_channels):
+    web = pod("web")
+    first, second = web.process(), pod("other").process()
+    first.run(program)
+    second.run(program)
+
+    assert first.run(channels, 4, 6) == [0] * 20 + [nv.NO_MEMORY] * 4
+    assert second.run(channels, 1, 6) == [0] * 6
+    first.run(lambda state: state["p"].free(state["channels"].pop()))
+    assert first.run(channels, 1, 2) == [0, nv.NO_MEMORY]
+    assert web.usage().nr_channels == 20
+
+
+def test_a_pod_is_removed_before_timeslices_of_others_are_set(qgpu, pod):
+    """A pod can make TSGs faster than RM sets their timeslices; the daemon must not hang meanwhile."""
+    web, other = pod("web"), pod("other")
+    process = web.process()
+    process.run(program)
+    process.run(make_tsgs, 400)
+    inject([fault("slice", 0, stall_ms=20)])  # 8 seconds for all
+    qgpu.plan((web.id, 5000, []), lease_ns=30_000 * MS)
+    qgpu.ioctl("POD_REMOVE", pod=other.id)
+    set_then = [tsg["slice_ns"] for tsg in qg.sim_tsgs()].count(5_000_000)
+    cleared()
+
+    assert set_then < 400

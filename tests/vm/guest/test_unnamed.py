@@ -235,3 +235,32 @@ def test_devices_are_charged_and_refused_at_the_limit(web):
     assert answers[-1] == -nv.NO_MEMORY
     assert web.usage().memory == 16 * qg.SPACE
     assert process.run(take, 1) == -nv.NO_MEMORY
+
+
+def spaces_before_a_subdevice(state, count):
+    """So many address spaces below a device that has no subdevice yet; how many RM made."""
+    p = state["p"]
+    device = p.alloc(p.client, nv.DEVICE, bytes(56))
+    made = 0
+    for _ in range(count):
+        try:
+            p.alloc(device, nv.VASPACE, bytes(64))
+            made += 1
+        except nv.RmError:
+            break
+    return made
+
+
+def test_address_spaces_of_an_unknown_card_are_charged(web):
+    """The module learns a device's card by its first subdevice; the pod decides when it makes one."""
+    (process,) = web.processes
+    before = web.held()
+
+    assert process.run(spaces_before_a_subdevice, 100) == 100
+    assert web.held() - before >= 100 * qg.SPACE
+
+
+def test_address_spaces_of_an_unknown_card_count_to_the_limit(web):
+    (process,) = web.processes
+
+    assert process.run(spaces_before_a_subdevice, 1 << 12) < 1 << 12  # 64 MiB are 1,024 of them

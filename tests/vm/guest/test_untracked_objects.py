@@ -255,3 +255,68 @@ def test_after_any_turmoil_the_room_is_as_before(web):
 
     assert process.run(make, OF_CLIENT + 1, BINAPI, "device") == (OF_CLIENT, nv.NO_RESOURCES)
     assert WATCHED or process.run(fill, 8) == [OF_CLIENT] * 7 + [0]
+
+
+MAP, UNMAP = 0x4E, 0x4F
+MAPPINGS_OF_CLIENT = 1 << 15
+
+
+def map_by_rm(state, handle, count, status=0):
+    """Map so often, or until the first refusal; how often, and the last status."""
+    p = state["p"]
+    call = struct.pack("4I3Q2IiI", p.client, p.device, handle, 0, 0, 4096, 0, status, 0, -1, 0)
+    for made in range(count):
+        data = bytearray(call)
+        nv.call(p.ctl, MAP, data)
+        (answer,) = struct.unpack_from("I", data, 40)
+        if answer:
+            return made, answer
+    return count, 0
+
+
+def unmap_by_rm(state, handle):
+    p = state["p"]
+    nv.call(p.ctl, UNMAP, bytearray(struct.pack("4IQ2I", p.client, p.device, handle, 0, 0, 0, 0)))
+
+
+def system(state):
+    return state["p"].alloc(state["p"].device, SYSTEM)
+
+
+@quick
+def test_a_client_has_so_many_mappings_at_most(web):
+    (process,) = web.processes
+    handle, other = process.run(system), process.run(system)
+    assert process.run(map_by_rm, handle, MAPPINGS_OF_CLIENT + 1) == (MAPPINGS_OF_CLIENT, nv.NO_RESOURCES)
+    assert process.run(map_by_rm, other, 1) == (0, nv.NO_RESOURCES)
+    process.run(unmap_by_rm, handle)
+    assert process.run(map_by_rm, other, 2) == (1, nv.NO_RESOURCES)
+
+    process.run(lambda state, handle: state["p"].free(handle), handle)
+    assert process.run(map_by_rm, other, 100) == (100, 0)
+
+
+def remake_device(state):
+    state["p"].device = state["p"].alloc(state["p"].client, nv.DEVICE, bytes(56))
+
+
+@quick
+def test_mappings_of_memory_freed_with_its_device_are_forgotten(web):
+    """No call says that RM has freed the memory; so RM is asked before a refusal."""
+    (process,) = web.processes
+    handle = process.run(system)
+    assert process.run(map_by_rm, handle, MAPPINGS_OF_CLIENT) == (MAPPINGS_OF_CLIENT, 0)
+    process.run(lambda state: state["p"].free(state["p"].device))
+    process.run(remake_device)
+
+    assert process.run(map_by_rm, process.run(system), 1) == (1, 0)
+
+
+def test_a_mapping_that_rm_refuses_does_not_count(web):
+    (process,) = web.processes
+    handle = process.run(system)
+    for _ in range(100):
+        assert process.run(map_by_rm, handle, 1, 0x1F) == (0, 0x1F)
+    # a process's end with a count left would be seen by the module's WARN_ON in client_free()
+    process.stop()
+    assert web.info().nr_clients == 0

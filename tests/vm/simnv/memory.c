@@ -6,6 +6,7 @@
 #include <linux/file.h>
 #include <linux/module.h>
 #include <linux/slab.h>
+#include <linux/wait_bit.h>
 
 #include "sim.h"
 
@@ -19,6 +20,43 @@
 static u64 used[SIM_GPUS_MAX];
 static u32 fb_mib = 143771;
 module_param(fb_mib, uint, 0444);
+
+/* Where UVM duplicates or frees something, the uvm_held-th task since that was set waits, and so do later ones. */
+static u32 uvm_held;
+static atomic_t uvm_came, uvm_waiting;
+
+static int uvm_held_set(const char *value, const struct kernel_param *param)
+{
+	int ret;
+
+	atomic_set(&uvm_came, 0);
+	ret = param_set_uint(value, param);
+	wake_up_var(&uvm_held);
+	return ret;
+}
+
+static const struct kernel_param_ops uvm_held_ops = { .set = uvm_held_set, .get = param_get_uint };
+module_param_cb(uvm_held, &uvm_held_ops, &uvm_held, 0644);
+
+static int uvm_waiting_get(char *buffer, const struct kernel_param *param)
+{
+	return sprintf(buffer, "%d\n", atomic_read(&uvm_waiting));
+}
+
+static const struct kernel_param_ops uvm_waiting_ops = { .get = uvm_waiting_get };
+module_param_cb(uvm_waiting, &uvm_waiting_ops, NULL, 0444);
+
+void sim_uvm_wait(void)
+{
+	u32 nr = atomic_inc_return(&uvm_came), held = READ_ONCE(uvm_held);
+
+	if (!held || nr < held)
+		return;
+	atomic_inc(&uvm_waiting);
+	wait_var_event(&uvm_held, !READ_ONCE(uvm_held));
+	atomic_dec(&uvm_waiting);
+}
+EXPORT_SYMBOL(sim_uvm_wait);
 
 u64 sim_memory_total(void)
 {
@@ -269,6 +307,7 @@ u32 nvUvmInterfaceDupMemory(void *device, u32 client, u32 memory, u32 *made, str
 	struct sim_object *object;
 	u32 status = NV_ERR_OBJECT_NOT_FOUND;
 
+	sim_uvm_wait();
 	mutex_lock(&sim_lock);
 	object = sim_client(client, NULL) ? sim_object(sim_client(client, NULL), memory) : NULL;
 	if (object && object->mem) {
@@ -305,16 +344,51 @@ static u32 look_up(u32 client, u32 handle)
 u32 nvUvmInterfaceDupAddressSpace(void *device, u32 client, u32 handle, void **space, void *info);
 u32 nvUvmInterfaceDupAddressSpace(void *device, u32 client, u32 handle, void **space, void *info)
 {
-	return look_up(client, handle);
+	u32 status = look_up(client, handle);
+
+	if (status)
+		return status;
+	*space = kmalloc(1, GFP_KERNEL);	/* a name that nothing else has */
+	return *space ? NV_OK : NV_ERR_NO_MEMORY;
 }
 EXPORT_SYMBOL(nvUvmInterfaceDupAddressSpace);
 
+void nvUvmInterfaceAddressSpaceDestroy(void *space);
+void nvUvmInterfaceAddressSpaceDestroy(void *space)
+{
+	kfree(space);
+}
+EXPORT_SYMBOL(nvUvmInterfaceAddressSpaceDestroy);
+
 u32 nvUvmInterfaceRetainChannel(void *space, u32 client, u32 handle, void **retained, void *info);
+/* Keeps the TSG's memory, which a channel without a TSG has itself. */
 u32 nvUvmInterfaceRetainChannel(void *space, u32 client, u32 handle, void **retained, void *info)
 {
-	return look_up(client, handle);
+	struct sim_object *object, *above;
+	u32 status = NV_ERR_OBJECT_NOT_FOUND;
+
+	sim_uvm_wait();
+	mutex_lock(&sim_lock);
+	object = sim_client(client, NULL) ? sim_object(sim_client(client, NULL), handle) : NULL;
+	if (object && object->channel) {
+		above = object->mem ? object : sim_object(sim_client(client, NULL), object->parent);
+		*retained = above->mem;
+		above->mem->refs++;
+		status = NV_OK;
+	}
+	mutex_unlock(&sim_lock);
+	return status;
 }
 EXPORT_SYMBOL(nvUvmInterfaceRetainChannel);
+
+void nvUvmInterfaceReleaseChannel(void *retained);
+void nvUvmInterfaceReleaseChannel(void *retained)
+{
+	mutex_lock(&sim_lock);
+	sim_mem_put(retained);
+	mutex_unlock(&sim_lock);
+}
+EXPORT_SYMBOL(nvUvmInterfaceReleaseChannel);
 
 /* UVM takes memory of the card without a handle (PMA): page tables, pieces for managed memory. */
 struct sim_mem *sim_uvm_take(u64 size)

@@ -136,6 +136,7 @@ int sim_file_hold(struct sim_file *file, struct sim_mem *mem);
 void sim_file_drop(struct sim_file *file);
 /* For UVM: memory of the first card that has no handle. */
 struct sim_mem *sim_uvm_take(u64 size);
+void sim_uvm_wait(void);
 void sim_uvm_give_back(struct sim_mem *mem);
 
 extern unsigned int sim_nr_clients, sim_nr_objects;

@@ -16,12 +16,13 @@
 #define UVM_INITIALIZE 0x30000001
 /*
  * The test bed's own numbers: map memory of a client, and unmap the last of what is mapped; register an address space or
- * a channel of a client.
+ * a channel of a client, and end the last registration of a channel.
  */
 #define SIM_UVM_MAP 0x5101
 #define SIM_UVM_UNMAP 0x5102
 #define SIM_UVM_REGISTER_SPACE 0x5103
 #define SIM_UVM_REGISTER_CHANNEL 0x5104
+#define SIM_UVM_UNREGISTER_CHANNEL 0x5105
 #define HELD_MAX 4096
 
 struct sim_uvm_map {	/* begins as UVM_MAP_EXTERNAL_ALLOCATION_PARAMS does */
@@ -33,6 +34,8 @@ u32 nvUvmInterfaceDupMemory(void *device, u32 client, u32 memory, u32 *made, str
 u32 nvUvmInterfaceFreeDupedHandle(void *device, u32 handle);
 u32 nvUvmInterfaceDupAddressSpace(void *device, u32 client, u32 handle, void **space, void *info);
 u32 nvUvmInterfaceRetainChannel(void *space, u32 client, u32 handle, void **retained, void *info);
+void nvUvmInterfaceReleaseChannel(void *retained);
+void nvUvmInterfaceAddressSpaceDestroy(void *space);
 
 /* What the last file was initialised with, and what is mapped, in bytes; for tests. */
 static unsigned long init_flags;
@@ -47,9 +50,13 @@ static int mapped_get(char *buffer, const struct kernel_param *param)
 static const struct kernel_param_ops mapped_ops = { .get = mapped_get };
 module_param_cb(mapped, &mapped_ops, NULL, 0444);
 
+static DEFINE_MUTEX(spaces_lock);	/* protects what calls add to a space */
+
 struct uvm_va_space {
 	u64 flags;
-	u32 nr_held, nr_tables;
+	u32 nr_held, nr_tables, nr_channels;
+	void *registered;	/* the address space */
+	void *channels[HELD_MAX];
 	struct sim_mem *tables[HELD_MAX];
 	struct {
 		u32 handle;
@@ -115,15 +122,21 @@ noinline u32 uvm_api_map_external_allocation(struct sim_uvm_map *params, struct 
 	struct nv_uvm_memory_info info;
 	u32 status, handle;
 
-	if (space->nr_held == HELD_MAX)
-		return NV_ERR_NO_MEMORY;
 	status = nvUvmInterfaceDupMemory(NULL, params->client, params->memory, &handle, &info);
 	if (status)
 		return status;
-	space->held[space->nr_held].handle = handle;
-	space->held[space->nr_held].tables = take_tables(params->base, params->length);
-	space->nr_held++;
-	return 0;
+	mutex_lock(&spaces_lock);
+	if (space->nr_held < HELD_MAX) {
+		space->held[space->nr_held].handle = handle;
+		space->held[space->nr_held].tables = take_tables(params->base, params->length);
+		space->nr_held++;
+	} else {
+		status = NV_ERR_NO_MEMORY;
+	}
+	mutex_unlock(&spaces_lock);
+	if (status)
+		nvUvmInterfaceFreeDupedHandle(NULL, handle);
+	return status;
 }
 
 /* By UVM's own numbers; only what begins with base and length is looked at. */
@@ -147,14 +160,46 @@ static void unmap_last(struct uvm_va_space *space)
 	sim_uvm_give_back(space->held[space->nr_held].tables);
 }
 
-static long register_of_client(unsigned int cmd, unsigned long arg)
+static u32 register_channel(struct uvm_va_space *space, u32 client, u32 channel)
+{
+	void *retained;
+	u32 status;
+
+	if (!space || space->nr_channels == HELD_MAX)
+		return NV_ERR_NO_MEMORY;
+	status = nvUvmInterfaceRetainChannel(NULL, client, channel, &retained, NULL);
+	mutex_lock(&spaces_lock);
+	if (!status)
+		space->channels[space->nr_channels++] = retained;
+	mutex_unlock(&spaces_lock);
+	return status;
+}
+
+static u32 register_space(struct uvm_va_space *space, u32 client, u32 handle)
+{
+	void *made;
+	u32 status;
+
+	if (!space || space->registered)
+		return NV_ERR_INVALID_STATE;
+	status = nvUvmInterfaceDupAddressSpace(NULL, client, handle, &made, NULL);
+	space->registered = status ? NULL : made;
+	return status;
+}
+
+static void unregister_last(struct uvm_va_space *space)
+{
+	nvUvmInterfaceReleaseChannel(space->channels[--space->nr_channels]);
+}
+
+static long register_of_client(struct uvm_va_space *space, unsigned int cmd, unsigned long arg)
 {
 	u32 of[2], status;	/* client, handle */
 
 	if (copy_from_user(of, (void __user *)arg, sizeof(of)))
 		return -EFAULT;
-	status = cmd == SIM_UVM_REGISTER_SPACE ? nvUvmInterfaceDupAddressSpace(NULL, of[0], of[1], NULL, NULL) :
-						 nvUvmInterfaceRetainChannel(NULL, of[0], of[1], NULL, NULL);
+	status = cmd == SIM_UVM_REGISTER_SPACE ? register_space(space, of[0], of[1]) :
+						 register_channel(space, of[0], of[1]);
 	return status ? -EINVAL : 0;
 }
 
@@ -170,7 +215,9 @@ static long uvm_unlocked_ioctl_entry(struct file *filp, unsigned int cmd, unsign
 		return uvm_api_map_external_allocation(&map, filp) ? -EINVAL : 0;
 	}
 	if (cmd == SIM_UVM_REGISTER_SPACE || cmd == SIM_UVM_REGISTER_CHANNEL)
-		return register_of_client(cmd, arg);
+		return register_of_client(space, cmd, arg);
+	if (cmd == SIM_UVM_UNREGISTER_CHANNEL && space && space->nr_channels)
+		unregister_last(space);
 	if (cmd == SIM_UVM_UNMAP && space && space->nr_held)
 		unmap_last(space);
 	if ((cmd == 65 || cmd == 68 || cmd == 74) && space) {
@@ -189,6 +236,7 @@ static long uvm_unlocked_ioctl_entry(struct file *filp, unsigned int cmd, unsign
 
 static noinline void uvm_vm_close_managed_entry(struct vm_area_struct *vma)
 {
+	sim_uvm_wait();
 	atomic_long_sub(vma->vm_end - vma->vm_start, &mapped);
 }
 
@@ -225,6 +273,10 @@ static noinline int uvm_release_entry(struct inode *inode, struct file *filp)
 
 	while (space && space->nr_held)
 		unmap_last(space);
+	while (space && space->nr_channels)
+		unregister_last(space);
+	if (space && space->registered)
+		nvUvmInterfaceAddressSpaceDestroy(space->registered);
 	while (space && space->nr_tables)
 		sim_uvm_give_back(space->tables[--space->nr_tables]);
 	kvfree(space);

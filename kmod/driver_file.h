@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-#ifndef _QGPU_FILE_H
-#define _QGPU_FILE_H
+#ifndef _QGPU_DRIVER_FILE_H
+#define _QGPU_DRIVER_FILE_H
 
 #include <linux/fs.h>
 #include <linux/list.h>

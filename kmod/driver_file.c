@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * file.c - decides which of the driver's files belong to a pod: those that its processes opened, wherever they are
- * passed, and those that its processes use and that no other pod is known to own. escape.c handles the calls on them.
+ * driver_file.c - decides which of the driver's files belong to a pod: those that its processes opened, wherever they
+ * are passed, and those that its processes use and that no other pod is known to own. escape.c handles the calls on
+ * them.
  *
  * The entry of a file is stable during a call on that file. It goes in release(), which runs after the last call, or
  * when the module detaches from the driver, which waits for calls.
@@ -11,8 +12,8 @@
 #include <linux/slab.h>
 
 #include "client.h"
+#include "driver_file.h"
 #include "events.h"
-#include "file.h"
 #include "gate_penalty.h"
 #include "gpu.h"
 #include "mem.h"

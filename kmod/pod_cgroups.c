@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * joined.c - cgroups that count to a pod besides its own: those of containers in a share group. pod.c says which pod a
- * process belongs to.
+ * pod_cgroups.c - cgroups that count to a pod besides its own: those of containers in a share group. pod.c says which
+ * pod a process belongs to.
  */
 #include <linux/cgroup.h>
 #include <linux/rculist.h>
 #include <linux/slab.h>
 
-#include "joined.h"
+#include "pod_cgroups.h"
 #include "uapi/qgpu.h"
 
-struct joined {
+struct pod_cgroup {
 	struct list_head node;	/* in its pod's list: walked under RCU */
 	struct cgroup *cgroup;	/* a reference; the kernel frees a cgroup under RCU, too */
 	struct rcu_head rcu;
@@ -28,9 +28,9 @@ struct cgroup *qgpu_cgroup_of(int fd)
 	return ERR_PTR(-EBADF);
 }
 
-int qgpu_joined_level(const struct list_head *list, struct cgroup *cgroup)
+int qgpu_pod_cgroups_level(const struct list_head *list, struct cgroup *cgroup)
 {
-	const struct joined *each;
+	const struct pod_cgroup *each;
 	int level = -1;
 
 	list_for_each_entry_rcu(each, list, node) {
@@ -40,9 +40,9 @@ int qgpu_joined_level(const struct list_head *list, struct cgroup *cgroup)
 	return level;
 }
 
-bool qgpu_joined_has(const struct list_head *list, const struct cgroup *cgroup)
+bool qgpu_pod_cgroups_has(const struct list_head *list, const struct cgroup *cgroup)
 {
-	const struct joined *each;
+	const struct pod_cgroup *each;
 
 	list_for_each_entry(each, list, node) {
 		if (each->cgroup == cgroup)
@@ -51,32 +51,32 @@ bool qgpu_joined_has(const struct list_head *list, const struct cgroup *cgroup)
 	return false;
 }
 
-int qgpu_joined_add(struct list_head *list, struct cgroup *cgroup)
+int qgpu_pod_cgroups_add(struct list_head *list, struct cgroup *cgroup)
 {
-	struct joined *joined;
+	struct pod_cgroup *added;
 
 	if (nr_joined >= QGPU_MAX_JOINED)
 		return -ENOSPC;
-	joined = kzalloc(sizeof(*joined), GFP_KERNEL);
-	if (!joined)
+	added = kzalloc(sizeof(*added), GFP_KERNEL);
+	if (!added)
 		return -ENOMEM;
-	joined->cgroup = cgroup;
+	added->cgroup = cgroup;
 	nr_joined++;
-	list_add_tail_rcu(&joined->node, list);
+	list_add_tail_rcu(&added->node, list);
 	return 0;
 }
 
-static void end(struct joined *joined)
+static void end(struct pod_cgroup *gone)
 {
-	list_del_rcu(&joined->node);
+	list_del_rcu(&gone->node);
 	nr_joined--;
-	cgroup_put(joined->cgroup);
-	kfree_rcu(joined, rcu);
+	cgroup_put(gone->cgroup);
+	kfree_rcu(gone, rcu);
 }
 
-int qgpu_joined_remove(struct list_head *list, u64 id)
+int qgpu_pod_cgroups_remove(struct list_head *list, u64 id)
 {
-	struct joined *each;
+	struct pod_cgroup *each;
 
 	list_for_each_entry(each, list, node) {
 		if (cgroup_id(each->cgroup) == id) {
@@ -87,9 +87,9 @@ int qgpu_joined_remove(struct list_head *list, u64 id)
 	return -ENOENT;
 }
 
-u64 qgpu_joined_next(const struct list_head *list, u64 id)
+u64 qgpu_pod_cgroups_next(const struct list_head *list, u64 id)
 {
-	const struct joined *each;
+	const struct pod_cgroup *each;
 	u64 found = 0;
 
 	list_for_each_entry(each, list, node) {
@@ -101,9 +101,9 @@ u64 qgpu_joined_next(const struct list_head *list, u64 id)
 	return found;
 }
 
-void qgpu_joined_end(struct list_head *list)
+void qgpu_pod_cgroups_end(struct list_head *list)
 {
-	struct joined *each, *next;
+	struct pod_cgroup *each, *next;
 
 	list_for_each_entry_safe(each, next, list, node)
 		end(each);

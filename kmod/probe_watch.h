@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-#ifndef _QGPU_GUARD_H
-#define _QGPU_GUARD_H
+#ifndef _QGPU_PROBE_WATCH_H
+#define _QGPU_PROBE_WATCH_H
 
 #include <linux/types.h>
 
 /* Under qgpu_attach_lock: place all probes and watch them; remove them. When stop returns, no task is in a handler. */
-void qgpu_guard_start(void);
-void qgpu_guard_stop(void);
+void qgpu_probe_watch_start(void);
+void qgpu_probe_watch_stop(void);
 
 /* Try the probes now. Returns what is missing (QGPU_MISSING_*); 0: limits hold. Sleeps. */
-u32 qgpu_guard_check(void);
+u32 qgpu_probe_watch_check(void);
 
 #endif

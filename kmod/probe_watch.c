@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * guard.c - whether limits can be enforced. They hold only while every probe in the driver works: each is a way past
- * them when it is missing. So they are tried before a limit is granted, which is refused otherwise (pod.c), and once a
- * second. A change is told by an event and in the kernel's log, and marks the pods that have a limit.
+ * probe_watch.c - whether limits can be enforced. They hold only while every probe in the driver works: each is a way
+ * past them when it is missing. So they are tried before a limit is granted, which is refused otherwise (pod.c), and
+ * once a second. A change is told by an event and in the kernel's log, and marks the pods that have a limit.
  *
  * The same beat looks for cards that have come.
  */
@@ -13,9 +13,9 @@
 
 #include "events.h"
 #include "gpu.h"
-#include "guard.h"
-#include "probes.h"
 #include "pod.h"
+#include "probe_watch.h"
+#include "probes.h"
 #include "rm.h"
 #include "toctou.h"
 #include "uvm.h"
@@ -64,7 +64,7 @@ static void tell(u32 missing)
 		pr_info_ratelimited("limits can be enforced\n");
 }
 
-u32 qgpu_guard_check(void)
+u32 qgpu_probe_watch_check(void)
 {
 	u32 missing;
 
@@ -101,7 +101,7 @@ static DECLARE_DELAYED_WORK(watch, beat);
 
 static void beat(struct work_struct *work)
 {
-	u32 missing = qgpu_guard_check();
+	u32 missing = qgpu_probe_watch_check();
 
 	note_missed();
 	if (++beats % TRY_AGAIN == 0 && mutex_trylock(&qgpu_attach_lock)) {
@@ -114,17 +114,17 @@ static void beat(struct work_struct *work)
 	schedule_delayed_work(&watch, EACH);
 }
 
-void qgpu_guard_start(void)
+void qgpu_probe_watch_start(void)
 {
 	lockdep_assert_held(&qgpu_attach_lock);
 	place();
 	WRITE_ONCE(watching, true);
-	qgpu_guard_check();
+	qgpu_probe_watch_check();
 	schedule_delayed_work(&watch, EACH);
 }
 
 /* The work only tries to take qgpu_attach_lock, so it ends. */
-void qgpu_guard_stop(void)
+void qgpu_probe_watch_stop(void)
 {
 	lockdep_assert_held(&qgpu_attach_lock);
 	WRITE_ONCE(watching, false);

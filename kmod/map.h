@@ -1,0 +1,10 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+#ifndef _QGPU_MAP_H
+#define _QGPU_MAP_H
+
+struct qgpu_call;
+
+long qgpu_map_memory(struct qgpu_call *call);
+long qgpu_unmap_memory(struct qgpu_call *call);
+
+#endif
