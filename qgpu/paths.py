@@ -17,14 +17,27 @@ def default_runtime_dir() -> Path:
         return SERVICE
     if base := os.environ.get("XDG_RUNTIME_DIR"):
         return Path(base) / "qgpu"
-    return Path(f"/tmp/qgpu-{os.getuid()}")  # noqa: S108 - the daemon refuses a directory that is another's
+    return shared_runtime_dir()
+
+
+def shared_runtime_dir() -> Path:
+    """Return this user's directory where every user may make it: the daemon refuses another's, and so do clients."""
+    return Path(f"/tmp/qgpu-{os.getuid()}")  # noqa: S108
 
 
 def client_runtime_dir() -> Path:
     """Return the default directory for a client: the daemon's, or the service's if this user runs no daemon."""
     own = default_runtime_dir()
-    chosen = bool(os.environ.get("QGPU_RUNTIME_DIR"))
-    return SERVICE if not chosen and not socket_path(own).exists() and socket_path(SERVICE).exists() else own
+    if os.environ.get("QGPU_RUNTIME_DIR") or (_is_ours(own) and socket_path(own).exists()):
+        return own
+    return SERVICE if socket_path(SERVICE).exists() else own
+
+
+def _is_ours(directory: Path) -> bool:
+    try:
+        return directory != shared_runtime_dir() or directory.lstat().st_uid == os.getuid()
+    except OSError:
+        return False
 
 
 def socket_path(runtime_dir: Path) -> Path:

@@ -44,3 +44,15 @@ def test_a_chosen_directory_holds_for_clients_too(own: Path, monkeypatch: pytest
     monkeypatch.setenv("QGPU_RUNTIME_DIR", "/chosen")
 
     assert paths.client_runtime_dir() == Path("/chosen")
+
+
+def test_a_directory_that_another_user_made_is_not_ours(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every user may make directories in /tmp."""
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    monkeypatch.setattr(paths, "shared_runtime_dir", lambda: own)
+    own.mkdir()
+    (own / "qgpud.sock").touch()
+    assert paths.client_runtime_dir() == own
+    monkeypatch.setattr(os, "getuid", lambda: own.stat().st_uid + 1)
+
+    assert paths.client_runtime_dir() == own.parent / "service"

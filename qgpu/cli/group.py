@@ -197,6 +197,6 @@ def remove(context: Context, name: str, force: bool) -> None:
 
 def _cgroup(pid: int) -> str:
     try:
-        return cgroup.of(pid)
+        return proc.printable(os.fsencode(cgroup.of(pid)))
     except OSError:  # it has just ended
         return "-"

@@ -70,7 +70,7 @@ class ClaimRequests:
         """Hold what a claim asks for, until it is dropped. Raises a QgpuError.
 
         The same devices again are no change, whoever may use them now. Other devices replace unused ones. A claim with
-        a group is prepared when the group takes members.
+        a group is prepared when the group takes members; with ``wait`` false, who asks does not wait for that.
         """
         grant = self._prepared.parse(arguments)
         self.groups.check(grant)
@@ -88,7 +88,8 @@ class ClaimRequests:
             self._consumers.notify_all()
         if before != grant:
             _log.info("claim prepared", claim=str(grant), uid=grant.uid)
-        self.groups.await_ready(grant)
+        if arguments.get("wait", bool) is not False:
+            self.groups.await_ready(grant)
         return {"devices": prepared_devices(grant)}
 
     def drop(self, _session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:

@@ -214,7 +214,8 @@ class _Record:
         """Write what waits. Raises OSError; the file is then as before."""
         if self.file is not None and self._before is not None and self._waiting:
             if self._lines >= FULL:
-                os.replace(self.file, self._before)
+                with suppress(FileNotFoundError):  # somebody removed it
+                    os.replace(self.file, self._before)
                 self._lines = 0
             _write(self.file, "".join(self._waiting), safely=safely)
             self._lines += len(self._waiting)

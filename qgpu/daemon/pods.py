@@ -7,6 +7,7 @@ made lives until its last process has ended and its launcher has disconnected.
 from __future__ import annotations
 
 import itertools
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,13 +35,15 @@ from qgpu.model import Grant
 from qgpu.model.container_labels import ContainerLabels
 from qgpu.model.plane_api import Host, Pgpu, PodInfo
 from qgpu.model.plane_names import Plane
-from qgpu.model.prepared_grant import PreparedGrant
+from qgpu.model.prepared_grant import GROUP_PREFIX, PreparedGrant
 from qgpu.slurm import job
 
 _log = structlog.get_logger("pods")
 
 #: The key of a note at a pod's cgroup: it waits for room in its card's memory. A daemon that starts finds it there.
 _WAITS = "waits"
+#: The names of claims' groups (``PreparedGrant.group``); those of containers have dots.
+_OF_CLAIMS = re.compile(rf"{GROUP_PREFIX}[A-Za-z0-9-]+")
 #: How long a pod waits for its owner's pods that have just ended, and how often it looks.
 _LEFT_S, _LEFT_POLL_S = 1.0, 0.05
 
@@ -144,6 +147,8 @@ class Pods:
             name = wanted or _unused_name({pod.name for pod in others} | set(self.host.names_in_use()))
             if name in self.prepared.by_group:
                 raise RefusedError(f"pod name {name}: a claim's group has it; choose another")
+            if _OF_CLAIMS.fullmatch(name):
+                raise RefusedError(f"pod name {name}: claims' groups have such names; choose another")
             if job.is_pod_name(name) and not of_job:
                 raise RefusedError(f"pod name {name}: jobs of Slurm have such names; choose another")
             settings = self._settings() if may_wait else _granted_once(self._settings())

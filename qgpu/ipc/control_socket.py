@@ -29,7 +29,7 @@ from qgpu.ipc.client_limits import ClientLimits
 from qgpu.ipc.listener import SocketListener
 from qgpu.ipc.systemd import FdStore
 from qgpu.linux import untrusted_fds
-from qgpu.paths import SERVICE, default_runtime_dir, root_socket_path, socket_path
+from qgpu.paths import SERVICE, default_runtime_dir, root_socket_path, shared_runtime_dir, socket_path
 
 _log = structlog.get_logger("control")
 
@@ -77,6 +77,9 @@ class Client:
             raise TimedOutError(f"{path}: no connection within {timeout_s:g} s") from error
         except OSError as error:
             raise DaemonUnreachableError(f"{path}: {error.strerror or error}; {how_to_start(runtime_dir)}") from error
+        if runtime_dir == shared_runtime_dir() and self._connection.peer().uid not in (0, os.geteuid()):
+            self._connection.close()
+            raise PermissionDeniedError(f"{path}: another user listens there; set XDG_RUNTIME_DIR or QGPU_RUNTIME_DIR")
 
     def call(self, op: str, fds: Sequence[int] = (), **arguments: Any) -> dict[str, Any]:
         """Make a request and return its answer. Raises the daemon's error, or the reason for a missing answer."""

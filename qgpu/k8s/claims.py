@@ -151,9 +151,29 @@ def _configurations(claim: ResourceClaim, request: str) -> list[tuple[str, Any]]
     assert claim.status is not None
     assert claim.status.allocation is not None
     assert claim.status.allocation.devices is not None
-    named = {request, base_request(request)}
-    return [
-        (each.source, each.opaque.parameters)
-        for each in claim.status.allocation.devices.config or ()
-        if each.opaque is not None and each.opaque.driver == DRIVER and (not each.requests or named & {*each.requests})
+    named, devices = {request, base_request(request)}, claim.status.allocation.devices
+    ours = [
+        (each.source, each.opaque.parameters, {*(each.requests or ())})
+        for each in devices.config or ()
+        if each.opaque is not None and each.opaque.driver == DRIVER
     ]
+    unnamed = any(source == "FromClass" and not requests for source, _, requests in ours)
+    if unnamed and len(_device_classes(claim, devices.results or ())) > 1:
+        raise InvalidValueError(
+            "the scheduler does not say which request has which DeviceClass's parameters (1.34.0 and 1.34.1); "
+            "make a claim for each DeviceClass, or update the scheduler"
+        )
+    return [(source, found) for source, found, requests in ours if not requests or named & requests]
+
+
+def _device_classes(claim: ResourceClaim, results: Iterable[DeviceRequestAllocationResult]) -> set[str]:
+    """Return the DeviceClasses of the requests for which devices of ours are allocated."""
+    allocated = {result.request for result in results if result.driver == DRIVER}
+    found = set()
+    for request in (claim.spec.devices.requests or ()) if claim.spec and claim.spec.devices else ():
+        if request.exactly is not None and request.name in allocated:
+            found.add(request.exactly.deviceClassName)
+        for alternative in request.firstAvailable or ():
+            if f"{request.name}/{alternative.name}" in allocated:
+                found.add(alternative.deviceClassName)
+    return found

@@ -61,6 +61,10 @@ class Qgpud:
         answer = self._call("grant.prepare", **prepared_to_json(grant))
         return {(each["request"], each["gpu"], each["share"]): each["cdi"] for each in answer["devices"]}
 
+    def update(self, grant: PreparedGrant) -> None:
+        """Change who may use a prepared grant, without waiting for its group."""
+        self._call("grant.prepare", **prepared_to_json(grant), wait=False)
+
     def grants(self) -> Sequence[Mapping[str, Any]]:
         """Return the prepared grants, as the daemon describes them."""
         grants: list[dict[str, Any]] = self._call("grant.list")["grants"]

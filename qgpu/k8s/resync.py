@@ -112,7 +112,7 @@ class Resync:
                 self.follow(uid)
             found = claims.read(claim, uid, self._cluster.node_name)
             if sorted(found.consumers) != sorted(grant["consumers"]):
-                self._qgpud.prepare(found)
+                self._qgpud.update(found)
                 _log.info("pods of a claim changed", claim=f"{grant['namespace']}/{grant['name']}", uid=uid)
 
     def _hidden_for_good(self, uid: str, grant: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import threading
@@ -16,8 +17,11 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
     """Open a new file that replaces ``path`` when the block ends, and is removed if the block fails.
 
     It gets this ``mode``, or the mode of the file it replaces. A path that is no regular file, such as /dev/stdout, is
-    written directly. Raises OSError, before the block if nothing can be written there at all.
+    written directly. Raises OSError, before the block if nothing can be written there at all, also for another user's
+    symbolic link in a directory such as /tmp, as the kernel does (protected_symlinks in proc(5)).
     """
+    if path.is_symlink() and _is_strangers(path):
+        raise PermissionError(errno.EACCES, "a symbolic link of another user")
     if path.exists() and not path.is_file():
         with path.open("wb") as there:
             yield there
@@ -40,6 +44,12 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
             new.unlink()
         raise
     flush(place.parent)
+
+
+def _is_strangers(link: Path) -> bool:
+    """Tell whether a link belongs neither to us nor to the owner of its directory, which is sticky."""
+    directory = link.parent.stat()
+    return bool(directory.st_mode & stat.S_ISVTX) and link.lstat().st_uid not in (os.geteuid(), directory.st_uid)
 
 
 def replace(path: Path, text: str, mode: int | None = None) -> None:

@@ -28,6 +28,8 @@ GUARDIANS = "/qgpu-guardian"
 LOCK = "/qgpu-lock"
 #: Errors for a cgroup that is gone, or is removed during the access.
 _GONE = (errno.ENOENT, errno.ENODEV)
+#: The longest path that a system call takes, in bytes, with the zero at its end (linux/limits.h).
+_PATH_MAX = 4096
 #: The most cgroups below one that are read. A container that may write to its own can make any number.
 _MOST_BELOW = 512
 #: How the names of our notes at cgroups begin.
@@ -345,7 +347,8 @@ def _pids(path: str) -> Iterator[int]:
 def _below(path: str, most: int | None = None) -> Iterator[Path]:
     """Yield a cgroup's directory and those below it, from the top. Skips those that go.
 
-    Raises OSError, also if more than ``most`` are below it.
+    Raises OSError, also if more than ``most`` are below it. Without ``most`` it skips those whose paths are too long
+    for the kernel: nobody made one a pod by its path.
     """
     left, seen = [mount() / path.lstrip("/")], 0
     while left:
@@ -358,7 +361,8 @@ def _below(path: str, most: int | None = None) -> Iterator[Path]:
                         seen += 1
                         if most is not None and seen > most:
                             raise OSError(errno.E2BIG, f"cgroup {path}: more than {most} cgroups are below it")
-                        left.append(Path(entry.path))
+                        if most is not None or len(os.fsencode(entry.path)) < _PATH_MAX:
+                            left.append(Path(entry.path))
         except OSError as error:
             if error.errno not in _GONE:
                 raise

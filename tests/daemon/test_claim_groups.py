@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from qgpu.daemon import claim_groups
+from qgpu.daemon import claim_groups, pods
 from qgpu.daemon.claim_groups import ClaimGroups
 from qgpu.errors import BackendGoneError, InvalidValueError, NotSupportedError, PermissionDeniedError, RefusedError
 from qgpu.groups.group_files import GroupFiles
@@ -42,13 +43,11 @@ def files(tmp_path: Path) -> GroupFiles:
     return made
 
 
-def prepare(rig: Rig, **limits: Any) -> str:
+def prepare(rig: Rig, consumers: tuple[str, ...] = ("pod-1",), *, wait: bool = True, **limits: Any) -> str:
     """Prepare a claim with a group; return the name of its device."""
+    about = {"uid": "u", "namespace": "shop", "name": "llm", "part": {"sm": None, "memory": None}, "wait": wait}
     device = rig.device(cores=40, memory=GIB) | limits
-    part = {"sm": None, "memory": None}
-    answer = rig.ask(
-        "grant.prepare", uid="u", namespace="shop", name="llm", consumers=["pod-1"], devices=[device], part=part
-    )
+    answer = rig.ask("grant.prepare", consumers=list(consumers), devices=[device], **about)
     return str(answer["devices"][0]["cdi"].partition("=")[2])
 
 
@@ -63,6 +62,15 @@ def kept(rig: Rig) -> str:
         prepare(rig)
     launch(rig)
     return prepare(rig)
+
+
+def test_pods_join_a_claim_whose_group_has_not_begun(rig: Rig) -> None:
+    """Its driver changes one claim after the other, and must not wait for each."""
+    with pytest.raises(RefusedError, match="its group has not begun"):
+        prepare(rig)
+    prepare(rig, ("pod-1", "pod-2"), wait=False)
+
+    assert rig.listed()["u"]["consumers"] == ["pod-1", "pod-2"]
 
 
 def grant(uid: str = "u") -> PreparedGrant:
@@ -123,7 +131,9 @@ def test_second_keeper_is_refused(rig: Rig, files: GroupFiles) -> None:
         launch(rig)
 
 
-def test_pod_of_that_name_with_other_limits_is_not_the_group(rig: Rig) -> None:
+def test_pod_of_that_name_with_other_limits_is_not_the_group(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older version may have left one."""
+    monkeypatch.setattr(pods, "_OF_CLAIMS", re.compile("none"))
     rig.ask("pod.create", name="claim-u", grants={"0": {"cores": 90}})
     with pytest.raises(RefusedError, match="there is a pod claim-u with other limits"):
         prepare(rig, cores=5)
@@ -140,3 +150,11 @@ def test_group_is_refused_where_mps_is_not_installed(rig: Rig, monkeypatch: pyte
 def test_claim_whose_groups_name_is_too_long_is_refused(rig: Rig) -> None:
     with pytest.raises(InvalidValueError, match="use up to 63"):
         ClaimGroups(rig.requests.pods, Plane.SIM, lambda name: GroupFiles(Path("/"), name)).check(grant("u" * 60))
+
+
+def test_nobody_else_makes_a_pod_with_a_claims_name(rig: Rig) -> None:
+    """Its processes would be in the claim's group, or its limits would keep the group from beginning."""
+    asked = {"op": "pod.create", "grants": {"0": {"cores": 1}}}
+    with pytest.raises(RefusedError, match="claims' groups"):
+        rig.requests.handle(rig.session, asked | {"name": "claim-u"}, [])
+    rig.requests.handle(rig.session, asked | {"name": "claim-u.web.main"}, [])  # a container in namespace claim-u

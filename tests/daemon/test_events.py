@@ -208,3 +208,15 @@ def test_a_pod_that_was_joined_only_has_no_known_origin(me: Session) -> None:
     record.happened(me, "container bound", {"name": "one"})
 
     assert record.origins() == {}
+
+
+def test_a_full_record_that_somebody_removed_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "FULL", 2)
+    record = Events(tmp_path)
+    for cores in range(4):
+        if cores == 2:
+            (tmp_path / "events.jsonl").unlink()
+        with record.changing(BY, "pod set", {}, {"cores": cores}, {"cores": cores + 1}):
+            pass
+
+    assert (tmp_path / "events.jsonl").exists()

@@ -202,3 +202,13 @@ def test_a_closed_socket_names_the_group_that_may_connect(
     monkeypatch.setattr(wire, "connect", refuse)
     with pytest.raises(PermissionDeniedError, match=f"qgpud.sock: permission denied; {remedy}$"):
         Client(server)
+
+
+def test_a_client_takes_no_other_users_daemon_for_its_own(server: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In /tmp every user may make the directory first, and would get the seccomp listener of a pod."""
+    monkeypatch.setattr(control_socket, "shared_runtime_dir", lambda: server)
+    with Client(server) as client:
+        assert client.call("look")["ok"]
+    monkeypatch.setattr(wire.Connection, "peer", lambda _: wire.Peer(1, os.geteuid() + 1, 0))
+    with pytest.raises(PermissionDeniedError, match="another user listens there"):
+        Client(server)

@@ -283,3 +283,27 @@ def test_message_has_the_keys_that_qgpud_reads() -> None:
 def test_every_refusal_is_an_error_of_ours() -> None:
     with pytest.raises(QgpuError):
         claims.read(ResourceClaim.from_dict({"metadata": {"name": "x"}, "spec": {}}), UID, NODE)
+
+
+@pytest.mark.parametrize(("named", "refused"), [(False, True), (True, False)])
+def test_parameters_of_several_classes_need_requests_named(*, named: bool, refused: bool) -> None:
+    """kube-scheduler 1.34.0 and 1.34.1 name none; then the last class's parameters would count for all."""
+    requests = [
+        {"name": "bulk", "exactly": {"deviceClassName": "qgpu"}},
+        {"name": "fast", "firstAvailable": [{"name": "first", "deviceClassName": "qgpu-online"}]},
+    ]
+    configurations = [parameters("FromClass", **{"class": name}) for name in ("offline", "online")]
+    for each, name in zip(configurations, ("bulk", "fast"), strict=True):
+        each["requests"] = [name] if named else None
+    asked = claim(
+        result(0, request="bulk", cores="20"),
+        result(1, request="fast/first", cores="20"),
+        configurations=tuple(configurations),
+    ).to_dict() | {"spec": {"devices": {"requests": requests}}}
+    if refused:
+        with pytest.raises(InvalidValueError, match="update the scheduler"):
+            claims.read(ResourceClaim.from_dict(asked), UID, NODE)
+        return
+    found = claims.read(ResourceClaim.from_dict(asked), UID, NODE)
+
+    assert [str(device.grant.pod_class) for device in found.devices] == ["offline", "online"]

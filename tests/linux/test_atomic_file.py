@@ -68,3 +68,17 @@ def test_a_pipe_gets_what_is_written() -> None:
 
     assert os.read(read, 100) == b"one"
     os.close(read)
+
+
+@pytest.mark.root
+def test_another_users_link_in_a_sticky_directory_is_refused(tmp_path: Path) -> None:
+    target, link = tmp_path / "target", tmp_path / "tmp" / "link"
+    target.write_text("root's own")
+    link.parent.mkdir()
+    link.parent.chmod(0o1777)
+    link.symlink_to(target)
+    os.lchown(link, 54322, 54322)
+    with pytest.raises(PermissionError, match="another user"):
+        atomic_file.replace(link, "one")
+
+    assert target.read_text() == "root's own"

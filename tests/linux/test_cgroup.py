@@ -398,3 +398,30 @@ def test_a_containers_cgroup_is_known_by_its_whole_id(path):
     assert cgroup.is_of_container(path, "1f2e")
     for other in ("", "1f2", "f2e", "1", "scope", "f2e.scope", "/"):
         assert not cgroup.is_of_container(path, other)
+
+
+@pytest.fixture
+def too_deep():
+    """Cgroups below each other whose paths get longer than a system call takes."""
+    top, levels, before = cgroup.mount() / f"deep-{os.getpid()}", 18, os.getcwd()
+    top.mkdir()
+    os.chdir(top)
+    for _ in range(levels):
+        os.mkdir("x" * 250)
+        os.chdir("x" * 250)
+    yield
+    for _ in range(levels):
+        os.chdir("..")
+        os.rmdir("x" * 250)
+    os.chdir(before)
+    top.rmdir()
+
+
+@pytest.mark.root
+@pytest.mark.skipif(not writable(), reason="no writable cgroup v2 tree here")
+def test_anothers_too_deep_cgroups_hide_none(too_deep):
+    path = cgroup.create(f"t-{os.getpid()}", "/")
+
+    assert cgroup.find(cgroup.id_of(path), "/elsewhere") == path
+    assert cgroup.find(1 << 40, "/elsewhere") is None
+    cgroup.remove("", path)
