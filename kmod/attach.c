@@ -251,7 +251,12 @@ static int module_event(struct notifier_block *nb, unsigned long event, void *da
 	return NOTIFY_OK;
 }
 
-static struct notifier_block module_notifier = { .notifier_call = module_event };
+/*
+ * Before the kernel's own notifier for kprobes, which has priority 0: in 5.10 that one clears the post_handler of several
+ * probes at one function before it disarms them, looks for them among the wrong ones, and leaves the function of a module
+ * that goes in ftrace's hash (kill_kprobe()).
+ */
+static struct notifier_block module_notifier = { .notifier_call = module_event, .priority = 1 };
 
 static int set_enforce(const char *value, const struct kernel_param *param)
 {
