@@ -48,8 +48,13 @@ class CardMappings(Handler):
         error = self._perform(pod_call, abi.NV_ESC_RM_MAP_MEMORY_DMA, block)
         if not error and block.u32(status_at) == abi.NV_OK:
             place = Place(device, space, block.u64(len(block.data) - _OFFSET_BEFORE_END))
-            self._mappings.add(client, place, block.u64(_LENGTH_AT), memory)
+            length = block.u64(_LENGTH_AT)
+            self._mappings.add(client, place, length, memory, lambda: self._may_be_context_dma(pod_call, client, space))
         return error
+
+    def _may_be_context_dma(self, pod_call: PodCall, client: int, handle: int) -> bool:
+        found = self._gpu_ops.object_info(pod_call.file, client, handle)
+        return found is None or found[0] == abi.NV01_CONTEXT_DMA
 
     def unmap(self, pod_call: PodCall, block: IoctlBuffer) -> int:
         """Undo a mapping, or from branch 550 on what lies in a range."""

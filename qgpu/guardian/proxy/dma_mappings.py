@@ -11,6 +11,7 @@ takes off its count only what is undone without a size.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -35,13 +36,13 @@ class _OfClient:
     """A client's mappings: their places in order, and for each its bytes and the memory's handle."""
 
     entry: RmClientEntry
-    #: Those of unknown places: a dead guardian made them.
-    former: int
+    #: Those beside ``places``: a dead guardian made them, or they are further ones at a place.
+    others: int
     places: list[Place] = field(default_factory=list)
     mapped: dict[Place, tuple[int, int]] = field(default_factory=dict)
 
     def number(self) -> int:
-        return self.former + len(self.places)
+        return self.others + len(self.places)
 
     def add(self, place: Place, length: int, memory: int) -> None:
         if place not in self.mapped:
@@ -70,9 +71,15 @@ class DmaMappings:
         self._shared.refusals.count(self._pod, TOO_MANY)
         return False
 
-    def add(self, client: int, place: Place, length: int, memory: int) -> None:
-        """Record that RM has mapped ``length`` bytes of memory, given its handle."""
+    def add(self, client: int, place: Place, length: int, memory: int, is_context_dma: Callable[[], bool]) -> None:
+        """Record that RM has mapped ``length`` bytes of memory, given its handle.
+
+        In a context DMA RM makes any number of mappings at one place (context_dma.c:ctxdmaMapTo_IMPL); elsewhere what
+        was there before is gone.
+        """
         if (mine := self._mappings_of(client)) is not None:
+            if place in mine.mapped and is_context_dma():
+                mine.others += 1
             mine.add(place, length, memory)
             self._note(client, mine)
 
@@ -85,7 +92,7 @@ class DmaMappings:
         elif place in mine.mapped:
             mine.remove(place)
         else:
-            mine.former = max(0, mine.former - 1)
+            mine.others = max(0, mine.others - 1)
         self._note(client, mine)
 
     def _cut(self, mine: _OfClient, place: Place, size: int) -> None:

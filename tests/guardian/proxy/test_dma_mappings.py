@@ -71,8 +71,16 @@ def test_freed_memory_takes_its_mappings_along(few):
     assert (made, map_at(few, 9 << 20)) == ([0, 0, 0, FULL], 0)
 
 
-def test_an_offset_used_again_counts_once(few):
-    assert [map_at(few, 0) for _ in range(5)] == [0] * 5
+@pytest.mark.parametrize(
+    ("rm_class", "statuses"),
+    [(abi.NV01_MEMORY_VIRTUAL, [0] * 5), (abi.NV01_CONTEXT_DMA, [0, 0, 0, FULL, FULL])],
+    ids=["virtual memory", "context DMA"],
+)
+def test_an_offset_used_again_counts_as_rm_keeps_it(few, rm_class, statuses):
+    """RM makes a second mapping at the same place of a context DMA alone."""
+    few.rm.objects[CLIENT, SPACE] = (rm_class, DEVICE)
+
+    assert [map_at(few, 0) for _ in range(5)] == statuses
 
 
 def test_all_clients_of_a_pod_are_bounded(few, monkeypatch):
@@ -114,7 +122,7 @@ def test_ranges_are_cut_as_rm_cuts_them(steps):
         ]
         if maps and length and not overlaps:
             runs[space, at] = length
-            known.add(CLIENT, Place(DEVICE, space, at), length, MEMORY)
+            known.add(CLIENT, Place(DEVICE, space, at), length, MEMORY, lambda: False)
         elif not maps:
             if not length:
                 runs.pop((space, at), None)
