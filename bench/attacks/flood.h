@@ -84,7 +84,7 @@ int ioctl(int fd, unsigned long request, ...)
 	} else if (call->hClass == KEPLER_CHANNEL_GROUP_A) {
 		const NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS *group = (void *)(uintptr_t)call->pAllocParms;
 
-		if (group && group->engineType == 1) {
+		if (group && group->engineType == (group_engine ?: 1)) {
 			rm.ctl = fd;
 			rm.client = call->hRoot;
 			rm.device = call->hObjectParent;

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import structlog
 
-from qgpu.errors import NoGpuError, RmError
+from qgpu.errors import NoGpuError, NotSupportedError, RmError
 from qgpu.guardian.accounting.memory_quota import NO_POD, Allowance
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.accounting.rm_object import Key
@@ -33,7 +33,7 @@ from qgpu.guardian.proxy.control_file_search import ControlFileSearch
 from qgpu.guardian.proxy.dispatcher import Dispatcher
 from qgpu.guardian.proxy.held_uvm_files import UvmFile
 from qgpu.guardian.proxy.shared_state import SharedState
-from qgpu.linux import capabilities
+from qgpu.linux import capabilities, cgroup
 from qgpu.linux.open_file_set import FileSets
 from qgpu.linux.pod_threads import PodThreads
 from qgpu.linux.timerfd import Timer
@@ -393,16 +393,24 @@ class Guardian:
         self._list_exports_ns = time.monotonic_ns() + _PARTS * (time.monotonic_ns() - began_ns)
         self.shared.quota.carriers_closed(closed)
 
+    def _see_notes(self, pod: str) -> None:
+        """See that the pod's cgroups have notes, which threads without capabilities cannot."""
+        entry = self.table.pods.get(pod)
+        for path in entry.cgroups if entry is not None else ():
+            with suppress(OSError, NotSupportedError):  # its processes are then listed from all of the host's
+                cgroup.keeps_times(path)
+
     def _serve_pod(self, number: int) -> None:
         """Serve a listener until no process is behind it; a pod's thread runs this.
 
         It uses poll, and neither epoll nor a blocking receive, because only poll lets a stopped thread wake us on its
         own CPU (SYNC_WAKE_UP). That hand-over is most of what a call costs the pod.
         """
+        pod, listener = self.shared.listeners[number]
+        self._see_notes(pod)
         capabilities.keep_only(
             capabilities.CAP_SYS_PTRACE, capabilities.CAP_DAC_READ_SEARCH, at_hand=capabilities.CAP_PERFMON
         )
-        pod, listener = self.shared.listeners[number]
         dispatcher = self._dispatchers[pod]
         try:
             dispatcher.resume(listener, self.shared.listeners.unanswered_call(number))

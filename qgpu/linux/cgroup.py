@@ -8,10 +8,12 @@ nothing else in the tree.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import itertools
 import os
 import re
+import struct
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -28,12 +30,16 @@ GUARDIANS = "/qgpu-guardian"
 LOCK = "/qgpu-lock"
 #: Errors for a cgroup that is gone, or is removed during the access.
 _GONE = (errno.ENOENT, errno.ENODEV)
-#: The longest path that a system call takes, in bytes, with the zero at its end (linux/limits.h).
-_PATH_MAX = 4096
+#: A handle of open_by_handle_at(2), as cgroups have: its size, its type (FILEID_KERNFS) and the id.
+_HANDLE, _HANDLE_BYTES, _HANDLE_TYPE = struct.Struct("=IiQ"), 8, 0xFE
+_libc = ctypes.CDLL(None, use_errno=True)
 #: The most cgroups below one that are read. A container that may write to its own can make any number.
 _MOST_BELOW = 512
 #: How the names of our notes at cgroups begin.
 _NOTES = "trusted.qgpu."
+#: The cgroups whose times the kernel is known to keep, by inode number, which is never used again; and how many.
+_with_times: set[int] = set()
+_MOST_WITH_TIMES = 1 << 16
 #: A change of a cgroup's times after this long cannot restore them: chmod(2) sets them to the kernel's last clock tick.
 _SETTLED_NS = 50_000_000
 #: The links of a cgroup's directory that has none below it: one for each of those comes on top.
@@ -218,15 +224,26 @@ def is_of_container(path: str, container: str) -> bool:
 def find(ident: int, likely: str) -> str | None:
     """Return the cgroup with an id, after a look at ``likely``; None if it is gone.
 
-    The kernel never reuses an id. Raises OSError if the search fails.
+    The kernel never reuses an id. Raises OSError if it does not tell.
     """
-    top = mount()
     if id_of(likely) == ident:
         return likely
-    for directory in _below("/"):
-        if _ident(directory) == ident:
-            return "/" + str(directory.relative_to(top))
-    return None
+    top = mount()
+    tree = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fd = _libc.open_by_handle_at(tree, _HANDLE.pack(_HANDLE_BYTES, _HANDLE_TYPE, ident), os.O_PATH | os.O_CLOEXEC)
+        error = ctypes.get_errno()
+    finally:
+        os.close(tree)
+    if fd < 0:
+        if error == errno.ESTALE:
+            return None
+        raise OSError(error, os.strerror(error))
+    try:
+        path = os.readlink(f"/proc/self/fd/{fd}").removeprefix(str(top)) or "/"
+    finally:
+        os.close(fd)
+    return path if id_of(path) == ident else None  # it may have gone since, or lie outside of the tree that we see
 
 
 def id_of(path: str) -> int:
@@ -318,15 +335,32 @@ def _is_only_hierarchy() -> bool:
     return text.startswith(_ONE_HIERARCHY) and text.count(b"\n") == 1
 
 
+def keeps_times(path: str) -> bool:
+    """Tell whether the kernel keeps a cgroup's times, as it does once there is a note at it.
+
+    Notes are seen with CAP_SYS_ADMIN alone. So the answer is remembered for threads without it. Raises OSError.
+    """
+    directory = mount() / path.lstrip("/")
+    return _keeps_times(directory, os.stat(directory).st_ino)
+
+
+def _keeps_times(directory: Path, inode: int) -> bool:
+    if inode not in _with_times and any(name.startswith(_NOTES) for name in os.listxattr(directory)):
+        if len(_with_times) >= _MOST_WITH_TIMES:
+            _with_times.clear()
+        _with_times.add(inode)
+    return inode in _with_times
+
+
 def _undivided_since(directory: Path) -> int | None:
     """Return the change time of a cgroup with none below it, in ns, 0 if it is gone; None if it tells nothing.
 
-    It tells nothing without a note, because the kernel then keeps no times.
+    It tells nothing where the kernel keeps no times.
     """
     try:
-        if not any(name.startswith(_NOTES) for name in os.listxattr(directory)):
-            return None
         status = os.stat(directory)
+        if not _keeps_times(directory, status.st_ino):
+            return None
     except OSError as error:
         return 0 if error.errno in _GONE else None
     return status.st_ctime_ns if status.st_nlink == _UNDIVIDED_LINKS else None
@@ -334,7 +368,7 @@ def _undivided_since(directory: Path) -> int | None:
 
 def _pids(path: str) -> Iterator[int]:
     """Yield the processes of a cgroup and of those below it. Raises OSError as ``pids``."""
-    for number, directory in enumerate(_below(path, _MOST_BELOW)):
+    for number, directory in enumerate(_below(path)):
         try:
             yield from map(int, (directory / "cgroup.procs").read_text().split())
         except OSError as error:
@@ -344,11 +378,10 @@ def _pids(path: str) -> Iterator[int]:
                 raise
 
 
-def _below(path: str, most: int | None = None) -> Iterator[Path]:
+def _below(path: str) -> Iterator[Path]:
     """Yield a cgroup's directory and those below it, from the top. Skips those that go.
 
-    Raises OSError, also if more than ``most`` are below it. Without ``most`` it skips those whose paths are too long
-    for the kernel: nobody made one a pod by its path.
+    Raises OSError, also if too many are below it, or one whose path is longer than system calls take.
     """
     left, seen = [mount() / path.lstrip("/")], 0
     while left:
@@ -359,10 +392,9 @@ def _below(path: str, most: int | None = None) -> Iterator[Path]:
                 for entry in entries:
                     if entry.is_dir(follow_symlinks=False):
                         seen += 1
-                        if most is not None and seen > most:
-                            raise OSError(errno.E2BIG, f"cgroup {path}: more than {most} cgroups are below it")
-                        if most is not None or len(os.fsencode(entry.path)) < _PATH_MAX:
-                            left.append(Path(entry.path))
+                        if seen > _MOST_BELOW:
+                            raise OSError(errno.E2BIG, f"cgroup {path}: more than {_MOST_BELOW} cgroups are below it")
+                        left.append(Path(entry.path))
         except OSError as error:
             if error.errno not in _GONE:
                 raise

@@ -14,6 +14,9 @@ from qgpu.linux import cgroup, proc
 #: For how long, and in how many listings, processes and threads may come and go.
 _PATIENCE_S, _LISTINGS = 1.0, 4
 
+#: A process or thread: its number and when it started, empty once it has ended.
+Task = tuple[int, str]
+
 
 def processes_of(cgroups: Iterable[str], known: Iterable[int]) -> set[int]:
     """List the processes in cgroups and below them, and ``known`` ones. Raises OSError.
@@ -32,7 +35,10 @@ def processes_of(cgroups: Iterable[str], known: Iterable[int]) -> set[int]:
 def _asked_of_each(tops: tuple[str, ...]) -> set[int]:
     """Ask the cgroups, and each process of the host for its own: that is one answer, wherever it moves.
 
-    Of those that soon end, only the cgroups tell. A pod can make them too many to read.
+    Of those that soon end, only the cgroups tell. A pod can make them too many to read. One that ends while it is asked
+    may have been there, so it is in the list. The newest come first, because those are most likely to end. Only where
+    numbers begin again can a process be younger than one with a higher number, and so be missed; the second pass finds
+    it.
     """
     found: set[int] = set()
     with suppress(NotSupportedError):
@@ -41,21 +47,34 @@ def _asked_of_each(tops: tuple[str, ...]) -> set[int]:
         except OSError as error:
             if error.errno != errno.E2BIG:
                 raise
-    for pid in sorted((int(name) for name in os.listdir("/proc") if name.isdigit()), reverse=True):
-        with suppress(FileNotFoundError, ProcessLookupError):
-            if pid not in found and any(cgroup.within(cgroup.of(pid), top) for top in tops):
-                found.add(pid)
+    asked = found.copy()
+    for _ in range(2):
+        new = {int(name) for name in os.listdir("/proc") if name.isdigit()} - asked
+        found.update(pid for pid in sorted(new, reverse=True) if _may_be_in(tops, pid))
+        asked |= new
     return found
 
 
-def each_task(listing: Callable[[], Iterable[int]], first: Callable[[int], bool] = lambda _: False) -> Iterator[int]:
+def _may_be_in(tops: tuple[str, ...], pid: int) -> bool:
+    try:
+        path = cgroup.of(pid)
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return any(cgroup.within(path, top) for top in tops)
+
+
+def each_task(
+    listing: Callable[[], Iterable[int]],
+    first: Callable[[int], bool] = lambda _: False,
+    seen: set[Task] | None = None,
+) -> Iterator[int]:
     """Yield every process or thread of listings, until one has only those that were yielded before. Raises OSError.
 
     So whatever one has is seen, even if it ends meanwhile and leaves that to another one. They are told apart by number
     and start time. One that has ended since it was listed is new, because a listing of /proc may lack those behind it.
-    Of one listing, those come first that ``first`` says so of.
+    Of one listing, those come first that ``first`` says so of. ``seen`` are left out, and get what was yielded.
     """
-    seen: set[tuple[int, str]] = set()
+    seen = set() if seen is None else seen
     deadline, listings = time.monotonic() + _PATIENCE_S, 0
     while new := {(task, proc.start_time(task)) for task in listing()} - seen:
         yield from sorted((task for task, _ in new), key=lambda task: not first(task))

@@ -16,12 +16,12 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
-from qgpu.linux import cgroup, kcmp, proc
-from qgpu.linux.pod_processes import each_task
+from qgpu.linux import cgroup, kcmp, pod_processes, proc
+from qgpu.linux.descriptor_tables import DescriptorTables
 
 _SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17
 _EVENT_STOP = 128
@@ -39,20 +39,37 @@ _libc.ptrace.restype = ctypes.c_long
 def run_as_tracer(act: Callable[[], _T]) -> _T:
     """Run in a thread of its own: if it still traces threads when it ends, the kernel lets them go on."""
     done: list[_T] = []
-    failed: list[BaseException] = []
+
+    def steps() -> Iterator[None]:
+        done.append(act())
+        yield
+
+    begin_as_tracer(steps()).join()
+    return done[0]
+
+
+def begin_as_tracer(steps: Iterator[None]) -> threading.Thread:
+    """Run steps in such a thread; return it after the first one, or raise what that raises."""
+    begun, failed = threading.Event(), list[BaseException]()
 
     def run() -> None:
         try:
-            done.append(act())
+            next(steps)
         except BaseException as error:  # noqa: BLE001 - raised again in the waiting thread
             failed.append(error)
+            return
+        finally:
+            begun.set()
+        for _ in steps:
+            pass
 
     thread = threading.Thread(target=run, name="qgpu-tracer", daemon=True)
     thread.start()
-    thread.join()
+    begun.wait()
     if failed:
+        thread.join()
         raise failed[0]
-    return done[0]
+    return thread
 
 
 def leaves_kernel(tid: int, runs: Callable[[], bool], deadline: float) -> bool:
@@ -87,45 +104,24 @@ def threads_of(cgroups: Iterable[str], pids: Iterable[int]) -> set[int]:
     """List the threads in cgroups and below them, and those of known processes, which may have left. Raises OSError.
 
     Each of them is in the list that is there all the time, wherever in the cgroups it is moved meanwhile. A process
-    that ends while it is looked at may have been there: its number is in the list, too.
+    that ends while it is asked for its cgroup may have been there: its number is in the list, too.
     """
     tops, known = tuple(cgroups), set(pids)
-    found = cgroup.undivided_threads(*tops)
-    if found is None:
-        return _threads_by_process(tops, known)
-    for pid in known:
-        with suppress(FileNotFoundError, ProcessLookupError):
+    inside = cgroup.undivided_threads(*tops)
+    found = inside or set()
+    for pid in known if inside is not None else pod_processes.processes_of(tops, known):
+        try:
             found |= proc.threads(pid)
+        except (FileNotFoundError, ProcessLookupError):
+            found |= {pid} - known
     return found
-
-
-def _threads_by_process(tops: Sequence[str], known: Set[int]) -> set[int]:
-    """List them by asking each process of the host for its cgroup: that is one answer, wherever it moves.
-
-    The newest come first, because those are most likely to end before they are asked. Only where numbers begin again
-    can a process be younger than one with a higher number, and so be missed; the second pass finds it.
-    """
-    found: set[int] = set()
-    asked: set[int] = set()
-    for _ in range(2):
-        new = {int(name) for name in os.listdir("/proc") if name.isdigit()} - asked
-        for pid in sorted(new, reverse=True):
-            try:
-                if pid in known or _is_in(cgroup.of(pid), tops):
-                    found |= proc.threads(pid)
-            except (FileNotFoundError, ProcessLookupError):
-                found.add(pid)
-        asked |= new
-    return found
-
-
-def _is_in(path: str, tops: Sequence[str]) -> bool:
-    return any(cgroup.within(path, top) for top in tops)
 
 
 @contextmanager
-def frozen_siblings(pid: int, tid: int, others: Callable[[], Iterable[int]]) -> Iterator[None]:
-    """Keep every thread of a process but one stopped; ``others`` lists all threads that may share its descriptors.
+def frozen_siblings(
+    pid: int, tid: int, processes: Callable[[], Iterable[int]], tables: DescriptorTables
+) -> Iterator[None]:
+    """Keep every thread of a process but one stopped; ``processes`` lists all that may share its descriptors.
 
     Call it in ``run_as_tracer``. Raises OSError if a thread cannot be stopped, or shares the descriptors.
     """
@@ -139,23 +135,11 @@ def frozen_siblings(pid: int, tid: int, others: Callable[[], Iterable[int]]) -> 
             deadline = time.monotonic() + _PATIENCE_S
             for thread in interrupted:  # by now, most have stopped
                 stopped[thread] = _signal_once_stopped(thread, deadline)
-        _check_alone(pid, proc.threads(pid), others)
+        tables.check_alone(pid, processes)
         yield
     finally:
         for thread, signal in stopped.items():
             _libc.ptrace(_DETACH, thread, None, signal)
-
-
-def _check_alone(pid: int, own: Set[int], others: Callable[[], Iterable[int]]) -> None:
-    """Raise OSError if a thread besides its ``own`` shares a process's descriptors.
-
-    Each thread of another process may have a table of its own, so each is looked at. One that has ended by then may
-    have shared it, and have made another that does. Only who shares the table can make one that does, so there is none
-    if a listing has only threads that were looked at before.
-    """
-    for other in each_task(lambda: set(others()) - own):
-        if kcmp.same_table(pid, other):
-            raise OSError(errno.EPERM, f"thread {other} shares the descriptors of process {pid}")
 
 
 def _interrupt(pid: int, thread: int) -> bool:

@@ -18,6 +18,7 @@ UNREGISTER_GPU = 38
 MAP_DYNAMIC_PARALLELISM_REGION = 65
 UNMAP_EXTERNAL = 66
 ALLOC_SEMAPHORE_POOL = 68
+VALIDATE_VA_RANGE = 72
 MAP_EXTERNAL_SPARSE = 74
 ALLOC_DEVICE_P2P = 78
 #: By these UVM maps memory that RM made.
@@ -40,8 +41,8 @@ STATUS_AT_INITIALIZE = 8
 #: MAP_EXTERNAL_ALLOCATION has attributes for 32 cards, and since 550.54.14 for 256, of 36 bytes each.
 _ATTRIBUTES_BYTES, _FEW, _MANY = 36, 32, 256
 _MANY_SINCE = (550, 54, 14)
-#: UNREGISTER_CHANNEL names the card before the channel, but no longer since 590.
-_WITHOUT_CARD_SINCE = (590,)
+#: UNREGISTER_CHANNEL names the card before the channel, and FREE the length, but no longer since 590.
+_SHORTER_SINCE = (590,)
 
 BASE_AND_LENGTH = struct.Struct("<QQ")
 CLIENT_AND_OBJECT = struct.Struct("<II")
@@ -61,12 +62,14 @@ def layouts(version: str) -> dict[int, Layout]:
     """Return the calls' layouts in a driver version such as "580.159.04"."""
     parts = tuple(int(part) for part in version.split("."))
     attributes = _ATTRIBUTES_BYTES * (_MANY if parts >= _MANY_SINCE else _FEW)
-    channel_at = 0 if parts >= _WITHOUT_CARD_SINCE else UUID_BYTES
+    shorter = parts >= _SHORTER_SINCE
+    channel_at = 0 if shorter else UUID_BYTES
     # base, length, offset; the attributes; their count; a descriptor, client, memory, status
     status_at = (24 + attributes + 7) // 8 * 8 + 8 + 12
     return {
         MAP_EXTERNAL_ALLOCATION: Layout(status_at + 4, status_at, status_at - 8),
-        FREE: Layout(24, 16),
+        FREE: Layout(16, 8) if shorter else Layout(24, 16),
+        VALIDATE_VA_RANGE: Layout(24, 16),
         UNMAP_EXTERNAL: Layout(40, 32),
         REGISTER_GPU: Layout(40, 36),
         REGISTER_GPU_VASPACE: Layout(32, 28),

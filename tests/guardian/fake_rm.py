@@ -48,6 +48,8 @@ class FakeRm:
         #: What RM says of objects of the fabric if that is not the memory's size: (bytes, flags), or nothing.
         self.fabric_says: dict = {}
         self.unmaps = False
+        #: UVM's version, and its ranges by base.
+        self.uvm_version, self.ranges = "580.1", {}
         self.instances: dict = {}
         self.wakes = 0
         self.preemptible: list = []
@@ -187,7 +189,7 @@ class FakeRm:
 
     def perform(self, fd, request, argument):
         number, data = request & 0xFF, abi.ffi.buffer(argument)
-        if request in {*uvm.WATCHED, uvm.UNREGISTER_GPU, uvm.UNREGISTER_CHANNEL}:
+        if request in {*uvm.WATCHED, uvm.UNREGISTER_GPU, uvm.UNREGISTER_CHANNEL, uvm.VALIDATE_VA_RANGE}:
             return self._uvm(request, data)
         self.seen.append((number, bytes(data)))
         match number:
@@ -363,5 +365,10 @@ class FakeRm:
         elif request == uvm.INITIALIZE:
             self._status(data, uvm.STATUS_AT_INITIALIZE, self.answers.get("initialised", abi.NV_OK))
         else:
-            self._status(data, uvm.layouts("580.1")[request].status_at, abi.NV_OK)
+            self._status(data, uvm.layouts(self.uvm_version)[request].status_at, self._uvm_status(request, data))
         return 0
+
+    def _uvm_status(self, request, data):
+        base, length = struct.unpack_from("<QQ", data)
+        known = request != uvm.VALIDATE_VA_RANGE or self.ranges.get(base) == length
+        return abi.NV_OK if known else abi.NV_ERR_INVALID_ADDRESS

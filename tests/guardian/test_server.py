@@ -23,7 +23,7 @@ from qgpu.guardian.proxy import listeners
 from qgpu.guardian.proxy.shared_state import SharedState
 from qgpu.guardian.server import Guardian
 from qgpu.ipc import wire
-from qgpu.linux import cgroup
+from qgpu.linux import capabilities, cgroup
 from qgpu.linux.open_file_set import reserve_fds
 from qgpu.model.plane_api import MigInstance
 from qgpu.nvidia import abi, mig, uvm
@@ -179,6 +179,19 @@ def test_pods_are_served_and_their_memory_is_told_apart(pods, daemon):
     assert [a.allocate(7, 10, PAGE), b.allocate(8, 10, 2 * PAGE)] == [abi.NV_OK, abi.NV_OK]
 
     assert {pod["name"]: pod["memory"]["0"] for pod in daemon("pods")["pods"]} == {"a": PAGE, "b": 2 * PAGE}
+
+
+def test_thread_of_a_pod_sees_notes_before_it_drops_capabilities(guardian, monkeypatch, request):
+    """Without CAP_SYS_ADMIN it would not, and would ask every process of the host for its cgroup."""
+    order, keep_only = [], capabilities.keep_only
+    monkeypatch.setattr(cgroup, "keeps_times", order.append)
+    monkeypatch.setattr(capabilities, "keep_only", lambda *those, at_hand: order.append(those) or keep_only(*those))
+    request.getfixturevalue("pods")
+    kept = (capabilities.CAP_SYS_PTRACE, capabilities.CAP_DAC_READ_SEARCH)
+
+    assert sorted(map(str, order)) == sorted(map(str, ["/qgpu/a", "/qgpu/b", kept, kept]))
+    assert isinstance(order[0], str)
+    assert order[-1] == kept
 
 
 def test_joined_cgroups_are_told_and_outlive_a_changed_grant(pods, guardian, daemon):

@@ -7,12 +7,13 @@ import errno
 import os
 import re
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from qgpu.errors import InvalidValueError, NotSupportedError
-from qgpu.linux import cgroup
+from qgpu.linux import capabilities, cgroup
 
 UNIFIED = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
 HYBRID = (
@@ -222,6 +223,24 @@ def test_cgroup_that_a_thread_may_move_in_is_not_listed(undivided, monkeypatch, 
 
 @pytest.mark.root
 @pytest.mark.skipif(not writable(), reason="no writable cgroup v2 tree here")
+def test_thread_without_capabilities_lists_what_others_saw(undivided):
+    """Only CAP_SYS_ADMIN shows notes; the guardian's threads for pods have none."""
+    path, pid = undivided
+
+    def without() -> set[int] | None:
+        capabilities.keep_only(capabilities.CAP_DAC_READ_SEARCH)
+        return cgroup.undivided_threads(path)
+
+    with ThreadPoolExecutor(1) as threads:
+        before = threads.submit(without).result()
+        assert cgroup.keeps_times(path)
+        after = threads.submit(without).result()
+
+    assert (before, after) == (None, {pid})
+
+
+@pytest.mark.root
+@pytest.mark.skipif(not writable(), reason="no writable cgroup v2 tree here")
 def test_cgroup_divided_while_it_is_read_is_not_listed(undivided, monkeypatch):
     path, _ = undivided
     inner, real = cgroup.mount() / path[1:] / "inner", cgroup._content
@@ -294,6 +313,7 @@ def refusing(monkeypatch, code):
 
     monkeypatch.setattr(Path, "read_text", refuse)
     monkeypatch.setattr(os, "scandir", refuse)
+    monkeypatch.setattr(os, "open", refuse)
 
 
 def test_who_is_in_a_cgroup_is_listed(tree):
@@ -409,7 +429,7 @@ def too_deep():
     for _ in range(levels):
         os.mkdir("x" * 250)
         os.chdir("x" * 250)
-    yield
+    yield f"/{top.name}"
     for _ in range(levels):
         os.chdir("..")
         os.rmdir("x" * 250)
@@ -425,3 +445,27 @@ def test_anothers_too_deep_cgroups_hide_none(too_deep):
     assert cgroup.find(cgroup.id_of(path), "/elsewhere") == path
     assert cgroup.find(1 << 40, "/elsewhere") is None
     cgroup.remove("", path)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(not writable(), reason="no writable cgroup v2 tree here")
+def test_list_of_processes_without_too_deep_cgroups_fails(too_deep):
+    with pytest.raises(OSError, match="name too long"):
+        cgroup.pids(too_deep)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(not writable(), reason="no writable cgroup v2 tree here")
+def test_a_cgroup_is_found_among_any_number_of_others(parts, monkeypatch):
+    top, _ = parts
+    inner = top / "b (deleted)/1"
+    inner.mkdir(parents=True)
+    path = "/" + str(inner.relative_to(cgroup.mount()))
+    ident, listed, real = cgroup.id_of(path), [], os.scandir
+    monkeypatch.setattr(os, "scandir", lambda at: listed.append(at) or real(at))
+
+    assert cgroup.find(ident, "/elsewhere") == path
+    assert cgroup.find(cgroup.id_of("/"), "/elsewhere") == "/"
+    inner.rmdir()
+    assert cgroup.find(ident, path) is None
+    assert listed == []

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from qgpu.linux import cgroup, pod_processes, proc, thread_freezer
+from qgpu.linux.descriptor_tables import DescriptorTables
 
 #: Four threads that count, a handler that does, and a process that shares the descriptors if asked for.
 _PROGRAM = """
@@ -75,7 +76,7 @@ def counting(fd):
 
 def test_siblings_stop_while_held_and_continue_after(program):
     pid, fd = program()
-    with thread_freezer.frozen_siblings(pid, pid, tuple):
+    with thread_freezer.frozen_siblings(pid, pid, tuple, DescriptorTables()):
         first = counts(fd)
         time.sleep(0.1)
         second = counts(fd)
@@ -89,7 +90,7 @@ def test_a_signal_that_comes_meanwhile_is_not_lost(program):
     for _ in range(10):
         before = os.pread(fd, 1, 100)
         os.kill(pid, signal.SIGUSR1)
-        with thread_freezer.frozen_siblings(pid, pid, tuple):
+        with thread_freezer.frozen_siblings(pid, pid, tuple, DescriptorTables()):
             pass
         deadline = time.monotonic() + 60
         while os.pread(fd, 1, 100) == before:
@@ -104,7 +105,7 @@ def test_process_that_shares_descriptors_cannot_be_frozen(program, how):
 
     with (
         pytest.raises(OSError, match="shares the descriptors"),
-        thread_freezer.frozen_siblings(pid, pid, lambda: [*threads_of(pid), *threads_of(other)]),
+        thread_freezer.frozen_siblings(pid, pid, lambda: [pid, other], DescriptorTables()),
     ):
         pass
     assert counting(fd)
@@ -168,13 +169,14 @@ def test_helper_that_hops_between_cgroups_is_always_found(program, divided):
     at, parts, hop = divided
     pid, fd = program("shares")
     helper = int.from_bytes(os.pread(fd, 8, 200), "little")
+    tables = DescriptorTables()
     for each in (pid, helper):
         (parts[0] / "cgroup.procs").write_text(str(each))
     hop(helper)
     for _ in range(150):
         with (
             pytest.raises(OSError, match="shares the descriptors"),
-            thread_freezer.frozen_siblings(pid, pid, lambda: thread_freezer.threads_of((at,), (pid,))),
+            thread_freezer.frozen_siblings(pid, pid, lambda: pod_processes.processes_of((at,), (pid,)), tables),
         ):
             pass
 
@@ -183,7 +185,7 @@ def test_process_that_ends_while_it_is_asked_is_listed(monkeypatch):
     def ended(pid):
         raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
 
-    monkeypatch.setattr(cgroup, "undivided_threads", lambda *_: None)
+    monkeypatch.setattr(cgroup, "undivided_threads", lambda *_, **__: None)
     monkeypatch.setattr(cgroup, "of", ended)
 
     assert os.getpid() in thread_freezer.threads_of(("/web",), ())
@@ -192,7 +194,7 @@ def test_process_that_ends_while_it_is_asked_is_listed(monkeypatch):
 def test_process_of_a_number_below_those_listed_is_found(monkeypatch):
     """Numbers begin again: it was made by one that was not listed yet, and has ended."""
     rounds = iter([["1", "self"], ["1", str(os.getpid()), "self"]])
-    monkeypatch.setattr(cgroup, "undivided_threads", lambda *_: None)
+    monkeypatch.setattr(cgroup, "undivided_threads", lambda *_, **__: None)
     monkeypatch.setattr(cgroup, "of", lambda pid: "/web/inner" if pid == os.getpid() else "/")
     real = os.listdir
     monkeypatch.setattr(os, "listdir", lambda path: next(rounds) if path == "/proc" else real(path))
@@ -209,31 +211,30 @@ def test_listing_with_a_thread_that_has_ended_is_not_the_last(monkeypatch):
     assert list(pod_processes.each_task(lambda: next(listings))) == [7, 7, 8]
 
 
-def threads_of(pid):
-    return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
-
-
 def test_who_is_gone_when_it_is_looked_at_hides_no_child_of_its(program):
     """A process that shares the descriptors makes another one and ends, again and again."""
     pid, fd = program("by a thread")
     other = int.from_bytes(os.pread(fd, 8, 200), "little")
     gone = subprocess.Popen(["true"])
     gone.wait()
-    lists = iter([[gone.pid], threads_of(other)])
+    lists = iter([[gone.pid], [other]])
 
     with (
         pytest.raises(OSError, match="shares the descriptors"),
-        thread_freezer.frozen_siblings(pid, pid, lambda: next(lists)),
+        thread_freezer.frozen_siblings(pid, pid, lambda: next(lists), DescriptorTables()),
     ):
         pass
 
 
 def test_call_is_refused_while_new_threads_keep_coming(program, monkeypatch):
-    monkeypatch.setattr(thread_freezer, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(pod_processes, "_PATIENCE_S", 0.05)
     pid, _ = program()
     pids = iter(range(1 << 22, 1 << 30))  # of no process
 
-    with pytest.raises(OSError, match="come and go"), thread_freezer.frozen_siblings(pid, pid, lambda: [next(pids)]):
+    with (
+        pytest.raises(OSError, match="come and go"),
+        thread_freezer.frozen_siblings(pid, pid, lambda: [next(pids)], DescriptorTables()),
+    ):
         pass
 
 
@@ -246,7 +247,7 @@ def test_who_is_traced_by_somebody_else_cannot_be_kept_still(program):
         signal.pause()
 
     def hold():
-        with thread_freezer.frozen_siblings(pid, pid, tuple):
+        with thread_freezer.frozen_siblings(pid, pid, tuple, DescriptorTables()):
             pass
 
     try:
@@ -265,7 +266,7 @@ def test_thread_that_misses_stop_deadline_is_not_stopped_later(program, monkeypa
     pid, fd = program()
 
     def hold():
-        with thread_freezer.frozen_siblings(pid, pid, tuple):
+        with thread_freezer.frozen_siblings(pid, pid, tuple, DescriptorTables()):
             pass
 
     with pytest.raises(OSError, match="does not stop"):

@@ -76,6 +76,10 @@ class EndedProcesses(LatelyEnded):
             if not self._made[pid]:
                 del self._made[pid]
 
+    def has_made(self, number: int) -> bool:
+        """Tell whether a process of this number made a client that exists."""
+        return number in self._made
+
     def made_for_others(self, number: int, pod: str) -> bool:
         """Tell whether a process of this number made a client that exists and is another pod's."""
         return any(of != pod for of in self._made.get(number, {}).values())

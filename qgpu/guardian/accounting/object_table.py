@@ -63,7 +63,8 @@ class ObjectTable(ObjectTree):
     )
     #: How many more each pod may have made under handles that nobody knows, as long as it has any client.
     unnamed: dict[str, int] = field(default_factory=dict)
-    #: How many mappings for the CPU each process has made, in steps (``cpu_mappings.py``).
+    #: How many mappings for the CPU each process has made, in steps (``cpu_mappings.py``), while a client that it made
+    #: exists: only its maker maps a client's memory. RM undoes them with the client, not when the process ends.
     cpu_mappings: dict[int, int] = field(default_factory=dict)
     #: By pod and kind, the events that RM was asked to make (``os_events.py``).
     _events: SetsByKey[tuple[str, str], Key] = field(default_factory=SetsByKey)
@@ -123,7 +124,7 @@ class ObjectTable(ObjectTree):
             self.started.pop(fact["pid"], None)
             self._pids.discard(pod, fact["pid"])
         self.uvm_fds.pop(fact["pid"], None)
-        self.cpu_mappings.pop(fact["pid"], None)
+        self._forget_cpu_mappings(fact["pid"])
         self.allocations.exited(fact["pid"])
         for handle in self._used.pop(fact["pid"], ()):
             client = self.clients[handle]
@@ -282,8 +283,12 @@ class ObjectTable(ObjectTree):
             entry.dma_mappings = fact["count"]
 
     def _cpu_mappings(self, fact: Fact) -> None:
-        if fact["pid"] in self.processes:
-            self.cpu_mappings[fact["pid"]] = fact["count"]
+        self.cpu_mappings[fact["pid"]] = fact["count"]
+        self._forget_cpu_mappings(fact["pid"])
+
+    def _forget_cpu_mappings(self, pid: int) -> None:
+        if not self.ended_processes.has_made(pid):
+            self.cpu_mappings.pop(pid, None)
 
     def _event(self, fact: Fact) -> None:
         note = self._events.add if fact["there"] else self._events.discard
@@ -316,6 +321,7 @@ class ObjectTable(ObjectTree):
         for handle in self.handles.drop(entry.pod, client):
             self._forget(self.objects.pop((client, handle)))
         del self.clients[client]
+        self._forget_cpu_mappings(entry.maker)
         for kind in self._kinds_without_objects():
             kind.drop(entry.pod, client)
         self._transferred.discard(client)
@@ -426,14 +432,14 @@ class ObjectTable(ObjectTree):
             for fd in sorted(self.uvm_fds.of(pid)):
                 if fd in self.uvm_fds.of(pid):
                     yield {"fact": "uvm_file", "pid": pid, "fd": fd, "there": True}
-            if (count := self.cpu_mappings.get(pid)) is not None:
-                yield {"fact": "cpu_mappings", "pid": pid, "count": count}
         for handle, client in while_there(self.clients):
             known = {"pod": client.pod, "maker": client.maker, "made_here": client.made_here}
             known |= {"unrestorable": sorted(client.unrestorable)} if client.unrestorable else {}
             counts = {"notes": client.notes, "dma_mappings": client.dma_mappings}
             known |= {what: count for what, count in counts.items() if count}
             yield {"fact": "client", "client": handle} | known | {"users": [list(user) for user in client.users]}
+            if (made := self.cpu_mappings.get(client.maker)) is not None:
+                yield {"fact": "cpu_mappings", "pid": client.maker, "count": made}
             for handles, fact in (
                 (self.shared_with_all, {"fact": "shared"}),
                 (self.untracked[False], {"fact": "untracked"}),

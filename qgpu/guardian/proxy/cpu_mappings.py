@@ -2,9 +2,9 @@
 
 The mapping belongs to the file that the pod then gives to mmap; the guardian maps nothing. The kernel performs the same
 calls for the clients that it made. RM holds its lock while it undoes all mappings of a client, so a process of a pod
-with a memory limit makes a bounded number of them. Nothing tells whether the kernel has removed one, so those are
-counted, too. A compute program maps each object once. Programs with graphics, which may map over and over, run without
-a limit.
+with a memory limit makes a bounded number of them while it has clients. Nothing tells whether the kernel has removed
+one, so those are counted, too. A compute program maps each object once. Programs with graphics, which may map over and
+over, run without a limit.
 """
 
 from __future__ import annotations
@@ -66,6 +66,8 @@ class CpuMappings(Handler):
         if not self.is_made_here(client):
             return errno.EBUSY  # another thread has changed it
         if number == abi.NV_ESC_RM_MAP_MEMORY:
+            if self._shared.table.clients[client].maker != pod_call.pid:  # as RM: it would count to who may end first
+                return self._ctx.answer(block, _STATUS_AT, abi.NV_ERR_INVALID_CLIENT)
             self.count(pod_call.pid)
             if self._passthrough_memory.is_unseen(client):
                 return self._ctx.refuse(block, _STATUS_AT, abi.NV_ERR_INSUFFICIENT_PERMISSIONS, UNSEEN)

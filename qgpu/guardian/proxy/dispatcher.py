@@ -249,8 +249,10 @@ class Dispatcher:
         if maps:
             self._passthrough_memory.before_mapping(pod_call)
         outcome = self._uvm.handle(pod_call)
-        if outcome == PROCEED and maps:
+        if outcome in (PROCEED, ANSWERED) and maps:
             self._uvm_mappings.add(pod_call.call, pod_call.pid)
+        elif outcome == ANSWERED and pod_call.call.request == uvm.REGISTER_CHANNEL:
+            self._registered_channels.register(pod_call.call, pod_call.pid)
         return outcome
 
     def _rm_ioctl(self, pod_call: PodCall, request: int, minor: int) -> int:

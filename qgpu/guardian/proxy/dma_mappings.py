@@ -4,8 +4,11 @@ RM finds a mapping by the handles of its device and address space and by its off
 serverInterUnmapInternal). It removes mappings with their memory, too. Those are forgotten here once their offset is
 used again, or when the pod has its most: then RM is asked which memory exists.
 
+An unmapping of a range may leave two parts of a mapping, so there must be room for one more.
+
 The journal has the number of each client's mappings, not their places. Of those that a dead guardian made, a successor
-takes off its count only what is undone without a size.
+takes off its count only what is undone without a size. An unmapping of a range where it knows none may have left two
+parts of one of them.
 """
 
 from __future__ import annotations
@@ -43,6 +46,10 @@ class _OfClient:
 
     def number(self) -> int:
         return self.others + len(self.places)
+
+    def is_all(self) -> bool:
+        """Tell whether no other pod's handler has counted for the client since."""
+        return self.number() == self.entry.dma_mappings
 
     def add(self, place: Place, length: int, memory: int) -> None:
         if place not in self.mapped:
@@ -88,30 +95,38 @@ class DmaMappings:
         if (mine := self._mappings_of(client)) is None:
             return
         if size:
-            self._cut(mine, place, size)
+            if not self._cut(mine, place, size) and mine.others:
+                mine.others += 1  # RM may have left two parts of one of these
         elif place in mine.mapped:
             mine.remove(place)
         else:
             mine.others = max(0, mine.others - 1)
         self._note(client, mine)
 
-    def _cut(self, mine: _OfClient, place: Place, size: int) -> None:
-        end = place._replace(offset=place.offset + size)
+    def _cut(self, mine: _OfClient, place: Place, size: int) -> bool:
+        """Forget what lies in a range; False if nothing known does."""
+        found, end = False, place._replace(offset=place.offset + size)
         for each in mine.places[max(0, bisect_right(mine.places, place) - 1) : bisect_left(mine.places, end)]:
             length, memory = mine.mapped[each]
             if each[:2] != place[:2] or each.offset + length <= place.offset:
                 continue
+            found = True
             mine.remove(each)
             if each.offset < place.offset:
                 mine.add(each, place.offset - each.offset, memory)
             if each.offset + length > end.offset:
                 mine.add(end, each.offset + length - end.offset, memory)
+        return found
 
     def _mappings_of(self, client: int) -> _OfClient | None:
-        """Return what is known of a client; None if it is gone. RM may give its handle to another one."""
+        """Return what is known of a client; None if it is gone. RM may give its handle to another one.
+
+        If another pod had it meanwhile, only the number is known.
+        """
         if (entry := self._shared.table.clients.get(client)) is None:
             return None
-        if (mine := self._of.get(client)) is None or mine.entry is not entry:
+        mine = self._of.get(client)
+        if mine is None or mine.entry is not entry or not mine.is_all():
             mine = self._of[client] = _OfClient(entry, entry.dma_mappings)
         return mine
 
@@ -130,7 +145,8 @@ class DmaMappings:
     def _forget_gone(self) -> None:
         """Forget mappings whose client or memory is gone."""
         known = self._shared.table.clients
-        self._of = {client: mine for client, mine in self._of.items() if known.get(client) is mine.entry}
+        here = {client: mine for client, mine in self._of.items() if known.get(client) is mine.entry and mine.is_all()}
+        self._of = {client: mine for client, mine in here.items() if mine.entry.pod == self._pod}
         for client, mine in self._of.items():
             memories = {memory for _, memory in mine.mapped.values()}
             gone = {each for each in memories if not self._shared.gpu_ops.exists((client, each))}

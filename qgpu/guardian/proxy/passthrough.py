@@ -8,7 +8,10 @@ makes a file's further clients and their devices itself.
 from __future__ import annotations
 
 import errno
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import structlog
 
@@ -17,7 +20,8 @@ from qgpu.guardian.proxy.control_files import mark_of
 from qgpu.guardian.proxy.handler_context import ANSWERED, Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.rules import tools
-from qgpu.linux import fd_budget, proc, thread_freezer
+from qgpu.linux import fd_budget, pod_processes, proc, thread_freezer
+from qgpu.linux.descriptor_tables import DescriptorTables
 from qgpu.linux.inflight_syscalls import InflightSyscall
 from qgpu.nvidia import abi
 
@@ -25,6 +29,8 @@ _log = structlog.get_logger("guardian")
 
 #: How often a device that was made is looked for again, and after how long.
 _TRIES, _RETRY_S = 3, 0.02
+#: How many calls the kernel performs at once while the pod's next ones are served. Each takes a thread of ours.
+_MOST_FOLLOWING = 8
 
 
 class Passthrough(Handler):
@@ -36,6 +42,9 @@ class Passthrough(Handler):
         self._devices: list[RmObject] = []
         #: Clients that may have a device whose handle is unknown.
         self._may_have_device: set[int] = set()
+        self._tables = DescriptorTables()
+        #: The thread that follows a process's call and keeps its other threads stopped, by process.
+        self._following: dict[int, threading.Thread] = {}
 
     def next_call(self) -> None:
         """Record that a thread of the pod makes a call: the devices that the kernel was to make are there, or not."""
@@ -71,16 +80,30 @@ class Passthrough(Handler):
 
         Raises OSError if another file may be in the descriptor's place.
         """
+        self._begin_on(pod_call).join()
 
-        def proceed() -> None:
-            with thread_freezer.frozen_siblings(pod_call.pid, pod_call.call.tid, self._threads):
+    def begin_on(self, pod_call: PodCall) -> None:
+        """Do as ``continue_on``, but return while the kernel performs the call: those of other processes need not wait.
+
+        It does wait if the pod has several such calls.
+        """
+        self._following = {pid: thread for pid, thread in self._following.items() if thread.is_alive()}
+        thread = self._begin_on(pod_call)
+        if len(self._following) >= _MOST_FOLLOWING:
+            thread.join()
+        self._following[pod_call.pid] = thread
+
+    def _begin_on(self, pod_call: PodCall) -> threading.Thread:
+        def steps() -> Iterator[None]:
+            with self._frozen_siblings(pod_call):
                 if not self._ctx.fd_is_unchanged(pod_call):
                     raise OSError(errno.EBUSY, "another file is in the descriptor's place")
                 begun = InflightSyscall.of(pod_call.call, pod_call.pid)
                 pod_call.listener.proceed(pod_call.call.id)
+                yield
                 begun.wait()
 
-        thread_freezer.run_as_tracer(proceed)
+        return thread_freezer.begin_as_tracer(steps())
 
     def has_device(self, client: int) -> bool:
         """Tell whether a client has a device, or may have one whose handle is unknown."""
@@ -114,7 +137,7 @@ class Passthrough(Handler):
         """Continue a call while its sibling threads are stopped; return the status of a refused device, or NV_OK."""
         files = self._shared.files
         chosen = files.roots if device is None else files.devices
-        with thread_freezer.frozen_siblings(pod_call.pid, pod_call.call.tid, self._threads):
+        with self._frozen_siblings(pod_call):
             if not self._ctx.fd_is_unchanged(pod_call) or not self._is_harmless(pod_call, device):
                 raise OSError(errno.EBUSY, "another file is in the descriptor's place")
             if device is None:
@@ -130,11 +153,19 @@ class Passthrough(Handler):
                 InflightSyscall.of(pod_call.call, pod_call.pid).wait()
             return refusal
 
-    def _threads(self) -> set[int]:
-        """List the pod's threads, also of processes that made calls and have left its cgroups. Raises OSError."""
+    @contextmanager
+    def _frozen_siblings(self, pod_call: PodCall) -> Iterator[None]:
+        pid, tid = pod_call.pid, pod_call.call.tid
+        if (last := self._following.get(pid)) is not None:  # its last call is over
+            last.join()
+        with thread_freezer.frozen_siblings(pid, tid, self._processes, self._tables):
+            yield
+
+    def _processes(self) -> set[int]:
+        """List the pod's processes, also those that made calls and have left its cgroups. Raises OSError."""
         pod = self._shared.table.pods.get(self._pod)
         known = self._shared.table.pids_of(self._pod)
-        return thread_freezer.threads_of(pod.cgroups if pod is not None else (), known)
+        return pod_processes.processes_of(pod.cgroups if pod is not None else (), known)
 
     def _is_harmless(self, pod_call: PodCall, device: RmObject | None) -> bool:
         """Tell whether nothing that is made through a call's file could lie below a device.

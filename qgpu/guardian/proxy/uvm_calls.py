@@ -24,9 +24,13 @@ TOO_MANY_FILES = "too many UVM files"
 _OTHERS_RUN = "call while other threads run"
 #: Stands for an object's handles: no object.
 NOTHING = (0, 0)
+#: How many mappings, one behind the other, are looked through for the end of a range.
+_MOST_PARTS = 64
 _U64 = struct.Struct("<Q")
 _ATTRIBUTES_AT, _ATTRIBUTES_BYTES = 24, 36
 
+#: Lets the kernel perform a call on the file that was checked.
+Continue = Callable[[PodCall], None]
 #: Performs an unmapping and records it: (call, base, length, card or all, how).
 Unmap = Callable[[PodCall, int, int, bytes | None, Callable[[], bool]], None]
 
@@ -56,7 +60,7 @@ class UvmHandler(Handler):
         limited = self._shared.allowance(self._pod).limited
         match call.request:
             case uvm.REGISTER_CHANNEL:
-                return self._continue_on(pod_call)
+                return self._continue_on(pod_call, self._passthrough.begin_on)
             case uvm.INITIALIZE:
                 return self._initialize(call, pid, limited=limited)
             case uvm.ALLOC_DEVICE_P2P:  # it keeps memory in a way that is not tracked
@@ -72,7 +76,7 @@ class UvmHandler(Handler):
             refused = self._claim_mapping(pod_call, block, layout)
             if refused:
                 return self._no_mapping(block, layout, refused)
-            return self._on_checked_file(pod_call, block, layout)
+            return self._on_checked_file(pod_call, self._passthrough.begin_on, block, layout)
         if call.request in uvm.TABLES_ALONE:
             return self._map_tables(pod_call, block, layout)
         if call.request == uvm.REGISTER_GPU_VASPACE:  # UVM registers channels of this address space in this file alone
@@ -80,7 +84,7 @@ class UvmHandler(Handler):
                 return self._ctx.answer(block, layout.status_at, abi.NV_ERR_BUSY_RETRY)
             if not self._shared.pod_uvm_files.hold(pid, call.fd, file):
                 return self._no_mapping(block, layout, TOO_MANY_FILES)
-            return self._on_checked_file(pod_call, block, layout)
+            return self._on_checked_file(pod_call, self._passthrough.continue_on, block, layout)
         if call.request == uvm.REGISTER_GPU:
             card = bytes(block.data[: uvm.UUID_BYTES])
             place = self._place_of(card)
@@ -127,7 +131,7 @@ class UvmHandler(Handler):
         (nv_gpu_ops.c:getSwizzIdFromUserSmcPartHandle, client_resource.c:cliresShareCallback_IMPL). Another process may
         change the arguments meanwhile: UVM takes no other pod's subscription, and no card whose node is not open.
         """
-        return self._continue_on(pod_call, block, layout)
+        return self._continue_on(pod_call, self._passthrough.continue_on, block, layout)
 
     def is_sole_user(self, pod_call: PodCall) -> bool:
         """Tell whether no UVM file of another process can be in a call's descriptor's place, as far as files are held.
@@ -140,15 +144,19 @@ class UvmHandler(Handler):
         same = kcmp.same_table(pod_call.pid, pod_call.call.tid)
         return same and self._shared.uvm_files.has_only_of(self._pod, pod_call.pid)
 
-    def _on_checked_file(self, pod_call: PodCall, block: IoctlBuffer, layout: uvm.Layout) -> int:
+    def _on_checked_file(self, pod_call: PodCall, continue_on: Continue, block: IoctlBuffer, layout: uvm.Layout) -> int:
         """Let the kernel perform a call, on the file that was checked where it could find another process's."""
-        return PROCEED if self.is_sole_user(pod_call) else self._continue_on(pod_call, block, layout)
+        return PROCEED if self.is_sole_user(pod_call) else self._continue_on(pod_call, continue_on, block, layout)
 
     def _continue_on(
-        self, pod_call: PodCall, block: IoctlBuffer | None = None, layout: uvm.Layout | None = None
+        self,
+        pod_call: PodCall,
+        continue_on: Continue,
+        block: IoctlBuffer | None = None,
+        layout: uvm.Layout | None = None,
     ) -> int:
         try:
-            self._passthrough.continue_on(pod_call)
+            continue_on(pod_call)
         except OSError as error:
             if error.errno in fd_budget.OUT_OF_FDS:
                 raise
@@ -241,6 +249,9 @@ class UvmHandler(Handler):
         """
         request = pod_call.call.request
         base, length = uvm.BASE_AND_LENGTH.unpack_from(block.data)
+        sole = not self._ctx.limited() or self._shared.pod_uvm_files.has_only(pod_call.pid, pod_call.file)
+        if sole and layout.status_at < uvm.BASE_AND_LENGTH.size:
+            length = self._length_at(pod_call, base)
         card = bytes(block.data[16 : 16 + uvm.UUID_BYTES]) if request == uvm.UNMAP_EXTERNAL else None
         error = 0
 
@@ -251,9 +262,28 @@ class UvmHandler(Handler):
                 block.patch_u32(layout.status_at, abi.NV_OK)
             return not error and block.u32(layout.status_at) == abi.NV_OK
 
-        if self._ctx.limited() and not self._shared.pod_uvm_files.has_only(pod_call.pid, pod_call.file):
+        if not (sole and length):
             pod_call.begin()
             carry_out()
         else:
             self._unmap(pod_call, base, length, card, carry_out)
         return error
+
+    def _length_at(self, pod_call: PodCall, base: int) -> int:
+        """Return the length of UVM's range at an address, where no call names it; 0 if it is unknown.
+
+        UVM tells who guesses it. Programs end a range where a mapping ends.
+        """
+        layout, end = self._shared.uvm_layouts[uvm.VALIDATE_VA_RANGE], base
+        for _ in range(_MOST_PARTS):
+            with self._shared.lock:
+                reach = self._shared.table.allocations.reaching_into(pod_call.pid, end, 1)
+            ends = sorted({each.end for each in reach if base <= each.base <= end < each.end})
+            for end in ends:
+                block = self._proxy.block(uvm.BASE_AND_LENGTH.pack(base, end - base) + bytes(8))
+                error = self._proxy.uvm(pod_call.file, uvm.VALIDATE_VA_RANGE, block)
+                if not error and block.u32(layout.status_at) == abi.NV_OK:
+                    return end - base
+            if not ends:
+                break
+        return 0

@@ -7,6 +7,8 @@ import struct
 
 import pytest
 
+from qgpu.guardian.accounting.object_table import ObjectTable
+from qgpu.guardian.accounting.rm_object import gone_fact
 from qgpu.guardian.proxy import cpu_mappings
 from qgpu.guardian.rules import escapes
 from qgpu.nvidia import abi
@@ -46,6 +48,15 @@ def test_guardian_maps_memory_of_clients_that_it_made(on_card, made, number):
         assert mapping(on_card, client, number) == []
 
 
+def test_only_the_maker_of_a_client_maps_its_memory(on_card, made):
+    """As RM has it for clients that the kernel makes: a child's count would end with the child."""
+    on_card.shared.table.clients[made].maker += 1
+
+    assert [mapping(on_card, made, number) for number in sorted(SIZES)] == [
+        [] if number == abi.NV_ESC_RM_MAP_MEMORY else [number] for number in sorted(SIZES)
+    ]
+
+
 @pytest.mark.parametrize("number", sorted(SIZES))
 def test_another_pods_client_is_left_to_the_kernel(on_card, made, number):
     on_card.shared.table.clients[made].pod = "other"
@@ -79,3 +90,20 @@ def test_a_successor_counts_mappings_of_a_dead_guardian(on_card, made, monkeypat
     after = [mapping(on_card, made, abi.NV_ESC_RM_MAP_MEMORY) for _ in range(3)]
 
     assert [len(each) for each in before + after] == [1, 1, 1, 1, 0]
+
+
+def test_mappings_count_as_long_as_a_client_of_their_maker(on_card, made, monkeypatch):
+    """RM undoes them with the client: when a process resumes, it makes others in a new one."""
+    monkeypatch.setattr(cpu_mappings, "_STEP", 1)
+    table, pid = on_card.shared.table, on_card.process.pid
+    mapping(on_card, made, abi.NV_ESC_RM_MAP_MEMORY)
+    on_card.shared.note({"fact": "exit", "pid": pid})  # another process has its files
+    on_card.shared.note(gone_fact((KERNELS, KERNELS)))
+    successor_of(on_card)
+    kept = dict(on_card.shared.table.cpu_mappings)
+    rebuilt = ObjectTable()
+    for fact in list(table.facts()):
+        rebuilt.note(fact)
+    table.note(gone_fact((made, made)))
+
+    assert (kept, rebuilt.cpu_mappings, table.cpu_mappings) == ({pid: 1}, {pid: 1}, {})

@@ -38,7 +38,8 @@ def map_at(pod, offset, memory=MEMORY, size=MAP_SIZES[1], length=0x1000, space=S
 
 def unmap_at(pod, offset, length=0, size=UNMAP_SIZES[1]):
     call = struct.pack("<IIIIQQQQ", CLIENT, DEVICE, SPACE, 0, 0, offset, length, 0)
-    pod.call(abi.NV_ESC_RM_UNMAP_MEMORY_DMA, call[:size])
+    answer = pod.call(abi.NV_ESC_RM_UNMAP_MEMORY_DMA, call[:size])[2]
+    return struct.unpack_from("<I", answer, size - 8)[0]
 
 
 @pytest.mark.parametrize("size", MAP_SIZES)
@@ -61,6 +62,31 @@ def test_a_mapping_cut_in_two_counts_twice(few):
     unmap_at(few, 0x1000, 0x1000)
 
     assert [map_at(few, 1 << 20), map_at(few, 2 << 20)] == [0, FULL]
+
+
+def test_a_cut_that_could_make_too_many_is_refused(few):
+    for at in range(3):
+        map_at(few, at << 20, length=0x3000)
+
+    assert unmap_at(few, 0x1000, 0x1000) == FULL
+    assert unmap_at(few, 0) == 0  # leaves no parts
+
+
+def test_another_pods_mappings_are_not_cut(few):
+    map_at(few, 0, length=0x3000)
+    few.shared.table.clients[CLIENT].pod = "other"
+
+    assert unmap_at(few, 0x1000, 0x1000) == FULL
+
+
+def test_a_client_that_was_another_pods_keeps_its_count(few):
+    """The other pod's mappings are not known here, but RM has them."""
+    few.rm.objects[CLIENT, 31] = (abi.NV01_MEMORY_SYSTEM, DEVICE)
+    map_at(few, 0, memory=31)
+    few.shared.note({"fact": "dma_mappings", "client": CLIENT, "count": 3})
+    few.rm.objects.pop((CLIENT, 31))
+
+    assert (map_at(few, 1 << 20), few.shared.table.clients[CLIENT].dma_mappings) == (FULL, 3)
 
 
 def test_freed_memory_takes_its_mappings_along(few):
@@ -97,6 +123,14 @@ def test_a_successor_counts_what_a_dead_guardian_mapped(few):
     assert map_at(few, 3 << 20) == FULL
     unmap_at(few, 1 << 20)
     assert [map_at(few, 4 << 20), map_at(few, 5 << 20)] == [0, FULL]
+
+
+def test_a_cut_of_what_a_dead_guardian_mapped_counts(few):
+    map_at(few, 0, length=0x3000)
+    successor_of(few)
+    unmap_at(few, 0x1000, 0x1000)
+
+    assert [map_at(few, 1 << 20), map_at(few, 2 << 20)] == [0, FULL]
 
 
 STEPS = st.lists(

@@ -16,7 +16,7 @@ from qgpu.guardian.accounting import memory_quota
 from qgpu.guardian.accounting.allocations import Allocations
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.failover.journal import Journal
-from qgpu.guardian.proxy import dispatcher, held_uvm_files
+from qgpu.guardian.proxy import dispatcher, held_uvm_files, passthrough
 from qgpu.linux import proc
 from qgpu.linux.inflight_syscalls import InflightSyscall
 from qgpu.linux.seccomp_notify import Listener
@@ -24,7 +24,7 @@ from qgpu.nvidia import abi, uvm
 from tests.guardian.asked import alloc, free, uvm_mapping, uvm_mapping_status, uvm_range
 from tests.guardian.charges import charged
 from tests.guardian.fake_rm import PAGE
-from tests.guardian.pod import LIMIT, MAJOR, MOST, allocate, held, until
+from tests.guardian.pod import LIMIT, MAJOR, MOST, PATIENCE_S, allocate, held, until
 from tests.guardian.proxy.test_memory import someone_elses
 
 
@@ -448,12 +448,22 @@ def test_vaspace_free_asks_rm_independently_of_memory_count(on_card):
     assert not [key for key in asked if 10 <= key[1] < 30]
 
 
-def test_a_mapping_stays_on_the_uvm_file_that_was_checked(on_card, tmp_path, monkeypatch):
-    """Another process's file would keep the memory when the process that maps it has ended."""
-    other, flag, proceed = subprocess.Popen(["sleep", "60"]), tmp_path / "exchange", Listener.proceed
+@pytest.fixture
+def beside_another(on_card):
+    """A pod's process beside another one of it that has a UVM file."""
+    other = subprocess.Popen(["sleep", "60"])
     on_card.shared.clients.register_process("web", other.pid)
     with open(os.devnull, "r+b", buffering=0) as its_uvm_file:
         on_card.shared.pod_uvm_files.hold(other.pid, 5, its_uvm_file.fileno())
+    yield on_card
+    on_card.shared.uvm_files.release(on_card.shared.uvm_files.take(other.pid))
+    other.kill()
+    other.wait()
+
+
+def test_a_mapping_stays_on_the_uvm_file_that_was_checked(beside_another, tmp_path, monkeypatch):
+    """Another process's file would keep the memory when the process that maps it has ended."""
+    pod, flag, proceed = beside_another, tmp_path / "exchange", Listener.proceed
 
     def proceed_late(listener, number):
         flag.touch()
@@ -462,17 +472,64 @@ def test_a_mapping_stays_on_the_uvm_file_that_was_checked(on_card, tmp_path, mon
             time.sleep(0.001)
         return proceed(listener, number)
 
-    allocate(on_card, 10, MOST)
+    allocate(pod, 10, MOST)
     monkeypatch.setattr(Listener, "proceed", proceed_late)
-    on_card.shared.major, on_card.shared.uvm_major = None, MAJOR
+    pod.shared.major, pod.shared.uvm_major = None, MAJOR
     asked = uvm_mapping(1 << 40, PAGE, 10)
-    on_card.tell(f"exchange_while {uvm.MAP_EXTERNAL_ALLOCATION} {asked.hex()} {flag}")
-    code = on_card.answer()[1]
-    on_card.shared.uvm_files.release(on_card.shared.uvm_files.take(other.pid))
-    other.kill()
-    other.wait()
+    pod.tell(f"exchange_while {uvm.MAP_EXTERNAL_ALLOCATION} {asked.hex()} {flag}")
 
-    assert code == errno.EINVAL  # by /dev/random, not by /dev/null
+    assert pod.answer()[1] == errno.EINVAL  # by /dev/random, not by /dev/null
+
+
+@pytest.fixture
+def followed(monkeypatch):
+    """What happens to calls that the kernel performs on a checked file; they are over once ``followed.over`` is set."""
+
+    class Followed(list):
+        over = threading.Event()
+
+    order = Followed()
+
+    def follow(call):
+        order.append("begun")
+        order.over.wait(PATIENCE_S)
+        order.append("over")
+
+    order.over.clear()
+    monkeypatch.setattr(InflightSyscall, "wait", follow)
+    return order
+
+
+def maps(pod, handle):
+    pod.uvm(uvm.MAP_EXTERNAL_ALLOCATION, uvm_mapping(1 << 40, PAGE, handle))
+
+
+def test_calls_are_served_while_kernel_maps_on_a_checked_file(beside_another, followed):
+    """But the process's next one that stops its threads waits for the end of the first."""
+    maps(beside_another, 10)
+    until(lambda: followed == ["begun"])
+    allocate(beside_another, 12, PAGE)
+    assert followed == ["begun"]
+
+    threading.Timer(0.1, followed.over.set).start()
+    maps(beside_another, 11)
+    until(lambda: followed == ["begun", "over"] * 2)
+
+
+def test_pod_with_many_calls_in_the_kernel_waits_for_the_next(beside_another, followed, monkeypatch):
+    monkeypatch.setattr(passthrough, "_MOST_FOLLOWING", 0)
+    threading.Timer(0.1, followed.over.set).start()
+    maps(beside_another, 10)
+
+    assert followed == ["begun", "over"]
+
+
+def test_registration_on_a_checked_file_is_in_progress(beside_another, followed):
+    beside_another.uvm(uvm.REGISTER_CHANNEL, bytes(56))
+    registering = beside_another.dispatcher._registered_channels._registering
+
+    assert list(registering.calls) == [beside_another.process.pid]
+    followed.over.set()
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,21 @@ def test_page_tables_of_non_memory_ranges_charged_until_freed(on_card, request_,
     assert (full, held(on_card)) == (3 * TABLES, 0)
 
 
+@pytest.mark.parametrize(
+    ("pages", "left"), [(1, 2), (2, 1), (3, 0), (4, 3)], ids=["one mapping", "two", "all", "more than is mapped"]
+)
+def test_a_free_without_length_ends_what_uvm_frees(on_card, pages, left):
+    """Since branch 590 a program does not say how long the range is, and what lies behind the call is its own."""
+    on_card.rm.uvm_version, on_card.rm.ranges = "595.45", {1 << 40: pages << 12}
+    on_card.shared.uvm_layouts = uvm.layouts("595.45")
+    for page in range(3):
+        on_card.uvm(SPARSE_RANGE, struct.pack("<QQ", (1 << 40) + (page << 12), 4096) + bytes(24))
+    on_card.uvm(uvm.FREE, struct.pack("<QQQ", 1 << 40, 1 << 46, 0))
+
+    (space,) = on_card.shared.table.allocations.mappings.values() or (None,)
+    assert (len(space.mappings) if space else 0) == left
+
+
 @pytest.mark.parametrize("size", abi.MAP_MEMORY_DMA_BYTES)
 def test_rm_dma_mappings_refused_under_limit_else_made(on_card, size):
     own, others = (struct.pack("<I", client).ljust(size, b"\0") for client in (7, 9))

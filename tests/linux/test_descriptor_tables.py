@@ -1,0 +1,100 @@
+"""Who shares a process's descriptors is found, and who was seen not to is not looked at again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+
+from qgpu.linux import descriptor_tables, kcmp, proc
+from qgpu.linux.descriptor_tables import DescriptorTables
+
+
+@pytest.fixture
+def others():
+    """Two processes with tables of their own."""
+    processes = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
+    yield [process.pid for process in processes]
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def looked_at(monkeypatch):
+    """The threads whose table is compared; those in ``sharers`` share the asked process's."""
+    compared = []
+    same_table = kcmp.same_table
+
+    def compare(pid, thread):
+        compared.append(thread)
+        return thread in compare.sharers or same_table(pid, thread)
+
+    compare.sharers = set()
+    monkeypatch.setattr(kcmp, "same_table", compare)
+    compared.append(compare)
+    return compared
+
+
+def seen(looked_at):
+    threads = looked_at[1:]
+    del looked_at[1:]
+    return threads
+
+
+def test_process_seen_apart_is_not_looked_at_again(others, looked_at):
+    tables, me = DescriptorTables(), os.getpid()
+    tables.check_alone(me, lambda: [me, *others])
+    assert sorted(seen(looked_at)) == sorted(others)
+
+    tables.check_alone(me, lambda: [me, *others])
+    assert seen(looked_at) == []
+
+
+def test_process_that_came_since_is_looked_at(others, looked_at):
+    tables, me = DescriptorTables(), os.getpid()
+    tables.check_alone(me, lambda: others[:1])
+    looked_at[0].sharers = {others[1]}
+
+    with pytest.raises(OSError, match=f"thread {others[1]} shares the descriptors of process {me}"):
+        tables.check_alone(me, lambda: others)
+
+
+def test_process_that_shared_is_looked_at_each_time(others, looked_at):
+    tables, me = DescriptorTables(), os.getpid()
+    looked_at[0].sharers = set(others)
+    for _ in range(2):
+        with pytest.raises(OSError, match="shares the descriptors"):
+            tables.check_alone(me, lambda: others)
+
+
+def test_number_of_a_new_process_is_looked_at_again(others, looked_at, monkeypatch):
+    tables, me = DescriptorTables(), os.getpid()
+    tables.check_alone(me, lambda: others)
+    seen(looked_at)
+    real = proc.start_time
+    monkeypatch.setattr(proc, "start_time", lambda task: "1" if task == others[0] else real(task))
+    tables.check_alone(me, lambda: others)
+
+    assert seen(looked_at) == others[:1]
+
+
+def test_process_that_ended_is_not_remembered(looked_at):
+    tables, me = DescriptorTables(), os.getpid()
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    tables.check_alone(me, lambda: [gone.pid])
+
+    assert tables._separate[(me, proc.start_time(me))] == set()
+
+
+def test_what_is_remembered_is_bounded(others, monkeypatch):
+    monkeypatch.setattr(descriptor_tables, "_MOST_OTHERS", 1)
+    monkeypatch.setattr(descriptor_tables, "_MOST_PROCESSES", 1)
+    tables, me = DescriptorTables(), os.getpid()
+    tables.check_alone(me, lambda: others)
+    assert [len(each) for each in tables._separate.values()] == [0]
+
+    tables.check_alone(others[0], lambda: [me])
+    assert list(tables._separate) == [(others[0], proc.start_time(others[0]))]
