@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -33,6 +34,20 @@ class IntRange(click.IntRange):
     """A whole number within bounds; help and errors call it an integer."""
 
     name = "integer"
+
+
+class Seconds(click.FloatRange):
+    """Seconds within bounds, named in the error. Rejects "nan", which click's own range accepts."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Convert a value; fail with a usage error."""
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = math.nan
+        if not float(self.min or 0) <= seconds <= float(self.max or math.inf):
+            self.fail(f"'{value}' is not a number of seconds from {self.min:g} to {self.max:g}", param, ctx)
+        return seconds
 
 
 class Quantity(click.ParamType[_N]):

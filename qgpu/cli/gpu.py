@@ -60,8 +60,6 @@ def _beside(answer: dict[str, Any]) -> Iterator[str]:
     if files["enforced"]:
         refused = sum(files["refused"].values())
         yield f"device files: isolated, {refused} uses from outside refused"
-        if files["why"]:
-            yield f"device files: {files['why']}"
     elif answer["plane"] != "sim":
         yield f"device files: NOT isolated: {files['why']}"
     for gpu in answer.get("gpus", ()):

@@ -148,6 +148,8 @@ def set_(context: Context, /, name: str, sm: Any, member_memory: Any, **options:
             "group set: nothing to set; give --cores, --class, --memory, --latency-target, --sm or --member-memory"
         )
     files.server.environment(part.sm, part.memory)  # a part that is none is refused before anything changes
+    if part != before:
+        files.part = before  # only its owner can: others are refused before anything changes
     if changes:
         change(context, "group", name, None, changes)
     if sm is not None or member_memory is not None:

@@ -15,7 +15,7 @@ import qgpu
 from qgpu import entry_point
 from qgpu.cli import examples
 from qgpu.cli.context import Context
-from qgpu.cli.params import Seconds
+from qgpu.entry_point import Seconds
 from qgpu.paths import client_runtime_dir
 
 #: The module of each command, and its summary. Only the module of the requested command is imported.

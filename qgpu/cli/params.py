@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import click
@@ -22,20 +21,6 @@ PERCENT = Quantity("per cent", units.parse_percent)
 UUID_KINDS = ("GPU-", "MIG-")
 #: A factor such as 2.0.
 FACTOR = Quantity("factor", units.parse_factor)
-
-
-class Seconds(click.FloatRange):
-    """Seconds within bounds, named in the error. Rejects "nan", which click's own range accepts."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Convert a value; fail with a usage error."""
-        try:
-            seconds = float(value)
-        except ValueError:
-            seconds = math.nan
-        if not float(self.min or 0) <= seconds <= float(self.max or math.inf):
-            self.fail(f"'{value}' is not a number of seconds from {self.min:g} to {self.max:g}", param, ctx)
-        return seconds
 
 
 class Pgpu(click.ParamType[int]):

@@ -11,7 +11,8 @@ import click
 from qgpu.cli import completion
 from qgpu.cli.context import Context, pass_context
 from qgpu.cli.output import writing
-from qgpu.cli.params import PGPU, Seconds
+from qgpu.cli.params import PGPU
+from qgpu.entry_point import Seconds
 from qgpu.linux.shutdown import Shutdown
 from qgpu.model import NS_PER_S
 from qgpu.trace import page

@@ -17,10 +17,10 @@ import click
 from qgpu import live_shares
 from qgpu.cli.context import Context, pass_context
 from qgpu.cli.output import output_option, terminal_width, with_units
-from qgpu.cli.params import Seconds
 from qgpu.cli.screen import Screen
 from qgpu.cli.top_mode import Mode, chosen, pressed, settled
 from qgpu.cli.top_page import View, page, room, table
+from qgpu.entry_point import Seconds
 from qgpu.errors import QgpuError
 from qgpu.ipc.control_socket import Client
 

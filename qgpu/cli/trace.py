@@ -11,7 +11,8 @@ import click
 from qgpu.cli import completion
 from qgpu.cli.context import Context, pass_context
 from qgpu.cli.output import cores, output_option, print_json, print_table, writing
-from qgpu.cli.params import PGPU, Seconds
+from qgpu.cli.params import PGPU
+from qgpu.entry_point import Seconds
 from qgpu.ipc.control_socket import SCHEMA
 from qgpu.linux.shutdown import Shutdown
 from qgpu.model import NS_PER_S

@@ -80,6 +80,9 @@ _RECORDED: dict[str, tuple[str, tuple[str, ...]]] = {
     "grant.prepare": ("claim prepared", ("uid", "name")),
 }
 
+#: Those that record changes of settings, before they make them.
+_SETTING = {"gpu.set", "gpu.set_temporarily", "pod.set"}
+
 #: Those of container runtimes, Slurm, Kubernetes' driver and those who switch the module, all of which are root: what
 #: they say of others is believed, so no other user may make them.
 _OWN = {"container.bind", "slurm.bind", "grant.prepare", "grant.drop", "group.changed", "module.switched"}
@@ -203,6 +206,8 @@ class ControlRequests:
         if request is None:
             raise InvalidValueError(f"request {op!r}: there is no such request; is qgpuctl of the daemon's version?")
         arguments = Arguments(message)
+        if op in _RECORDED or op in _SETTING:
+            self._turn.await_pace(session)
         with self._turn(session) if op in self._reading or op in _IN_TURN else nullcontext():
             answer = request(session, arguments, fds)
         if op in _RECORDED:

@@ -60,8 +60,8 @@ class DeviceIsolation:
 
     @property
     def enforced(self) -> bool:
-        """Tell whether device files of pods are isolated."""
-        return not self.why
+        """Tell whether device files of all pods are isolated."""
+        return not self.why and not self._failure.text
 
     def set_pods(self, pods: Sequence[PodInfo]) -> None:
         """Tell the program which pods exist."""
@@ -86,7 +86,8 @@ class DeviceIsolation:
 
     def shown(self) -> dict[str, Any]:
         """Return the state of the isolation in JSON types."""
-        return {"enforced": self.enforced, "why": self.why or self._failure.text, "refused": self.refused()}
+        failed = self._failure.text and f"the BPF program does not know every pod: {self._failure.text}"
+        return {"enforced": self.enforced, "why": self.why or failed, "refused": self.refused()}
 
     def close(self, pods: Sequence[PodInfo] | None) -> None:
         """Release the program; remove it from the kernel if ``pods`` is empty. None means unknown."""

@@ -32,17 +32,18 @@ class MetricsEndpoint:
         self.refresh()
 
     def refresh(self) -> None:
-        """Retry if a retry is due. Raises ConfigError like the constructor."""
+        """Retry if a retry is due. A daemon that has begun runs on, whatever is at the address by then."""
         if self._server is not None or time.monotonic() < self._retry_at_s:
             return
         self._retry_at_s = time.monotonic() + _RETRY_S
         try:
             self._server = self._serve()
         except ConfigError as error:
+            if self._told:
+                return
             if not isinstance(error.__cause__, OSError) or error.__cause__.errno != errno.EADDRINUSE:
                 raise
-            if not self._told:
-                _log.error("no metrics, trying again", error=str(error))
+            _log.error("no metrics, trying again", error=str(error))
             self._told = True
             return
         if self._told:

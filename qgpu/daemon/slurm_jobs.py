@@ -66,7 +66,8 @@ class SlurmJobs:
             at, of_step = self._cgroups(session, step)
             grants = self._without_left(grants, whose, begun=pod is not None)
             if at and self._plane is Plane.SECCOMP:
-                self._note(at, of_step, new=pod is None)
+                others = [each for other in pods if other.name != step.pod for each in other.cgroups]
+                self._note(at, of_step, others, new=pod is None)
             if pod is None:
                 self._pods.admit(step.pod, grants, at, None if at else session, may_wait=False, of_job=True)
                 self._gave(step.pod, at or self._pods.named(step.pod).cgroup, grants)
@@ -74,7 +75,7 @@ class SlurmJobs:
                 raise RefusedError(f"pod {pod.name}: it is not that of job {step.job}; end its processes first")
             else:
                 self._widen(pod, grants)
-            self._pods.users.note_owner(step.pod, at, whose)
+            self._pods.users.note_owner(step.pod, self._pods.named(step.pod).cgroup, whose)
             listeners = list(fds)
             fds.clear()
             self._pods.host.attach(step.pod, session.peer.pid, listeners)
@@ -119,10 +120,10 @@ class SlurmJobs:
                 found[index] = replace(grant, memory=max(units.LEAST_LIMIT, grant.memory - left))
         return found
 
-    def _note(self, at: str, step: str, *, new: bool) -> None:
-        """Note that a step of a job has the filter. Raises RefusedError."""
+    def _note(self, at: str, step: str, others: list[str], *, new: bool) -> None:
+        """Note that a step of a job has the filter, beside the cgroups of other pods. Raises RefusedError."""
         try:
-            if slurm_steps.note(at, step, new=new):
+            if slurm_steps.note(at, step, others, new=new):
                 self._pods.isolate()
         except OSError as error:
             raise RefusedError(f"cgroup {step}: it cannot be noted: {error.strerror}; start the step again") from error

@@ -8,26 +8,29 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterable
 
 from qgpu.errors import RefusedError
 from qgpu.linux import cgroup
 
 #: The key of the notes at the cgroups of a job and of its steps.
 _FILTERED = "filtered"
-#: The most steps of a job at a time: a program in the kernel knows the steps of all jobs, and has room for so many.
-MOST_STEPS = 512
+#: The most steps of a job at a time. A program in the kernel knows the steps of all jobs, and other pods
+#: (``bpf/device_files.bpf.c``): so a job has at most half of what others leave of its places for steps.
+MOST_STEPS, MOST_PLACES = 512, 7168
 
 
-def note(job: str, step: str, *, new: bool) -> bool:
+def note(job: str, step: str, others: Iterable[str], *, new: bool) -> bool:
     """Note a step, before its task may open a device, and tell whether it was not noted before; both are cgroups.
 
-    A job that is not ``new`` and has no note began under a daemon without notes, and keeps its files as a whole.
-    Raises OSError, RefusedError.
+    ``others`` are the cgroups of other pods. A job that is not ``new`` and has no note began under a daemon without
+    notes, and keeps its files as a whole. Raises OSError, RefusedError.
     """
     if cgroup.get_xattr(step, _FILTERED) or not (new or cgroup.get_xattr(job, _FILTERED)):
         return False
-    if len(_noted(job)) >= MOST_STEPS:
-        raise RefusedError(f"cgroup {job}: {MOST_STEPS} steps of this job have GPUs already; end one first")
+    mine, left = len(_noted(job)), MOST_PLACES - sum(len(places(at)) for at in others)
+    if mine >= min(MOST_STEPS, left // 2):
+        raise RefusedError(f"cgroup {job}: {mine} steps of this job have GPUs, and no more fit; end some first")
     for at in (job, step):
         cgroup.set_xattr(at, _FILTERED, "1")
     return True

@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from qgpu.errors import RefusedError
+from qgpu.errors import QgpuError, RefusedError, full
 from qgpu.linux import atomic_file
 from qgpu.model.checkpointer import GpuProcess
 from qgpu.model.suspension import Residency, Suspension
@@ -45,7 +45,7 @@ class SuspensionFile:
             return {}
 
     def save(self, pods: Mapping[str, Suspension]) -> None:
-        """Write all entries. Raises RefusedError."""
+        """Write all entries. Raises RefusedError; QgpuError if the disk is full."""
         if self._path is None:
             return
         entries = {name: _written(each) for name, each in pods.items() if each.residency is not Residency.RUNNING}
@@ -54,7 +54,8 @@ class SuspensionFile:
             self._path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             atomic_file.replace(self._path, json.dumps(content, indent=2) + "\n", 0o644)
         except OSError as error:
-            raise RefusedError(f"{self._path}: {error.strerror}; nothing is suspended or resumed without it") from error
+            kind = QgpuError if full(error) else RefusedError
+            raise kind(f"{self._path}: {error.strerror}; nothing is suspended or resumed without it") from error
 
 
 def _read(entry: Any) -> Suspension:

@@ -20,6 +20,7 @@ import structlog
 from qgpu.checkpoint import sequence
 from qgpu.daemon.suspension_file import SuspensionFile
 from qgpu.errors import CheckpointError, QgpuError, RefusedError
+from qgpu.linux import cgroup
 from qgpu.model import NS_PER_S
 from qgpu.model.checkpointer import Checkpointer
 from qgpu.model.plane_api import Host, PodInfo
@@ -213,7 +214,7 @@ class Suspensions:
                 if name not in there:
                     self._totals.pop(name, None)
             if gone:
-                with suppress(RefusedError):  # at worst the next daemon finds them ended, too
+                with suppress(QgpuError):  # at worst the next daemon finds them ended, too
                     self._file.save(self._pods)
 
     def close(self) -> None:
@@ -229,6 +230,7 @@ class Suspensions:
 
     def _leaving(self, pod: PodInfo, lock_s: float) -> Suspension:
         """Describe a pod that is about to leave its cards. Raises RefusedError if it cannot."""
+        _check_listed(pod)
         with closing(self._host.checkpointer()) as driver:
             processes = tuple(driver.processes(pod))
             if not processes:
@@ -381,15 +383,26 @@ class Suspensions:
         """Write where a pod is."""
         with self._changed:
             self._pods[name] = found
-            with suppress(RefusedError):  # the file still says that it is on the way: the next daemon looks again
+            with suppress(QgpuError):  # the file still says that it is on the way: the next daemon looks again
                 self._file.save(self._pods)
 
     def _enter(self, name: str, found: Suspension) -> None:
-        """Write what is about to be done. Raises RefusedError if it cannot be written."""
+        """Write what is about to be done. Raises QgpuError if it cannot be written."""
         with self._changed:
             self._file.save(self._pods | {name: found})
             self._pods[name] = found
             self._changed.notify_all()
+
+
+def _check_listed(pod: PodInfo) -> None:
+    """Raise RefusedError if processes of a pod may be hidden: they would stay on its cards."""
+    try:
+        cgroup.pids(*pod.cgroups)
+    except OSError as error:
+        raise RefusedError(
+            f"pod {pod.name}: not all of its processes can be listed: {error.strerror}; remove cgroups below its own "
+            "first"
+        ) from error
 
 
 def _ns_per_gib(moves: Iterable[MoveTotals]) -> int:

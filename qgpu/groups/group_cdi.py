@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from qgpu.errors import PermissionDeniedError
+from qgpu.errors import unusable
 from qgpu.groups.group_files import GroupFiles
 from qgpu.groups.mps_server import SHARED_MEMORY, MpsServer
 from qgpu.ipc.codec import pgpu_from_json
@@ -48,7 +48,7 @@ def offer(client: Client, files: GroupFiles) -> None:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         atomic_file.replace(path, content, 0o644)
     except OSError as error:
-        raise PermissionDeniedError(f"{path}: {error.strerror}; choose another directory") from error
+        raise unusable(path, "choose another directory", error) from error
 
 
 def member_edits(runtime_dir: Path, grant: PreparedGrant) -> dict[str, Any]:

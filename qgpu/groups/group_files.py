@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from qgpu.errors import PermissionDeniedError, RefusedError, UnknownNameError
+from qgpu.errors import RefusedError, UnknownNameError, unusable
 from qgpu.groups.mps_server import MpsServer
 from qgpu.linux import atomic_file, cgroup, mounts, proc
 from qgpu.model.member_limits import MemberLimits
@@ -29,7 +29,7 @@ class GroupFiles:
         self.server = MpsServer(self.directory)
 
     def claim(self, pid: int, pod_ident: int) -> None:
-        """Record the process that keeps the group, and the id of its pod's cgroup. Raises PermissionDeniedError."""
+        """Record the process that keeps the group, and the id of its pod's cgroup. Raises QgpuError."""
         with self._errors():
             self.server.pipe.mkdir(parents=True, exist_ok=True)
             atomic_file.replace(self.directory / "pod", f"{pod_ident}\n", 0o644)
@@ -45,7 +45,7 @@ class GroupFiles:
             return None
 
     def has_begun(self) -> None:
-        """Record that the group takes members while its keeper lives. Raises PermissionDeniedError."""
+        """Record that the group takes members while its keeper lives. Raises QgpuError."""
         with self._errors():
             atomic_file.replace(self.directory / "begun", (self.directory / "keeper.pid").read_text(), 0o644)
 
@@ -68,7 +68,7 @@ class GroupFiles:
 
     @property
     def part(self) -> MemberLimits:
-        """A member's default limits. Only the group's owner can set them. Raises PermissionDeniedError."""
+        """A member's default limits. Only the group's owner can set them. Raises QgpuError."""
         try:
             return MemberLimits(**json.loads((self.directory / "part.json").read_text()))
         except (OSError, ValueError, TypeError):
@@ -116,9 +116,7 @@ class GroupFiles:
         try:
             yield
         except OSError as error:
-            raise PermissionDeniedError(
-                f"{self.directory}: {error.strerror}; groups are made as qgpud's user"
-            ) from error
+            raise unusable(self.directory, "groups are made as qgpud's user", error) from error
 
 
 def names(runtime_dir: Path) -> list[str]:

@@ -6,6 +6,7 @@ requests.
 
 from __future__ import annotations
 
+import errno
 import grp
 import os
 import shutil
@@ -76,6 +77,8 @@ class Client:
         except TimeoutError as error:
             raise TimedOutError(f"{path}: no connection within {timeout_s:g} s") from error
         except OSError as error:
+            if error.errno in (None, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG):  # no daemon can listen there
+                raise errors.unusable(path, "choose another --runtime-dir", error) from error
             raise DaemonUnreachableError(f"{path}: {error.strerror or error}; {how_to_start(runtime_dir)}") from error
         if runtime_dir == shared_runtime_dir() and self._connection.peer().uid not in (0, os.geteuid()):
             self._connection.close()
@@ -254,6 +257,8 @@ class Server:
             while (received := self._next(connection, guest) if bounded else connection.receive()) is not None:
                 message, fds = received
                 try:
+                    if connection.hung_up:  # its user was told that there was no answer, so nothing may change now
+                        break
                     connection.send((self._answer_guest if guest else self._answer)(session, message, fds))
                 finally:
                     untrusted_fds.close_here(*fds)

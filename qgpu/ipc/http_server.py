@@ -6,9 +6,12 @@ Python's own server handles the protocol. One connection is one request.
 
 from __future__ import annotations
 
+import errno
 import ipaddress
+import os
 import re
 import socket
+import stat
 import sys
 import threading
 import time
@@ -137,6 +140,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__((address.host, address.port), _Handler, bind_and_activate=False)
         if address.path:
             self.socket.close()
+            _check_free(address.path)
             self.socket = wire.listen(address.path, 0o600)
             self.address = address
         else:
@@ -216,6 +220,18 @@ class _Server(ThreadingHTTPServer):
         if not self.address.private:
             return True
         return name in ("localhost", self.address.host) or bool(self.address.path)
+
+
+def _check_free(path: str) -> None:
+    """Raise OSError if a file is at a path for a socket, or another program listens there: it would be replaced."""
+    if not os.path.lexists(path):
+        return
+    if not stat.S_ISSOCK(os.lstat(path).st_mode):
+        raise FileExistsError(errno.EEXIST, "a file that is no socket is there")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        if probe.connect_ex(path) != errno.ECONNREFUSED:
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -66,6 +66,13 @@ class Connection:
         """Tell whether data has arrived that no returned message contains."""
         return bool(self._data)
 
+    @property
+    def hung_up(self) -> bool:
+        """Tell whether the peer has closed its end; what it had sent may still be unread."""
+        poll = select.poll()
+        poll.register(self.sock, 0)  # POLLHUP is always reported
+        return any(events & select.POLLHUP for _, events in poll.poll(0))
+
     def peer(self) -> Peer:
         """Return the peer's credentials."""
         return Peer(*_PEER.unpack(self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)))

@@ -10,7 +10,7 @@ import click
 import qgpu
 from qgpu import entry_point
 from qgpu.errors import NotSupportedError
-from qgpu.k8s.options import SIZE, NodeConfig, node_options, reserve_option
+from qgpu.k8s.options import POSITIVE_SIZE, NodeConfig, node_options, reserve_option
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -27,14 +27,20 @@ def command() -> None:
     help="Identity at the API server, such as /etc/kubernetes/kubelet.conf; default: the service account of this pod.",
 )
 @reserve_option
-@click.option("--memory-step", type=SIZE, default="256MiB", show_default=True, help="Requests are multiples of it.")
 @click.option(
-    "--memory-default", type=SIZE, default="1GiB", show_default=True, help="What a request without a size gets."
+    "--memory-step", type=POSITIVE_SIZE, default="256MiB", show_default=True, help="Requests are multiples of it."
+)
+@click.option(
+    "--memory-default",
+    type=POSITIVE_SIZE,
+    default="1GiB",
+    show_default=True,
+    help="What a request without a size gets.",
 )
 @click.option("--shares", type=click.IntRange(1, 1000), default=64, show_default=True, help="Claims on a card at most.")
 @click.option(
     "--resync",
-    type=click.FloatRange(0.1),
+    type=entry_point.Seconds(0.1, 86400),
     default=30.0,
     show_default=True,
     help="Seconds between comparisons of all claims.",
@@ -80,7 +86,7 @@ def dra(
 )
 @click.option(
     "--patience",
-    type=click.FloatRange(0.1),
+    type=entry_point.Seconds(0.1, 86400),
     default=60.0,
     show_default=True,
     help="Seconds for which the kubelet must not list units before they count as free.",

@@ -12,9 +12,9 @@ from qgpu.config import LogFormat, LogLevel
 from qgpu.errors import (
     AlreadyRunningError,
     DaemonUnreachableError,
-    PermissionDeniedError,
     RefusedError,
     TimedOutError,
+    unusable,
 )
 from qgpu.k8s import conflicts
 from qgpu.k8s.device_units import is_device_plugins
@@ -39,7 +39,7 @@ def serving(config: NodeConfig) -> Iterator[Shutdown]:
 
 @contextmanager
 def _node_lock(kubelet: KubeletDirectory) -> Iterator[None]:
-    """Hold a lock in the kubelet's directory. Raises AlreadyRunningError, PermissionDeniedError."""
+    """Hold a lock in the kubelet's directory. Raises QgpuError."""
     path = kubelet.plugins / DRIVER / "lock"
     try:
         path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ def _node_lock(kubelet: KubeletDirectory) -> Iterator[None]:
     except BlockingIOError as error:
         raise AlreadyRunningError(f"{path}: another qgpu-k8s serves this node; stop it first") from error
     except OSError as error:
-        raise PermissionDeniedError(f"{path}: {error.strerror}; run qgpu-k8s as root") from error
+        raise unusable(path, "run qgpu-k8s as root, with the kubelet's --kubelet-dir", error) from error
     try:
         yield
     finally:

@@ -12,12 +12,19 @@ from typing import Any
 import click
 
 from qgpu import entry_point, units
+from qgpu.errors import InvalidValueError
 from qgpu.k8s.names import DEVICE_PLUGIN_DIR, KUBELET_DIR, KubeletDirectory
 from qgpu.paths import default_runtime_dir
 
-#: A size such as 16GiB, in bytes.
-SIZE = entry_point.Quantity("size", units.parse_memory)
 
+def _positive_size(text: str) -> int:
+    if not (size := units.parse_memory(text)):
+        raise InvalidValueError(f"{text!r} is nothing; write a size such as 256MiB")
+    return size
+
+
+#: A size such as 16GiB, in bytes; one that is not 0.
+SIZE, POSITIVE_SIZE = (entry_point.Quantity("size", read) for read in (units.parse_memory, _positive_size))
 
 reserve_option = click.option(
     "--reserve", type=SIZE, default="512MiB", show_default=True, help="Memory that every card keeps back."
@@ -56,7 +63,7 @@ def node_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--node-name", envvar="NODE_NAME", help="This node's name in Kubernetes; default: the host name.")
     @click.option(
         "--interval",
-        type=click.FloatRange(0.01),
+        type=entry_point.Seconds(0.01, 3600),
         default=1.0,
         show_default=True,
         help="Seconds between looks at qgpud, at its own sockets and at other drivers.",

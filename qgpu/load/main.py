@@ -19,7 +19,7 @@ import psutil
 
 from qgpu import entry_point
 from qgpu.entry_point import IntRange
-from qgpu.errors import NoGpuError
+from qgpu.errors import InvalidValueError, NoGpuError
 from qgpu.load.processes import run as run_processes
 from qgpu.load.record import Record, Stop
 from qgpu.load.workload import Workload
@@ -186,6 +186,8 @@ def _simulated(request: _Request) -> _Load:
     gpus, gpu = os.environ.get("QGPU_GPU", "").split(","), request.gpu
     if gpus[0] and gpu >= len(gpus):
         raise NoGpuError(f"no GPU {gpu} in this pod; its last one is --gpu {len(gpus) - 1}")
+    if gpus[0] and not gpus[gpu].isdecimal():
+        raise InvalidValueError(f"QGPU_GPU: {gpus[gpu]!r} is no number of a pGPU; qgpuctl run sets it")
     device = SimulatedDevice(os.environ.get("QGPU_POD", ""), int(gpus[gpu]) if gpus[0] else gpu)
     return _Load(device.run, device.name, time.time(), None, request.work.kernel_us)
 

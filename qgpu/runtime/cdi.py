@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from qgpu.errors import PermissionDeniedError
+from qgpu.errors import unusable
 from qgpu.linux import atomic_file
 from qgpu.model.plane_api import Pgpu
 from qgpu.runtime import driver_files, hook
@@ -63,7 +63,7 @@ def hook_entry(control_socket: Path, *arguments: str) -> dict[str, Any]:
 
 
 def write(specification: dict[str, Any], directory: Path) -> Path:
-    """Write the specification and return its file. Raises PermissionDeniedError."""
+    """Write the specification and return its file. Raises QgpuError, as ``unusable`` chooses it."""
     path = directory / FILE
     text = json.dumps(specification, indent=2) + "\n"
     try:
@@ -71,7 +71,7 @@ def write(specification: dict[str, Any], directory: Path) -> Path:
         if not path.exists() or path.read_bytes() != text.encode():
             atomic_file.replace(path, text, 0o644)
     except OSError as error:
-        raise PermissionDeniedError(f"{path}: {error.strerror}; choose another directory") from error
+        raise unusable(path, "choose another directory", error) from error
     return path
 
 
@@ -96,7 +96,7 @@ class CdiFileWriter:
     def refresh(self) -> bool:
         """Write the file if it is out of date; return whether it was. The check costs a few stat() calls.
 
-        Raises PermissionDeniedError, NotSupportedError.
+        Raises QgpuError.
         """
         seen = self._look()
         if seen == self._seen:

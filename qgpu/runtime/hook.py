@@ -25,6 +25,8 @@ _NAMED = "qgpu.io/claim=", "qgpu.io/group="
 _OUTPUT = "run.oci.hooks."
 #: How long a container waits for room in its GPU's memory, and how often it asks. A kubelet gives it two minutes.
 _ROOM_TIMEOUT_S, _POLL_S = 100, 0.2
+#: The most characters of a refusal.
+_LONGEST = 2000
 
 
 def main() -> int:
@@ -145,10 +147,10 @@ def receive(sock: socket.socket, size: int, deadline: float) -> bytes:
 def refuse(why: object, to_stderr: bool) -> int:
     """Report why the container does not start: in the system log, and on stderr, which crun throws away.
 
-    The reason may quote text of an image. So a terminal gets printable characters only. If an image can have chosen the
-    file behind stderr, which crun opens as root, nothing is written there.
+    The reason may quote text of an image, of any length. So only its beginning is reported, in printable characters. If
+    an image can have chosen the file behind stderr, which crun opens as root, nothing is written there.
     """
-    line = "".join(each if each.isprintable() else "?" for each in str(why))
+    line = "".join(each if each.isprintable() else "?" for each in str(why)[:_LONGEST])
     if to_stderr:
         print(f"qgpu: {line}", file=sys.stderr)
     syslog.openlog("qgpu", 0, syslog.LOG_DAEMON)

@@ -20,7 +20,10 @@ from urllib.parse import quote
 import pytest
 import yaml
 
+from qgpu.daemon import metrics_endpoint
+from qgpu.daemon.metrics_endpoint import MetricsEndpoint
 from qgpu.errors import ExitCode
+from qgpu.ipc import wire
 from qgpu.ipc.http_server import Address
 from qgpu.metrics import exporter
 from qgpu.metrics.tally import PodTally
@@ -329,6 +332,23 @@ def test_who_sits_at_the_address_keeps_no_daemon_from_starting(tmp_path: Path) -
                     time.sleep(0.05)
                 else:
                     return
+
+
+def test_nothing_at_the_address_ends_a_running_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user who may write to the directory can have another program's socket there, and then a file."""
+    monkeypatch.setattr(metrics_endpoint, "_RETRY_S", 0.0)
+    address = Address(path=str(tmp_path / "metrics.sock"))
+    other = wire.listen(address.path, 0o600)
+    endpoint = MetricsEndpoint(lambda: exporter.serve(address, View, with_hami=False))
+    other.close()
+    Path(address.path).unlink()
+    Path(address.path).write_text("")
+    endpoint.refresh()
+    Path(address.path).unlink()
+    endpoint.refresh()
+
+    assert Path(address.path).is_socket()
+    endpoint.close()
 
 
 def test_an_address_that_is_not_this_hosts_is_one_clear_line(tmp_path: Path) -> None:

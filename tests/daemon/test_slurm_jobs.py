@@ -301,10 +301,37 @@ def test_a_jobs_steps_with_gpus_are_bounded(filtered: Node, monkeypatch: pytest.
     assert filtered.bind(0, shards="30")["ok"]
     assert filtered.bind(0, shards="30")["ok"]
 
-    assert "1 steps of this job have GPUs already" in str(filtered.bind(1, shards="30")["error"])
+    assert "1 steps of this job have GPUs, and no more fit" in str(filtered.bind(1, shards="30")["error"])
+
+
+def test_a_job_has_half_of_the_places_that_others_leave(filtered: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm_steps, "MOST_PLACES", 4)
+    other = filtered.job.parent / "web"
+    other.mkdir()
+    with subprocess.Popen(["sleep", "600"]) as process:
+        (other / "cgroup.procs").write_text(str(process.pid))
+        filtered.host.admit("web", {0: Grant()}, "/" + str(other.relative_to(cgroup.mount())))
+        answers = [filtered.bind(step, shards="30") for step in (0, 1)]
+        process.kill()
+
+    assert answers[0]["ok"]
+    assert "1 steps of this job have GPUs, and no more fit" in str(answers[1]["error"])
 
 
 def test_jobs_of_other_planes_are_not_divided(node: Node) -> None:
     node.bind(0, shards="30")
 
     assert slurm_steps.places(node.path()) == [node.path()]
+
+
+def test_next_daemon_knows_owner_of_job_without_own_cgroup(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm's plugin for cgroup version 1 makes none in the version 2 tree, so qgpu makes one."""
+    monkeypatch.setattr(node.requests.pods, "_plane", Plane.SECCOMP)
+    node.job = node.job.with_name("plain")
+    for leaf in ("slurm", "user/task_0"):
+        (node.job / "step_0" / leaf).mkdir(parents=True)
+    assert node.bind(0, uid=1234)["ok"]
+    (pod,) = node.host.pods()
+
+    assert pod.cgroup == node.path("step_0/slurm/qgpu-slurm-7")
+    assert pod_users.PodUsers([pod]).owner_of("slurm-7") == "user 1234"

@@ -7,10 +7,11 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace, TracebackType
 
 import pytest
+import structlog
 
 from qgpu.config import Config
 from qgpu.daemon import socket_group_turn
@@ -20,6 +21,7 @@ from qgpu.daemon.settings_file import SettingsFile
 from qgpu.daemon.socket_group_turn import SocketGroupTurn
 from qgpu.ipc import wire
 from qgpu.ipc.control_socket import Session
+from qgpu.linux import log_rate_limit
 from qgpu.model import Grant
 from qgpu.model.plane_names import Plane
 from qgpu.planes.sim.host import Clock, SimHost
@@ -63,6 +65,7 @@ def requests() -> Iterator[tuple[ControlRequests, SimHost]]:
 
 
 def test_one_member_at_most_waits_for_the_pods_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket_group_turn, "PACE_S", 0.0)
     with requests() as (made, host):
         host.admit("one", {0: Grant()})
         monkeypatch.setattr(made.pods, "runs", lambda pod: True)
@@ -127,6 +130,24 @@ def test_user_with_many_requests_delays_another_by_one() -> None:
         threads.submit(ask, FOREIGN)
 
     assert order.index(FOREIGN) < 15
+
+
+def test_burst_of_members_changes_has_a_line_in_the_log_each() -> None:
+    """One line would be hidden among more than the log takes of a kind per second."""
+    lines, kept = log_rate_limit.LogRateLimit(), list[int]()
+
+    def say(number: int) -> dict[str, object]:
+        with suppress(structlog.DropEvent):
+            lines(None, "info", {"event": "pod set"})
+            kept.append(number)
+        return {}
+
+    with requests() as (made, _):
+        made._changing["pod.set"] = lambda _session, arguments, _fds: say(arguments.need("number", int))
+        for number in range(25):
+            made.handle(client(OTHER), {"op": "pod.set", "number": number}, [])
+
+    assert kept == list(range(25))
 
 
 def test_next_member_waits_for_as_long_as_the_last_one_took(monkeypatch: pytest.MonkeyPatch) -> None:

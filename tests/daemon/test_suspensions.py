@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 
 from qgpu.daemon.suspension_file import SuspensionFile
 from qgpu.daemon.suspensions import Suspensions
-from qgpu.errors import CheckpointError, RefusedError, UnknownNameError
+from qgpu.errors import CheckpointError, ExitCode, QgpuError, RefusedError, UnknownNameError
+from qgpu.linux import cgroup
 from qgpu.load.workload import Workload
 from qgpu.model import Grant
 from qgpu.model.checkpointer import GpuProcess, ProcessState
@@ -188,6 +190,29 @@ def test_a_pod_is_not_resumed_into_a_full_card(host: SimHost, daemon: Daemon) ->
     assert daemon.moves.wait("one", TIMEOUT_S).residency is Residency.RUNNING
 
 
+@pytest.mark.root
+def test_pod_with_more_cgroups_than_are_read_is_not_suspended(host: SimHost, daemon: Daemon) -> None:
+    """Processes there would stay on the card."""
+    try:
+        at = cgroup.create(f"test-{os.getpid()}")
+    except QgpuError as error:
+        pytest.skip(str(error))
+    below = [cgroup.mount() / at[1:] / str(number) for number in range(600)]
+    for each in below:
+        each.mkdir()
+    host.admit("many", {0: Grant()}, at)
+    host.start_load("many", 0, FLOOD)
+    try:
+        with pytest.raises(RefusedError, match=r"pod many: not all of its processes can be listed: .* more than"):
+            daemon.moves.suspend("many")
+    finally:
+        for each in below:
+            each.rmdir()
+        cgroup.remove("many", at)
+
+    assert daemon.moves.state("many").residency is Residency.RUNNING
+
+
 def test_what_cannot_be_suspended_is_refused_at_once(host: SimHost, daemon: Daemon) -> None:
     with pytest.raises(UnknownNameError):
         daemon.moves.suspend("nobody")
@@ -247,6 +272,15 @@ def test_nothing_is_touched_if_it_cannot_be_written(host: SimHost, tmp_path: Pat
         daemon.moves.suspend("one")
     assert daemon.states() == [ProcessState.RUNNING]
     assert daemon.moves.state("one") == Suspension()
+
+
+def test_full_disk_is_no_refusal(host: SimHost, daemon: Daemon, tmp_path: Path) -> None:
+    host.start_load("one", 0, FLOOD)
+    (tmp_path / "suspensions.json").symlink_to("/dev/full")
+
+    with pytest.raises(QgpuError, match="No space left on device; nothing is suspended") as failed:
+        daemon.moves.suspend("one")
+    assert (failed.value.code, daemon.states()) == (ExitCode.FAILED, [ProcessState.RUNNING])
 
 
 def test_a_pod_whose_suspended_processes_ended_counts_as_running(host: SimHost, daemon: Daemon) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import json
 import os
 import signal
@@ -12,11 +13,13 @@ import click
 import pytest
 
 from qgpu.cli.context import Context
-from qgpu.cli.group import remove
+from qgpu.cli.group import remove, set_
 from qgpu.errors import ExitCode, QgpuError
 from qgpu.groups.group_files import GroupFiles
 from qgpu.model.member_limits import MemberLimits
 from tests.cli.programs import Daemon, daemon
+
+NOBODY = 65534
 
 
 @pytest.fixture
@@ -81,23 +84,41 @@ def test_removed_group_leaves_nothing(host):
     assert not GroupFiles(host.runtime_dir, "llm").directory.exists()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="takes root to become another user")
-def test_group_of_another_user_is_not_removed(host):
-    host.ctl("group", "create", "llm")
+def as_nobody(host: Daemon, command: click.Command, **arguments: object) -> int:
+    """Run a command of qgpuctl's as another user, and return its exit code."""
     if (child := os.fork()) == 0:
         try:
             os.chdir(host.runtime_dir)  # the way there need not be open to everybody
             os.setgroups(())
-            os.setuid(65534)
-            with click.Context(remove, obj=Context(Path(), 60)) as context:
-                context.invoke(remove, name="llm", force=False)
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            with click.Context(command, obj=Context(Path(), 60)) as context:
+                context.invoke(command, **arguments)
         except QgpuError as error:
             os._exit(error.code)
         finally:
             os._exit(99)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == ExitCode.NO_PERMISSION
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes root to become another user")
+def test_group_of_another_user_is_not_removed(host):
+    host.ctl("group", "create", "llm")
+
+    assert as_nobody(host, remove, name="llm", force=False) == ExitCode.NO_PERMISSION
     assert len(groups(host)) == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes root to become another user")
+def test_member_of_the_socket_group_sets_no_half_of_a_group(tmp_path):
+    (tmp_path / "qgpud.toml").write_text(f'[socket]\ngroup = "{grp.getgrgid(NOBODY).gr_name}"\n')
+    with daemon(tmp_path / "run", "--config", str(tmp_path / "qgpud.toml")) as host:
+        host.ctl("group", "create", "llm", "--cores", "60")
+        code = as_nobody(host, set_, name="llm", quota=30, sm=25, member_memory=None)
+        (grant,) = groups(host)[0]["grants"]
+        host.ctl("group", "remove", "llm", "--force")
+
+    assert (code, grant["cores"]) == (ExitCode.NO_PERMISSION, 60)
 
 
 @pytest.mark.parametrize(

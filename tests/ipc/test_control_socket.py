@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from qgpu.errors import DaemonUnreachableError, PermissionDeniedError, QgpuError
+from qgpu.errors import DaemonUnreachableError, InvalidValueError, PermissionDeniedError, QgpuError, TimedOutError
 from qgpu.ipc import control_socket, subordinate_uids, wire
 from qgpu.ipc.control_socket import Client, Server, Session, how_to_start
 from qgpu.ipc.systemd import FdStore
@@ -148,6 +148,31 @@ def test_a_client_whose_end_fails_leaves_its_place(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.root
+def test_request_of_a_client_that_has_left_is_not_made(tmp_path: Path) -> None:
+    """Its user was told that the daemon had not answered in time."""
+    accepting, made = threading.Event(), list[str]()
+
+    def handle(_session: object, message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
+        made.append(message["op"])
+        return {}
+
+    def pod_of(_session: object) -> str:
+        accepting.wait(TIMEOUT_S)
+        return ""
+
+    server = Server(tmp_path, 0o600, None, handle, FdStore(), pod_of)
+    try:
+        with Client(tmp_path, 0.1) as client, pytest.raises(TimedOutError):
+            client.call("gpu.set")
+        accepting.set()
+        with Client(tmp_path) as client:  # it is accepted after the first
+            client.call("status")
+    finally:
+        server.close()
+
+    assert made == ["status"]
+
+
 def test_root_does_not_wait_in_the_queue_of_all(server: Path) -> None:
     """Any user can fill that one, by thousands of connections that it closes again."""
     path = socket_path(server)
@@ -178,6 +203,13 @@ def test_a_missing_daemon_is_started_where_it_belongs(
         monkeypatch.setenv("QGPU_RUNTIME_DIR", chosen)
 
     assert how_to_start(Path(directory)) == f"start it: {start}"
+
+
+@pytest.mark.parametrize("name", ["file", "x" * 200], ids=["file", "long"])
+def test_no_daemon_is_started_where_none_can_listen(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidValueError, match=r"; choose another --runtime-dir"):
+        Client(tmp_path / name, 0.1)
 
 
 def test_users_without_a_daemon_start_the_service(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qgpu.errors import DaemonUnreachableError
+from qgpu.errors import ConfigError, DaemonUnreachableError
+from qgpu.ipc import wire
 from qgpu.ipc.control_socket import Client
 from qgpu.ipc.http_server import Address, HttpServer, Request, Response, parse_address
 from qgpu.metrics import exporter
@@ -139,6 +141,26 @@ def test_no_request_line_or_host_is_a_defect(server: HttpServer, target: str, ho
         said = asked(server, f"{method} {target} HTTP/1.0\r\nHost: {host}\r\n\r\n".encode()) if target else b""
     assert logged == []
     assert said[:9] in (b"HTTP/1.0 ", b"")
+
+
+def test_a_file_in_a_sockets_place_stays(tmp_path: Path) -> None:
+    """An operator's wrong path would remove any file of the host."""
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ConfigError, match=r"unix:.*file: cannot listen there: a file that is no socket is there"):
+        HttpServer(Address(path=str(tmp_path / "file")), answer, 8)
+
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_another_programs_socket_stays_until_that_has_ended(tmp_path: Path) -> None:
+    address = Address(path=str(tmp_path / "socket"))
+    other = wire.listen(address.path, 0o600)
+    with pytest.raises(ConfigError, match="Address already in use"):
+        HttpServer(address, answer, 8)
+    other.close()
+
+    HttpServer(address, answer, 8).close()
+    assert not Path(address.path).exists()
 
 
 def test_localhost_is_a_loopback_address() -> None:

@@ -60,9 +60,28 @@ def test_device_plugins_stay_where_every_kubelet_has_them() -> None:
     )
 
 
-@pytest.mark.parametrize("arguments", [("--reserve", "much"), ("--shares", "0"), ("--memory-step", "x")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--reserve", "much"),
+        ("--shares", "0"),
+        ("--memory-step", "x"),
+        ("--memory-step", "0"),
+        ("--memory-default", "0MiB"),
+        ("--interval", "nan"),
+        ("--resync", "inf"),
+    ],
+)
 def test_bad_option_is_refused_in_one_line(arguments: tuple[str, str]) -> None:
     done = programs.run("qgpu.k8s.main", "dra", *arguments)
 
     assert done.returncode == 2
+    assert done.stderr.startswith(f"qgpu-k8s dra: Invalid value for '{arguments[0]}': ")
     assert done.stderr.count("\n") == 1
+
+
+def test_folder_that_cannot_be_the_kubelets_is_refused() -> None:
+    done = programs.run("qgpu.k8s.main", "device-plugin", "--kubelet-dir", "/dev/null")
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("qgpu-k8s: /dev/null/plugins/qgpu.io/lock: Not a directory; ")

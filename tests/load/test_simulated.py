@@ -86,6 +86,13 @@ def test_a_gpu_beyond_those_of_the_pod_is_refused(qgpuctl):
     assert ended.stderr == "qgpu-load: no GPU 3 in this pod; its last one is --gpu 0\n"
 
 
+def test_a_gpu_that_the_environment_misnames_is_refused(qgpuctl):
+    ended = qgpuctl("run", "--", "env", "QGPU_GPU=first", *LOAD[1:])
+
+    assert ended.returncode == ExitCode.USAGE
+    assert ended.stderr == "qgpu-load: QGPU_GPU: 'first' is no number of a pGPU; qgpuctl run sets it\n"
+
+
 def test_memory_beyond_the_limit_is_refused_in_its_units(qgpuctl):
     ended = qgpuctl("run", "--name", "small", "--memory", "100MiB", *LOAD, "--memory", "200MiB")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import platform
 from pathlib import Path
 
@@ -10,7 +12,8 @@ import pytest
 
 from qgpu.doctor.containers import check_containers
 from qgpu.doctor.report import Verdict
-from qgpu.errors import NotSupportedError, PermissionDeniedError
+from qgpu.errors import ExitCode, InvalidValueError, NotSupportedError, QgpuError
+from qgpu.linux import atomic_file
 from qgpu.model.plane_api import Pgpu
 from qgpu.runtime import cdi, driver_files
 from tests.cli import programs
@@ -118,8 +121,19 @@ def test_the_file_is_replaced_at_once_and_nothing_else_is_left(keeper):
 def test_where_it_cannot_be_written_is_said(tmp_path):
     (tmp_path / "file").write_text("")
 
-    with pytest.raises(PermissionDeniedError, match=r"qgpu\.json"):
+    with pytest.raises(InvalidValueError, match=r"qgpu\.json: Not a directory; choose another"):
         cdi.write({}, tmp_path / "file")
+
+
+def test_full_disk_has_its_own_exit_code(tmp_path, monkeypatch):
+    def no_room(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(atomic_file, "replace", no_room)
+    with pytest.raises(QgpuError, match="free some space there") as refused:
+        cdi.write({}, tmp_path)
+
+    assert refused.value.code == ExitCode.FAILED
 
 
 @pytest.mark.parametrize("loader", ["exit 1", "kill -9 $$"])

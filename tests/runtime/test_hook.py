@@ -182,3 +182,13 @@ def test_hook_waits_for_a_place_until_its_deadline_only(tmp_path: Path) -> None:
     path = tmp_path / "qgpud.sock"
     with full_listener(path), pytest.raises(TimeoutError):
         hook.ask(str(path), {"op": "status"}, time.monotonic() + 0.05)
+
+
+def test_hook_reports_the_beginning_of_what_an_image_made_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logged: list[str] = []
+    monkeypatch.setattr(hook.syslog, "syslog", lambda _, line: logged.append(line))
+    hook.refuse(f"annotation {'x' * 1_000_000}", to_stderr=True)
+
+    assert max(len(logged[0]), len(capsys.readouterr().err)) < 3000
