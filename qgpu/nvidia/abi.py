@@ -191,6 +191,8 @@ NVOS54_FLAGS_SERIALIZED = 1 << 2
 NVOS64_FLAGS_SERIALIZED = 1 << 0
 NVOS32_ATTR_COHERENCY_CACHED = 1 << 29
 NVOS32_ATTR2_PROTECTION_USER_READ_ONLY = 1 << 22
+#: From 575 on, on cards of two halves: in one of them.
+NVOS32_ATTR2_LOCALIZED_MEMORY = 3 << 29
 NVOS33_FLAGS_ACCESS_READ_ONLY = 1
 
 # Address spaces by their index (SDK/nvos.h): a new one, and that of the device above.
@@ -224,6 +226,9 @@ FERMI_CONTEXT_SHARE_A = 0x9067
 NV01_DEVICE_0 = 0x80
 NV20_SUBDEVICE_0 = 0x2080
 NV50_P2P, NV50_THIRD_PARTY_P2P = 0x503B, 0x503C
+RM_USER_SHARED_DATA = 0x00DE
+#: What RM is asked to show there, from 590 on: the processes on the card, and how much each uses it.
+NV00DE_RUSD_POLL_PROC_UTIL = 0x80
 NV_MEMORY_FABRIC = 0x00F8
 #: Such an object of the fabric has no memory when it is made, and gets and loses memory later (cl00f8.h).
 NV00F8_ALLOC_FLAGS_FLEXIBLE_FLA = 1
@@ -311,7 +316,8 @@ NV_EVENT_BUFFER_FLUSH = 0x90CD0104
 NV0000_GPU_INVALID_ID = 0xFFFFFFFF
 NV0000_CLIENT_HANDLE_INFO_PARENT, NV0000_CLIENT_HANDLE_INFO_CLASS = 1, 2
 NV0000_OS_UNIX_EXPORT_OBJECT_TYPE_RM = 1
-NV0041_SURFACE_INFO_PHYS_SIZE_LO, NV0041_SURFACE_INFO_PHYS_SIZE_HI = 2, 3
+#: The size that branches before 580 know, too, and its unit in bytes.
+NV0041_SURFACE_INFO_PHYS_SIZE, NV0041_SURFACE_INFO_PHYS_SIZE_UNIT = 7, 4096
 NV2080_GPU_GID_FORMAT_BINARY = 2
 #: In capsTbl[0]: a copy engine on the runlist of the compute engine.
 NV2080_CE_CAPS_GRCE = 1

@@ -49,15 +49,14 @@ def handle_info(fd: int, client: int, handle: int) -> tuple[int, int] | None:
 
 def memory_bytes(fd: int, client: int, memory: int) -> int | None:
     """Ask RM for the true size of a memory object, in bytes; None if it does not exist (GET_SURFACE_INFO)."""
-    parts = abi.NV0041_SURFACE_INFO_PHYS_SIZE_LO, abi.NV0041_SURFACE_INFO_PHYS_SIZE_HI
-    entries = ffi.new("NV0041_CTRL_SURFACE_INFO[2]", [{"index": part} for part in parts])
-    params = ffi.new("NV0041_CTRL_GET_SURFACE_INFO_PARAMS *", {"surfaceInfoListSize": 2})
+    entries = ffi.new("NV0041_CTRL_SURFACE_INFO[1]", [{"index": abi.NV0041_SURFACE_INFO_PHYS_SIZE}])
+    params = ffi.new("NV0041_CTRL_GET_SURFACE_INFO_PARAMS *", {"surfaceInfoListSize": 1})
     params.surfaceInfoList = int(ffi.cast("uintptr_t", entries))
     try:
         control(fd, client, memory, abi.NV0041_GET_SURFACE_INFO, params)
     except RmError:
         return None
-    return int(entries[1].data) << 32 | int(entries[0].data)
+    return int(entries[0].data) * abi.NV0041_SURFACE_INFO_PHYS_SIZE_UNIT
 
 
 def fabric_info(fd: int, client: int, handle: int) -> tuple[int, int] | None:

@@ -38,9 +38,9 @@ INIT_FLAGS_DISABLE_HMM = 0x1
 INITIALIZE_BYTES = 16
 STATUS_AT_INITIALIZE = 8
 
-#: MAP_EXTERNAL_ALLOCATION has attributes for 32 cards, and since 550.54.14 for 256, of 36 bytes each.
+#: MAP_EXTERNAL_ALLOCATION has attributes for 32 cards, and since 550.40.53 for 256, of 36 bytes each.
 _ATTRIBUTES_BYTES, _FEW, _MANY = 36, 32, 256
-_MANY_SINCE = (550, 54, 14)
+_MANY_SINCE = (550, 40, 53)
 #: UNREGISTER_CHANNEL names the card before the channel, and FREE the length, but no longer since 590.
 _SHORTER_SINCE = (590,)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from qgpu.guardian.accounting.client_entries import PEER_ACCESS
 from qgpu.guardian.accounting.rm_object import NO_INSTANCE, Key, RmObject, confirm_fact
-from qgpu.guardian.proxy import client_ownership, control_files, rm_calls
+from qgpu.guardian.proxy import client_ownership, control_files, rm_calls, virtualize
 from qgpu.guardian.proxy.alloc_checks import AllocChecks
 from qgpu.guardian.proxy.free_calls import FreeHandler
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
@@ -143,6 +143,8 @@ class AllocHandler(Handler):
             return None
         if params is not None:
             block.patch_u64(_POINTERS_AT, params.at)
+            if asked.rm_class == abi.RM_USER_SHARED_DATA:
+                virtualize.leave_out_processes(params.data)
         if rights is not None:
             block.patch_u64(_RIGHTS_AT, rights.at)
         detail = rm_calls.detail(asked.rm_class, params.data) if params else 0

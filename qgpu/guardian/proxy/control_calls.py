@@ -125,6 +125,8 @@ class ControlHandler(Handler):
         if (params := self._proxy.read(pod_call.call.tid, asked.params, asked.size)) is None:
             return None
         block.patch_u64(_PARAMS_AT, params.at)
+        if asked.command == abi.NV00DE_REQUEST_DATA_POLL:
+            virtualize.leave_out_processes(params.data)
         nested = self._proxy.read_nested(pod_call.call.tid, params, row.pointers)
         return _ControlRequest(pod_call, block, asked, params, nested) if nested is not None else None
 

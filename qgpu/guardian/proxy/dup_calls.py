@@ -165,6 +165,9 @@ class DupHandler(Handler):
         rm = RmObject(*key, about[1] or parent, about[0], 0)
         if not on_fabric:
             rm.detail = self._gpu_ops.size_by_file(file, *key)
+            if not rm.detail and number is None:  # nobody can say what it takes
+                self._free_handler.discard(pod_call, key)
+                return abi.NV_ERR_INVALID_STATE
         elif number is None:
             if not (size := self._bytes_below(file, rm, is_import=is_import)):
                 return self._discard(pod_call, key, UNKNOWN_ON_FABRIC)

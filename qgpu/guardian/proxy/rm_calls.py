@@ -102,6 +102,7 @@ class VidHeap(NamedTuple):
     handle: int
     flags: int
     attributes: int
+    attributes2: int
     size: int
     status_at: int
 
@@ -198,12 +199,12 @@ def uses(rm_class: int, params: bytes | bytearray) -> tuple[int, ...]:
     return tuple(filter(None, (int.from_bytes(params[at : at + 4], "little") for at in _USES.get(rm_class, ()))))
 
 
-_MEMORY_FLAGS_AT = abi.ffi.offsetof("NV_MEMORY_ALLOCATION_PARAMS", "flags")
+_MEMORY_FLAGS_AT, _MEMORY_ATTR2_AT = (abi.offsetof("NV_MEMORY_ALLOCATION_PARAMS", each) for each in ("flags", "attr2"))
 
 #: Functions of NVOS32 (nvos.h) that pods may use. Others allocate, too, by sizes of their own; nothing uses them.
 HEAP_ALLOC_SIZE, HEAP_FREE, HEAP_INFO = 2, 3, 5
 #: Offset of the card's total and free bytes in every answer, and of an allocation's flags and size.
-HEAP_TOTAL_AT, HEAP_FLAGS_AT, _HEAP_SIZE_AT = 24, 52, 88
+HEAP_TOTAL_AT, HEAP_FLAGS_AT, _HEAP_SIZE_AT, _HEAP_ATTR2_AT = 24, 52, 88, 144
 HEAP_HANDLE_AT = 44
 #: Without it RM ignores the handle that is asked for and chooses one.
 HEAP_FLAG_HANDLE_PROVIDED = 0x00004000
@@ -218,8 +219,8 @@ def _heap(data: bytes | bytearray, status_at: int) -> VidHeap:
     client, parent, function = struct.unpack_from("<III", data)
     (handle,) = _U32.unpack_from(data, HEAP_HANDLE_AT)
     flags, attributes = struct.unpack_from("<II", data, HEAP_FLAGS_AT)
-    (size,) = _U64.unpack_from(data, _HEAP_SIZE_AT)
-    return VidHeap(client, parent, function, handle, flags, attributes, size, status_at)
+    (size,), (attributes2,) = _U64.unpack_from(data, _HEAP_SIZE_AT), _U32.unpack_from(data, _HEAP_ATTR2_AT)
+    return VidHeap(client, parent, function, handle, flags, attributes, attributes2, size, status_at)
 
 
 #: Decodes one call's structure, given the offset of its status.
@@ -256,13 +257,21 @@ def is_virtual(heap: VidHeap) -> bool:
 
 
 def chooses_place(params: bytes | bytearray) -> bool:
-    """Tell whether a call asks for memory at a fixed card address, for which RM also takes the alignment around it."""
-    return bool(_U32.unpack_from(params, _MEMORY_FLAGS_AT)[0] & _FLAG_FIXED_ADDRESS)
+    """Tell whether a call asks for memory in a place on the card, for which RM takes more than it tells.
+
+    At a fixed address that is the alignment around it; in one half of the card, 64 MiB that no other memory can be in.
+    """
+    (flags,), (attributes2,) = (_U32.unpack_from(params, at) for at in (_MEMORY_FLAGS_AT, _MEMORY_ATTR2_AT))
+    return _chooses_place(flags, attributes2)
 
 
 def heap_chooses_place(heap: VidHeap) -> bool:
     """Do as chooses_place, for the old heap."""
-    return may_be_video(heap) and bool(heap.flags & _FLAG_FIXED_ADDRESS)
+    return may_be_video(heap) and _chooses_place(heap.flags, heap.attributes2)
+
+
+def _chooses_place(flags: int, attributes2: int) -> bool:
+    return bool(flags & _FLAG_FIXED_ADDRESS or attributes2 & abi.NVOS32_ATTR2_LOCALIZED_MEMORY)
 
 
 def takes_tables(flags: int) -> bool:

@@ -19,15 +19,18 @@ _FREE = frozenset({0x12, 0x16, 0x34})
 
 _MOST_GPUS = 32  # NV0000_CTRL_GPU_MAX_PROBED_GPUS
 _GPU_IDS = struct.Struct(f"<{_MOST_GPUS}I")
+_GPU_FLAGS_AT = 2 * _GPU_IDS.size
 
 _PIDS_COUNT_AT, _PIDS_AT = 8, 12
 _PID_INFOS_AT, _PID_INFO_BYTES = 8, 72
 _PID_INFO_ANSWER_AT, _PID_INFO_FIGURES = 8, slice(16, 64)
 
-#: Samples of engine utilization (NV2080_CTRL_PERF_GPUMON_PERFMON_UTIL_SAMPLE): a time, then for each of six engines its
-#: share, scale, process, process in a virtual machine with its name, and a kernel pointer.
-_SAMPLES_AT, _SAMPLE_BYTES, _ENGINES_AT, _ENGINES = 16, 776, 8, 6
-_ENGINE, _NO_PROCESS = struct.Struct("<IIII100s4xQ"), 0xFFFFFFFF
+#: Samples of engine utilization (NV2080_CTRL_PERF_GPUMON_PERFMON_UTIL_SAMPLE): a time, then for each engine its share,
+#: scale, process, process in a virtual machine with its name, and since 570 a kernel pointer.
+_SAMPLES, _SAMPLES_AT, _ENGINES_AT = 72, 16, 8
+_WITHOUT_POINTER, _ENGINE, _NO_PROCESS = struct.Struct("<IIII100s"), struct.Struct("<IIII100s4xQ"), 0xFFFFFFFF
+#: The engines of a sample, by its bytes: four, since 550 six.
+_ENGINES = {472: (4, _WITHOUT_POINTER), 704: (6, _WITHOUT_POINTER), 776: (6, _ENGINE)}
 
 
 def show_memory(entries: bytearray, at: int, count: int, limit: int, left: int) -> None:
@@ -54,10 +57,18 @@ def show_pids(params: bytearray, own: Collection[int], inside: Callable[[int], i
 
 
 def show_gpus(params: bytearray, own: Collection[int]) -> None:
-    """Keep only a pod's own cards in each list of GPU_GET_PROBED_IDS or GPU_GET_ATTACHED_IDS."""
+    """Keep only a pod's own cards in each list of GPU_GET_PROBED_IDS or GPU_GET_ATTACHED_IDS.
+
+    Since 580 the third list of the former has flags of the cards in the first.
+    """
+    gpus: tuple[int, ...] = ()
     for at in range(0, len(params) - _GPU_IDS.size + 1, _GPU_IDS.size):
-        shown = [gpu for gpu in _GPU_IDS.unpack_from(params, at) if gpu in own]
-        _GPU_IDS.pack_into(params, at, *shown, *[abi.NV0000_GPU_INVALID_ID] * (_MOST_GPUS - len(shown)))
+        listed = _GPU_IDS.unpack_from(params, at)
+        gpus = gpus or listed
+        flags = at == _GPU_FLAGS_AT
+        shown = [each for gpu, each in zip(gpus if flags else listed, listed, strict=True) if gpu in own]
+        nothing = 0 if flags else abi.NV0000_GPU_INVALID_ID
+        _GPU_IDS.pack_into(params, at, *shown, *[nothing] * (_MOST_GPUS - len(shown)))
 
 
 def pid_infos(params: bytearray) -> list[int]:
@@ -88,9 +99,19 @@ def show_pid_info(params: bytearray, at: int, answer: bytes | None) -> None:
 
 def show_samples(params: bytearray, own: Collection[int], inside: Callable[[int], int]) -> None:
     """Keep only a pod's own processes in utilization samples, by their pids in its namespace (``inside``)."""
-    for sample in range(_SAMPLES_AT, len(params) - _SAMPLE_BYTES + 1, _SAMPLE_BYTES):
-        for engine in range(_ENGINES):
-            at = sample + _ENGINES_AT + engine * _ENGINE.size
-            share, scale, pid, *_ = _ENGINE.unpack_from(params, at)
+    sample_bytes = (len(params) - _SAMPLES_AT) // _SAMPLES
+    if sample_bytes not in _ENGINES:  # RM refuses such parameters
+        params[_SAMPLES_AT:] = bytes(len(params[_SAMPLES_AT:]))
+        return
+    number, layout = _ENGINES[sample_bytes]
+    for sample in range(_SAMPLES_AT, len(params) - sample_bytes + 1, sample_bytes):
+        for engine in range(number):
+            at = sample + _ENGINES_AT + engine * layout.size
+            share, scale, pid, *_ = layout.unpack_from(params, at)
             shown = (share, scale, inside(pid)) if pid in own else (0, scale, _NO_PROCESS)
-            _ENGINE.pack_into(params, at, *shown, _NO_PROCESS, b"", 0)
+            params[at : at + layout.size] = _ENGINE.pack(*shown, _NO_PROCESS, b"", 0)[: layout.size]
+
+
+def leave_out_processes(params: bytearray) -> None:
+    """Clear the processes on the card in a mask of what RM is asked to show in its page of shared data."""
+    params[:1] = bytes(byte & ~abi.NV00DE_RUSD_POLL_PROC_UTIL & 0xFF for byte in params[:1])

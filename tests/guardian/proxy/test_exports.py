@@ -130,6 +130,14 @@ def test_what_a_pod_imports_of_somebody_elses_is_charged_to_it(sharing):
     assert (take_in(sharing, 11), held(sharing)) == (abi.NV_OK, 2 * SIZE)
 
 
+def test_import_whose_size_rm_does_not_tell_is_freed(sharing):
+    export(sharing, 10)
+    sharing.rm.sizes[7, 10] = 0
+
+    assert take_in(sharing, 11) == abi.NV_ERR_INVALID_STATE
+    assert (7, 11) not in sharing.rm.objects
+
+
 def test_export_without_handle_stays_charged_and_imports_add(sharing):
     """Nobody can say any more what the descriptor carries: rather twice than not at all."""
     export(sharing, 10)

@@ -137,6 +137,21 @@ def test_memory_at_fixed_card_address_is_refused_under_a_limit(on_card, limited)
     assert answers == ((abi.NV_ERR_NOT_SUPPORTED,) * 2 if limited else (abi.NV_OK,) * 2)
 
 
+@pytest.mark.parametrize("limited", [True, False])
+@pytest.mark.parametrize("half", [1 << 29, 2 << 29])
+def test_memory_in_one_half_of_a_card_is_refused_under_a_limit(on_card, limited, half):
+    """RM sets 64 MiB aside for it, and tells of what was asked for."""
+    on_card.limits = {0: 1 << 40} if limited else {}
+    params = bytes(28) + struct.pack("<I", half) + bytes(32) + struct.pack("<Q", 1 << 16) + bytes(56)
+    new = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(10, 2, abi.NV01_MEMORY_LOCAL_USER), params)
+    old = bytearray(heap(11, 1 << 16, flags=0x1C001))
+    struct.pack_into("<I", old, 144, half)
+    old = on_card.call(abi.NV_ESC_RM_VID_HEAP_CONTROL, bytes(old))
+
+    answers = alloc_status(new[2]), heap_status(old[2])
+    assert answers == ((abi.NV_ERR_NOT_SUPPORTED,) * 2 if limited else (abi.NV_OK,) * 2)
+
+
 def test_address_spaces_take_of_the_card_and_must_fit(on_card, monkeypatch):
     monkeypatch.setattr(object_table, "SPACE_BYTES", 1 << 16)
     on_card.limits[0] = 3 << 16
