@@ -14,6 +14,8 @@ from qgpu.linux import cgroup, proc
 #: For how long, and in how many listings, processes and threads may come and go.
 _PATIENCE_S, _LISTINGS = 1.0, 4
 
+#: How the kernel does not tell a process's cgroup: it has ended, or kernels before 6.8 find the path too long.
+_UNTOLD = (errno.ENOENT, errno.ESRCH, errno.ENAMETOOLONG)
 #: A process or thread: its number and when it started, empty once it has ended.
 Task = tuple[int, str]
 
@@ -58,7 +60,9 @@ def _asked_of_each(tops: tuple[str, ...]) -> set[int]:
 def _may_be_in(tops: tuple[str, ...], pid: int) -> bool:
     try:
         path = cgroup.of(pid)
-    except (FileNotFoundError, ProcessLookupError):
+    except OSError as error:
+        if error.errno not in _UNTOLD:
+            raise
         return True
     return any(cgroup.within(path, top) for top in tops)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 
@@ -42,6 +43,20 @@ def test_pod_with_too_many_cgroups_is_listed_by_process(sleeper, monkeypatch):
     monkeypatch.setattr(cgroup, "of", lambda pid: "/" if pid != sleeper else "/a")
 
     assert processes_of(["/a"], []) == {sleeper}
+
+
+@pytest.mark.parametrize("code", [errno.ENOENT, errno.ESRCH, errno.ENAMETOOLONG])
+def test_process_whose_cgroup_is_untold_may_be_in_it(monkeypatch, code):
+    """Otherwise anybody's process in a cgroup with a long path would have the calls of pods refused."""
+
+    def untold(_pid):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(cgroup, "undivided_pids", lambda *_: None)
+    monkeypatch.setattr(cgroup, "pids", lambda *_: ())
+    monkeypatch.setattr(cgroup, "of", untold)
+
+    assert os.getpid() in processes_of(["/a"], [])
 
 
 def test_host_without_cgroups_lists_known_processes(monkeypatch):
