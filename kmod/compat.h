@@ -107,20 +107,6 @@ static inline void *qgpu_probed_function(const struct kprobe *probe)
 	return probe->addr;
 }
 
-/*
- * Whether this module may call it by its address. Since 5.18 (ed53a0d97192) the kernel removes that instruction from
- * functions of a module that are neither exported nor called by address in it. On a CPU with IBT such a call is a
- * fault.
- */
-static inline bool qgpu_probed_callable(const struct kprobe *probe)
-{
-#ifdef CONFIG_X86_KERNEL_IBT
-	return !cpu_feature_enabled(X86_FEATURE_IBT) || qgpu_probed_function(probe) != probe->addr;
-#else
-	return true;
-#endif
-}
-
 #ifndef __nocfi		/* 5.13 (cf68fffb66d6) */
 #define __nocfi
 #endif

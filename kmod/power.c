@@ -5,8 +5,8 @@
  * done.
  *
  * The write comes to nv_set_system_power_state() (nv.c), the same from 535 to 595. Where the kernel places a probe on it
- * by ftrace, and lets this module call it, the probe sends the call to a function of this module, which makes the call
- * in its turn. Elsewhere that service must not be used (docs/kmod.md), and the log says so.
+ * by ftrace, the probe sends the call to a function of this module, which makes the call in its turn: by a static call,
+ * see uvm.c. Elsewhere that service must not be used (docs/kmod.md), and the log says so.
  *
  * Going away: see uvm.c. Besides, a task may sleep in the driver's function and return to this module, so calls are
  * counted.
@@ -14,6 +14,7 @@
 #include <linux/kprobes.h>
 #include <linux/rcupdate.h>
 #include <linux/sched.h>
+#include <linux/static_call.h>
 #include <linux/wait.h>
 
 #include "compat.h"
@@ -25,7 +26,13 @@
 /* nv.h: nv_power_state_t; what is below it are kinds of sleep */
 #define NV_POWER_STATE_RUNNING 2
 
+static u32 not_placed(int state, int depth)
+{
+	return NV_ERR_INVALID_STATE;
+}
+
 typedef u32 (*set_power_t)(int state, int depth);
+DEFINE_STATIC_CALL(qgpu_driver_set_power, not_placed);
 
 static atomic_t inside = ATOMIC_INIT(0);
 static struct task_struct *passing;	/* the task whose call goes on to the driver, which lets in one at a time */
@@ -51,10 +58,9 @@ static void wake(void)
 	qgpu_unpause(QGPU_PAUSE_DRIVER);
 }
 
-/* Not inlined, and without a check of the function's type: the driver's own has other types of the same size. */
-static noinline u32 __nocfi set_power(int state, int depth)
+/* The driver's own has other types of the same size. */
+static noinline u32 set_power(int state, int depth)
 {
-	set_power_t driver = (set_power_t)qgpu_probed_function(&probe);
 	bool sleeps = state != NV_POWER_STATE_RUNNING;
 	u32 status = NV_ERR_INVALID_STATE;
 
@@ -63,7 +69,7 @@ static noinline u32 __nocfi set_power(int state, int depth)
 		if (sleeps)
 			qgpu_rm_sleep(true);
 		WRITE_ONCE(passing, current);
-		status = driver(state, depth);
+		status = static_call(qgpu_driver_set_power)(state, depth);
 		WRITE_ONCE(passing, NULL);
 		if (status == NV_OK)
 			asleep = sleeps;
@@ -91,9 +97,12 @@ void qgpu_power_start(void)
 	probe.flags = 0;
 	probe.addr = NULL;
 	if (!register_kprobe(&probe)) {
-		WRITE_ONCE(placed, probe.flags & KPROBE_FLAG_FTRACE && qgpu_probed_callable(&probe));
-		if (!placed)
+		if (probe.flags & KPROBE_FLAG_FTRACE) {
+			static_call_update(qgpu_driver_set_power, (set_power_t)qgpu_probed_function(&probe));
+			WRITE_ONCE(placed, true);
+		} else {
 			unregister_kprobe(&probe);
+		}
 	}
 	if (!placed)
 		pr_notice("qgpu: the driver's own suspend is not seen: use no nvidia-suspend.service\n");

@@ -112,7 +112,7 @@ void qgpu_probes_uninit(void)
 }
 
 static DEFINE_SPINLOCK(passing_lock);	/* protects passing */
-static DEFINE_HASHTABLE(passing, 8);	/* by task */
+static DEFINE_HASHTABLE(passing, 12);	/* by task: a pod can have any number inside the driver */
 
 void qgpu_pass_begin(struct qgpu_pass *pass, const void *key)
 {
@@ -130,14 +130,15 @@ void qgpu_pass_end(struct qgpu_pass *pass)
 	spin_unlock(&passing_lock);
 }
 
-bool qgpu_passes(const void *key)
+struct qgpu_pass *qgpu_pass_of(const void *key)
 {
-	const struct qgpu_pass *pass;
-	bool found = false;
+	struct qgpu_pass *pass, *found = NULL;
 
 	spin_lock(&passing_lock);
-	hash_for_each_possible(passing, pass, node, (unsigned long)current)
-		found |= pass->task == current && pass->key == key;
+	hash_for_each_possible(passing, pass, node, (unsigned long)current) {
+		if (pass->task == current && pass->key == key)
+			found = pass;
+	}
 	spin_unlock(&passing_lock);
 	return found;
 }

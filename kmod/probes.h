@@ -36,7 +36,12 @@ struct qgpu_pass {
 
 void qgpu_pass_begin(struct qgpu_pass *pass, const void *key);
 void qgpu_pass_end(struct qgpu_pass *pass);
-bool qgpu_passes(const void *key);
+/* That of the current task, or NULL. */
+struct qgpu_pass *qgpu_pass_of(const void *key);
+static inline bool qgpu_passes(const void *key)
+{
+	return qgpu_pass_of(key);
+}
 
 /* A kernel without probes is no reason not to load; probe_watch.c refuses limits there. */
 void qgpu_probes_init(void);

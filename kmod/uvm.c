@@ -7,7 +7,7 @@
  * UVM's table of operations is const and compared by address (uvm.c:uvm_file_is_nvidia_uvm), so the module probes its
  * functions; these are the same from 535 to 595. A probe's handler must not sleep, and a pod may have any number of
  * mappings. So the handlers of mmap and close look at nothing: they send the call to a function of this module, which
- * counts and then calls UVM's. A handler that refuses a call sends it to a function that does nothing else.
+ * counts and calls UVM's. A handler that refuses a call sends it to a function that does nothing else.
  *
  * Whenever a mapping of a file comes or goes, the charge is counted anew from the mappings that exist. So missed events
  * (an mmap that failed, a mapping from before the module was loaded) do not add up. The caller holds mmap_lock, so the
@@ -23,6 +23,7 @@
 #include <linux/module.h>
 #include <linux/slab.h>
 #include <linux/srcu.h>
+#include <linux/static_call.h>
 
 #include "compat.h"
 #include "events.h"
@@ -57,12 +58,14 @@ struct uvm_file {
 static DEFINE_SPINLOCK(files_lock);	/* protects files; mem_lock (mem.c) is taken inside */
 static DEFINE_HASHTABLE(files, 12);
 
-enum { MMAP, CLOSE, RELEASE, CREATE, DYNAMIC, SPARSE, SEMAPHORES, EXTERNAL, EXTERNAL_END, NR_PROBES };
+enum { MMAP, CLOSE, RELEASE, CREATE, DYNAMIC, SPARSE, SEMAPHORES, EXTERNAL, NR_PROBES };
 static struct qgpu_probe probes[NR_PROBES];
 static struct qgpu_probes set;		/* also the key of those that pass */
 static struct srcu_struct inside;	/* tasks in a function that a handler sent them to */
 static DEFINE_MUTEX(probes_lock);	/* protects wanted and the probes */
 static bool wanted;
+static bool going;			/* nobody can use UVM any more, though it is still in sysfs */
+static bool callable;			/* map_external leads to UVM's function */
 
 /* The current task's pod if it has a memory limit on any pGPU; the caller puts it. */
 static struct qgpu_pod *limited_pod(void)
@@ -148,7 +151,7 @@ static int charge(struct uvm_file *file, const struct qgpu_space *space)
 	return 0;
 }
 
-static u32 refuse_tables(void *params, struct file *filp)
+static u32 refuse_tables(const u64 *params, struct file *filp)
 {
 	return NV_ERR_NO_MEMORY;
 }
@@ -285,7 +288,7 @@ static bool is_known(struct file *filp)
 	return known;
 }
 
-/* The address space of the mapping is torn down. */
+/* The address space of the mapping is torn down. By size: a mapping may have been split, and some end unseen. */
 static void count_down(const struct vm_area_struct *vma)
 {
 	const struct qgpu_space none = {};
@@ -293,10 +296,11 @@ static void count_down(const struct vm_area_struct *vma)
 
 	spin_lock(&files_lock);
 	file = find(vma->vm_file);
-	if (file && file->mappings > 1)
-		file->mappings--;
-	else if (file)
-		charge(file, &none);
+	if (file) {
+		file->managed -= min_t(u64, file->managed, vma->vm_end - vma->vm_start);
+		if (!file->managed)
+			charge(file, &none);
+	}
 	spin_unlock(&files_lock);
 }
 
@@ -326,64 +330,109 @@ static int close_called(struct kprobe *probe, struct pt_regs *regs)
 	return 1;
 }
 
+/* Charge page tables of the file. A reference; NULL: there is no room. */
+static struct qgpu_tables *add_tables(struct file *filp, struct qgpu_pod *pod, u64 size)
+{
+	struct qgpu_tables *tables = NULL;
+	struct uvm_file *file;
+
+	spin_lock(&files_lock);
+	file = find_or_add(filp, pod);
+	if (file && !qgpu_tables_add(file->tables, size))
+		tables = qgpu_tables_get(file->tables);
+	spin_unlock(&files_lock);
+	if (!tables)
+		refused(pod, size);
+	return tables;
+}
+
 /*
  * UVM's calls that map memory and need page tables: name(params, filp). params are UVM's own copy, and begin with base
- * and length. held: the mapped memory has a duplicate, and the tables are charged with it; other tables are charged
- * until the file is released.
+ * and length. Tables without mapped memory are charged until the file is released.
  */
-static int map_called(struct pt_regs *regs, bool held)
+static int tables_called(struct kprobe *probe, struct pt_regs *regs)
 {
 	const u64 *params = (const u64 *)regs_get_kernel_argument(regs, 0);
-	u64 size = qgpu_table_bytes(params[0], params[1]);
+	struct file *filp = (struct file *)regs_get_kernel_argument(regs, 1);
 	struct qgpu_pod *pod = limited_pod();
-	struct uvm_file *file;
-	int ret;
+	struct qgpu_tables *tables;
 
 	if (!pod)
 		return 0;
-	spin_lock(&files_lock);
-	file = find_or_add((struct file *)regs_get_kernel_argument(regs, 1), pod);
-	ret = file ? qgpu_tables_add(file->tables, size) : -ENOMEM;
-	if (!ret && held) {
-		ret = qgpu_uvm_mem_map(file->tables, size);
-		if (ret)
-			qgpu_tables_sub(file->tables, size);
-	}
-	spin_unlock(&files_lock);
-	if (ret) {
-		refused(pod, size);
-		instruction_pointer_set(regs, (unsigned long)refuse_tables);
-	}
+	tables = add_tables(filp, pod, qgpu_table_bytes(params[0], params[1]));
+	qgpu_tables_put(tables);
 	qgpu_pod_put(pod);
-	return ret != 0;
+	if (tables)
+		return 0;
+	instruction_pointer_set(regs, (unsigned long)refuse_tables);
+	return 1;
 }
 
-static int tables_called(struct kprobe *probe, struct pt_regs *regs)
+/* Nothing in UVM takes its address, so a CPU with IBT lets nobody call it by that. A static call is a direct one. */
+typedef u32 (*map_external_t)(const u64 *params, struct file *filp);
+DEFINE_STATIC_CALL(qgpu_map_external, refuse_tables);
+
+/* The mapped memory has a duplicate, and the tables are charged with it. */
+static noinline u32 counted_external(const u64 *params, struct file *filp)
 {
-	return map_called(regs, false);
+	int idx = srcu_read_lock(&inside);
+	u64 size = qgpu_table_bytes(params[0], params[1]);
+	struct qgpu_pod *pod = limited_pod();
+	struct qgpu_tables *tables = pod ? add_tables(filp, pod, size) : NULL;
+	u32 status = NV_ERR_NO_MEMORY;
+	struct qgpu_mapper mapper;
+
+	if (!pod || tables) {
+		qgpu_mapper_begin(&mapper, tables, size);
+		status = static_call(qgpu_map_external)(params, filp);
+		qgpu_mapper_end(&mapper);
+	}
+	qgpu_pod_put(pod);
+	srcu_read_unlock(&inside, idx);
+	return status;
 }
 
 static int external_called(struct kprobe *probe, struct pt_regs *regs)
 {
-	return map_called(regs, true);
+	struct qgpu_pod *pod;
+
+	if (qgpu_mapper_of_current())
+		return 0;
+	if (!READ_ONCE(callable))
+		return tables_called(probe, regs);
+	pod = limited_pod();
+	if (!pod)
+		return 0;
+	qgpu_pod_put(pod);
+	instruction_pointer_set(regs, (unsigned long)counted_external);
+	return 1;
 }
 
-static int external_returned(struct kretprobe_instance *instance, struct pt_regs *regs)
+/* UVM frees the file's page tables here. */
+static int counted_release(struct inode *inode, struct file *filp)
 {
-	qgpu_uvm_mem_mapped();
-	return 0;
+	int idx = srcu_read_lock(&inside), ret;
+	struct qgpu_pass pass;
+	struct uvm_file *file;
+
+	qgpu_pass_begin(&pass, &set);
+	ret = filp->f_op->release(inode, filp);
+	qgpu_pass_end(&pass);
+	spin_lock(&files_lock);
+	file = find(filp);
+	if (file)
+		drop(file);
+	spin_unlock(&files_lock);
+	srcu_read_unlock(&inside, idx);
+	return ret;
 }
 
 static int release_called(struct kprobe *probe, struct pt_regs *regs)
 {
-	struct uvm_file *file;
-
-	spin_lock(&files_lock);
-	file = find((struct file *)regs_get_kernel_argument(regs, 1));
-	if (file)
-		drop(file);
-	spin_unlock(&files_lock);
-	return 0;
+	if (!is_known((struct file *)regs_get_kernel_argument(regs, 1)) || qgpu_passes(&set))
+		return 0;
+	instruction_pointer_set(regs, (unsigned long)counted_release);
+	return 1;
 }
 
 /* uvm_va_space_create(mapping, where, flags). HMM would move ordinary memory to the card without a mapping. */
@@ -399,14 +448,10 @@ static int create_called(struct kprobe *probe, struct pt_regs *regs)
 	return 0;
 }
 
-#define MAP_EXTERNAL	"nvidia_uvm:uvm_api_map_external_allocation"
-/* Tasks inside it at the same time; without a free instance a probe would miss a call. */
-#define AT_ONCE		1024
-
 static struct qgpu_probe probes[NR_PROBES] = {
 	[MMAP] = { .symbol = "nvidia_uvm:uvm_mmap_entry", .called = mmap_called, .redirects = true },
 	[CLOSE] = { .symbol = "nvidia_uvm:uvm_vm_close_managed_entry", .called = close_called, .redirects = true },
-	[RELEASE] = { .symbol = "nvidia_uvm:uvm_release_entry", .called = release_called },
+	[RELEASE] = { .symbol = "nvidia_uvm:uvm_release_entry", .called = release_called, .redirects = true },
 	[CREATE] = { .symbol = "nvidia_uvm:uvm_va_space_create", .called = create_called },
 	[DYNAMIC] = {
 		.symbol = "nvidia_uvm:uvm_api_map_dynamic_parallelism_region",
@@ -415,9 +460,11 @@ static struct qgpu_probe probes[NR_PROBES] = {
 	},
 	[SPARSE] = { .symbol = "nvidia_uvm:uvm_api_map_external_sparse", .called = tables_called, .redirects = true },
 	[SEMAPHORES] = { .symbol = "nvidia_uvm:uvm_api_alloc_semaphore_pool", .called = tables_called, .redirects = true },
-	/* before the next: a call refused here does not reach it */
-	[EXTERNAL] = { .symbol = MAP_EXTERNAL, .called = external_called, .redirects = true },
-	[EXTERNAL_END] = { .symbol = MAP_EXTERNAL, .returned = external_returned, .at_once = AT_ONCE },
+	[EXTERNAL] = {
+		.symbol = "nvidia_uvm:uvm_api_map_external_allocation",
+		.called = external_called,
+		.redirects = true,
+	},
 };
 
 static struct qgpu_probes set = { "managed memory", probes, ARRAY_SIZE(probes) };
@@ -449,7 +496,22 @@ static void remove(void)
 	qgpu_probes_remove(&set);
 	synchronize_srcu(&inside);
 	synchronize_rcu_tasks();
+	callable = false;
 	drop_all();
+}
+
+/* If one of the probes cannot be placed, others have been there for a moment. */
+static void place(void)
+{
+	lockdep_assert_held(&probes_lock);
+	if (set.placed)
+		return;
+	if (qgpu_probes_place(&set)) {
+		remove();
+		return;
+	}
+	static_call_update(qgpu_map_external, (map_external_t)qgpu_probed_function(&probes[EXTERNAL].at_call));
+	WRITE_ONCE(callable, true);
 }
 
 int qgpu_uvm_init(void)
@@ -474,8 +536,8 @@ void qgpu_uvm_start(void)
 {
 	mutex_lock(&probes_lock);
 	wanted = true;
-	if (!set.placed && is_loaded())
-		qgpu_probes_place(&set);
+	if (is_loaded())
+		place();
 	mutex_unlock(&probes_lock);
 }
 
@@ -490,8 +552,10 @@ void qgpu_uvm_stop(void)
 void qgpu_uvm_module(unsigned long event)
 {
 	mutex_lock(&probes_lock);
-	if (event == MODULE_STATE_COMING && wanted && !set.placed)
-		qgpu_probes_place(&set);
+	if (event != MODULE_STATE_LIVE)
+		WRITE_ONCE(going, event == MODULE_STATE_GOING);
+	if (event == MODULE_STATE_COMING && wanted)
+		place();
 	else if (event == MODULE_STATE_GOING)
 		remove();
 	mutex_unlock(&probes_lock);
@@ -504,7 +568,7 @@ bool qgpu_uvm_bounded(void)
 
 bool qgpu_uvm_unbounded(void)
 {
-	return !qgpu_probes_work(&set) && is_loaded();
+	return !qgpu_probes_work(&set) && !READ_ONCE(going) && is_loaded();
 }
 
 unsigned long qgpu_uvm_missed(void)

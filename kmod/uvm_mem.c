@@ -18,7 +18,9 @@
  * probes send the calls to functions of this module, which call the driver's. Going away: see uvm.c.
  */
 #include <linux/hashtable.h>
+#include <linux/jhash.h>
 #include <linux/list.h>
+#include <linux/random.h>
 #include <linux/sched.h>
 #include <linux/slab.h>
 #include <linux/spinlock.h>
@@ -52,20 +54,12 @@ struct retained {
 	struct qgpu_mem *mem;		/* a reference: what is charged for the channel's TSG, or for the space */
 };
 
-/* A task that has UVM map something. */
-struct mapper {
-	struct hlist_node node;
-	struct task_struct *task;
-	struct qgpu_tables *tables;	/* a reference */
-	u64 size, left;			/* left: not yet charged to a mapping */
-};
-
 static DEFINE_SPINLOCK(held_lock);	/* protects what follows; taken before the locks of uvm_tables.c and mem.c */
 static DEFINE_HASHTABLE(there, 14);	/* by handle */
-static DEFINE_HASHTABLE(unknown, 10);	/* by the duplicated memory */
+static DEFINE_HASHTABLE(unknown, 10);	/* by the duplicated memory, see key_of() */
 static DEFINE_HASHTABLE(kept, 10);	/* struct retained, by RM's name */
-static DEFINE_HASHTABLE(mappers, 8);	/* by task */
 
+static u32 seed;
 static struct srcu_struct inside;	/* tasks in a function that a handler sent them to */
 
 enum { DESTROY, SPACE, RELEASE, RETAIN, FREE, DUP, NR_PROBES };
@@ -88,66 +82,50 @@ static void held_free(struct held *held)
 	kfree(held);
 }
 
-static void mapper_free(struct mapper *mapper)
+/* A pod chooses its handles, so without a seed it could choose ones that collide. */
+static u32 key_of(u32 client, u32 memory)
 {
-	drop_tables(mapper->tables, mapper->left);
-	kfree(mapper);
+	return jhash_2words(client, memory, seed);
 }
 
-static struct mapper *mapper_of_current(void)
+static const char mapping;	/* the key of tasks that have UVM map */
+
+void qgpu_mapper_begin(struct qgpu_mapper *mapper, struct qgpu_tables *tables, u64 size)
 {
-	struct mapper *mapper;
-
-	lockdep_assert_held(&held_lock);
-	hash_for_each_possible(mappers, mapper, node, (unsigned long)current) {
-		if (mapper->task == current)
-			return mapper;
-	}
-	return NULL;
-}
-
-int qgpu_uvm_mem_map(struct qgpu_tables *tables, u64 size)
-{
-	struct mapper *mapper = kzalloc(sizeof(*mapper), GFP_ATOMIC | __GFP_NOWARN);
-
-	if (!mapper)
-		return -ENOMEM;
-	qgpu_uvm_mem_mapped();	/* the probe may have missed the end of the last one */
-	mapper->task = current;
-	mapper->tables = qgpu_tables_get(tables);
+	mapper->tables = tables;
 	mapper->size = mapper->left = size;
-	spin_lock(&held_lock);
-	hash_add(mappers, &mapper->node, (unsigned long)current);
-	spin_unlock(&held_lock);
-	return 0;
+	qgpu_pass_begin(&mapper->pass, &mapping);
 }
 
-void qgpu_uvm_mem_mapped(void)
+void qgpu_mapper_end(struct qgpu_mapper *mapper)
 {
-	struct mapper *mapper;
-
-	spin_lock(&held_lock);
-	mapper = mapper_of_current();
-	if (mapper)
-		hash_del(&mapper->node);
-	spin_unlock(&held_lock);
-	if (mapper)
-		mapper_free(mapper);
+	qgpu_pass_end(&mapper->pass);
+	drop_tables(mapper->tables, mapper->left);
 }
 
-/* A call can map for several cards, each by a duplicate with its own page tables; the room was reserved once. */
-static void take_tables(struct held *held)
+struct qgpu_mapper *qgpu_mapper_of_current(void)
 {
-	struct mapper *mapper = mapper_of_current();
+	struct qgpu_pass *pass = qgpu_pass_of(&mapping);
 
-	if (!mapper)
-		return;
+	return pass ? container_of(pass, struct qgpu_mapper, pass) : NULL;
+}
+
+/*
+ * A call can map for several cards, each by a duplicate with its own page tables; the room was reserved once. False:
+ * there is no room for these.
+ */
+static bool take_tables(struct held *held)
+{
+	struct qgpu_mapper *mapper = qgpu_mapper_of_current();
+
+	if (!mapper || !mapper->tables)
+		return true;
+	if (!mapper->left && qgpu_tables_add(mapper->tables, mapper->size))
+		return false;
 	held->tables = qgpu_tables_get(mapper->tables);
-	if (mapper->left)
-		held->tables_size = mapper->left;
-	else if (!qgpu_tables_add(mapper->tables, mapper->size))
-		held->tables_size = mapper->size;
+	held->tables_size = mapper->size;
 	mapper->left = 0;
+	return true;
 }
 
 static bool is_found(struct held *held, const struct qgpu_client *client, u32 handle, struct qgpu_mem *mem)
@@ -165,7 +143,7 @@ bool qgpu_uvm_mem_found(struct qgpu_client *client, u32 handle, struct qgpu_mem 
 	bool found = false;
 
 	spin_lock(&held_lock);
-	hash_for_each_possible_safe(unknown, held, next, unknown_node, client->handle ^ handle) {
+	hash_for_each_possible_safe(unknown, held, next, unknown_node, key_of(client->handle, handle)) {
 		if (!is_found(held, client, handle, mem))
 			continue;
 		hash_del(&held->unknown_node);
@@ -189,9 +167,29 @@ static bool is_foreign(u32 client)
 	return foreign;
 }
 
+/* Of one memory. A pod can keep its allocation from returning; programs do not map it before. */
+#define UNKNOWN_MAX 64
+
+static bool note_unknown(struct held *held)
+{
+	u32 key = key_of(held->client, held->memory);
+	const struct held *other;
+	int nr = 0;
+
+	lockdep_assert_held(&held_lock);
+	hash_for_each_possible(unknown, other, unknown_node, key)
+		nr += other->client == held->client && other->memory == held->memory;
+	if (nr >= UNKNOWN_MAX)
+		return false;
+	hash_add(unknown, &held->unknown_node, key);
+	return true;
+}
+
+/* NULL: it is refused, or there is no kernel memory. */
 static struct held *held_new(unsigned long device, u32 client, u32 memory)
 {
 	struct held *held = kzalloc(sizeof(*held), GFP_KERNEL_ACCOUNT);
+	bool allowed;
 
 	if (!held)
 		return NULL;
@@ -200,12 +198,15 @@ static struct held *held_new(unsigned long device, u32 client, u32 memory)
 	held->memory = memory;
 	held->mem = qgpu_client_mem(client, memory);
 	held->pod = qgpu_client_pod(client);
+	allowed = take_tables(held);
 	spin_lock(&held_lock);
-	take_tables(held);
-	if (!held->mem && held->pod)
-		hash_add(unknown, &held->unknown_node, client ^ memory);
+	if (allowed && !held->mem && held->pod)
+		allowed = note_unknown(held);
 	spin_unlock(&held_lock);
-	return held;
+	if (allowed)
+		return held;
+	held_free(held);
+	return NULL;
 }
 
 /* RM has answered. False: it is to be freed. */
@@ -556,6 +557,7 @@ static struct qgpu_probes set = { "memory that UVM holds", probes, ARRAY_SIZE(pr
 
 int qgpu_uvm_mem_init(void)
 {
+	seed = get_random_u32();
 	return init_srcu_struct(&inside);
 }
 
@@ -578,7 +580,6 @@ static void forget_all(void)
 {
 	struct retained *retained;
 	struct hlist_node *next;
-	struct mapper *mapper;
 	struct held *held;
 	int bucket;
 
@@ -590,13 +591,9 @@ static void forget_all(void)
 		hash_del(&retained->node);
 		retained_free(retained);
 	}
-	hash_for_each_safe(mappers, bucket, next, mapper, node) {
-		hash_del(&mapper->node);
-		mapper_free(mapper);
-	}
 }
 
-/* The probes are gone; so are uvm.c's, so nobody maps. */
+/* The probes are gone. */
 static void clear(void)
 {
 	synchronize_srcu(&inside);

@@ -4,6 +4,8 @@
 
 #include <linux/types.h>
 
+#include "probes.h"
+
 struct qgpu_client;
 struct qgpu_mem;
 struct qgpu_tables;
@@ -20,11 +22,19 @@ bool qgpu_uvm_mem_counted(void);
 unsigned long qgpu_uvm_mem_missed(void);
 
 /*
- * Around a mapping that the current task has UVM make, after its page tables of this size were added: they go with the
- * mapped memory, or at once if nothing is mapped. -ENOMEM: nothing has changed.
+ * The current task has UVM map memory. Page tables of this size were added before (tables: a reference, or NULL). They
+ * go with the mapped memory, or at the end if nothing is mapped.
  */
-int qgpu_uvm_mem_map(struct qgpu_tables *tables, u64 size);
-void qgpu_uvm_mem_mapped(void);
+struct qgpu_mapper {
+	struct qgpu_pass pass;
+	struct qgpu_tables *tables;
+	u64 size, left;		/* left: not yet charged to a mapping */
+};
+
+void qgpu_mapper_begin(struct qgpu_mapper *mapper, struct qgpu_tables *tables, u64 size);
+void qgpu_mapper_end(struct qgpu_mapper *mapper);
+/* The current task's, or NULL. */
+struct qgpu_mapper *qgpu_mapper_of_current(void);
 
 /*
  * The object table now knows memory that RM made a moment ago. UVM may have mapped it in between: then the mapping holds

@@ -36,6 +36,15 @@ bool qgpu_space_closed_by(const struct vm_area_struct *vma, const void *close)
 	return vma->vm_ops && vma->vm_ops->close == close;
 }
 
+/*
+ * UVM has nothing of it on the card any more, or could not make it. Since 6.12 (f8d112a4e657) an mmap() over mappings
+ * closes them first, and takes them out of the tree later.
+ */
+static bool is_closed(const struct vm_area_struct *vma)
+{
+	return !vma->vm_ops || !vma->vm_ops->close;
+}
+
 struct qgpu_space qgpu_space_mapped(const struct file *filp, struct mm_struct *mm, const struct vm_area_struct *with,
 				    const struct vm_area_struct *without, const void *close)
 {
@@ -48,7 +57,7 @@ struct qgpu_space qgpu_space_mapped(const struct file *filp, struct mm_struct *m
 			add(&space, with);
 			with = NULL;
 		}
-		if (vma->vm_file != filp || vma == with || vma == without)
+		if (vma->vm_file != filp || vma == with || vma == without || is_closed(vma))
 			continue;
 		add(&space, vma);
 		if (qgpu_space_closed_by(vma, close))

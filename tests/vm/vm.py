@@ -67,7 +67,7 @@ echo $? >/run/share/status
 dmesg >/run/share/dmesg
 [ ! -d /run/systemd/system ] || journalctl -b -o short-monotonic >/run/share/journal
 sync
-echo o >/proc/sysrq-trigger
+if [ -e /proc/sysrq-trigger ]; then echo o >/proc/sysrq-trigger; else /bin/busybox reboot -f; fi
 sleep 60
 """
 

@@ -24,6 +24,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
 libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
 libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 PROT_NONE, PROT_RW, SHARED, PRIVATE, FIXED, ANONYMOUS = 0, 3, 0x01, 0x02, 0x10, 0x20
 
 
@@ -69,13 +70,13 @@ def allocate(state, size):
 MAP, UNMAP = 0x5101, 0x5102
 
 
-def map_memory(state, handle, client=None, length=48 * MIB):
-    fcntl.ioctl(state["uvm"], MAP, struct.pack("QQII", 0, length, client or state["p"].client, handle))
+def map_memory(state, handle, client=None, length=48 * MIB, cards=1):
+    fcntl.ioctl(state["uvm"], MAP, struct.pack("QQIIQ", 0, length, client or state["p"].client, handle, cards))
 
 
-def try_map(state, handle, length):
+def try_map(state, handle, length, client=None, cards=1):
     try:
-        map_memory(state, handle, length=length)
+        map_memory(state, handle, client, length, cards)
     except OSError as error:
         return error.errno
     return 0
@@ -89,7 +90,7 @@ def mapped():
     return int((PARAMETERS / "mapped").read_text())
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _uvm(_driver):
     qg.insmod("nvidia-uvm.ko")
     yield
@@ -277,6 +278,17 @@ def test_page_tables_stay_charged_at_peak_until_none_is_left(web):
     assert web.held() == 16 * MIB
 
 
+def test_page_tables_of_a_mapping_must_fit_on_each_card(web):
+    """A call maps for several cards, and takes tables for each."""
+    (process,) = web.processes
+    web.grant(memory=16 * MIB + 3 * tables(512 * MIB) + qg.SPACE)
+    handle = process.run(allocate, 16 * MIB)
+    answers = [process.run(try_map, handle, 512 * MIB, None, 2) for _ in range(2)]
+
+    assert answers == [0, errno.EINVAL]
+    assert qg.used() <= web.held() == 16 * MIB + 3 * tables(512 * MIB)
+
+
 @pytest.mark.parametrize("number", [65, 68, 74], ids=["dynamic parallelism", "semaphores", "sparse"])
 def test_page_tables_of_empty_mappings_are_charged_and_limited(web, number):
     """Any place will do for them, and each takes tables of all levels."""
@@ -298,10 +310,26 @@ def test_page_tables_of_empty_mappings_are_charged_and_limited(web, number):
     assert web.held() == 0
 
 
+def test_page_tables_are_charged_until_uvm_has_freed_them(web, parameter):
+    first, second = web.processes[0], web.process()
+    second.run(start)
+    first.run(lambda state: fcntl.ioctl(state["uvm"], 74, struct.pack("QQ", 0, 1 << 16)))
+    held = web.held()
+    parameter("uvm_held", 1)
+    first.start(lambda state: os.close(state["uvm"]))
+    qg.until(lambda: waiting() == 1)
+    early = web.held()
+    parameter("uvm_held", 0)
+    first.result()
+
+    assert (held, early, web.held()) == (tables(1 << 16), tables(1 << 16), 0)
+
+
 def test_a_mapping_that_fails_costs_nothing(web):
     (process,) = web.processes
 
     assert process.run(try_map, 0x5CFFFFFF, 64 * MIB) == errno.EINVAL
+    assert process.run(try_map, 0x5CFFFFFF, 64 * MIB, None, 0) == errno.EINVAL  # before UVM duplicates anything
     assert web.held() == 0
 
 
@@ -321,6 +349,26 @@ def test_memory_mapped_before_alloc_returns_is_charged(web, late):
     assert qg.used() == web.held() == 48 * MIB + tables(48 * MIB)
     mapper.run(unmap)
     assert web.held() == 0
+
+
+def map_often(state, handle, client, times):
+    return [try_map(state, handle, 64 << 10, client) for _ in range(times)]
+
+
+def test_memory_is_mapped_64_times_before_its_alloc_returns(web, late):
+    """Allocations of all pods look for such mappings of theirs, and a pod can keep its own from returning."""
+    maker, mapper = web.processes[0], web.process()
+    mapper.run(start)
+    client, handle = maker.run(lambda state: (state["p"].client, state["p"].last + 1))
+    late(2000000)
+    maker.start(allocate, 48 * MIB)
+    qg.until(lambda: qg.used() > 0)
+    late(0)
+    answers = mapper.run(map_often, handle, client, 70)
+    assert maker.result() == handle
+
+    assert answers == 64 * [0] + 6 * [errno.EINVAL]
+    assert mapper.run(try_map, handle, 64 << 10, client) == 0
 
 
 def test_memory_mapped_before_it_is_refused_counts_too(web, late):
@@ -493,21 +541,6 @@ def waiting():
     return int(Path("/sys/module/nvidia/parameters/uvm_waiting").read_text())
 
 
-def test_managed_memory_is_charged_until_uvm_has_freed_it(web, parameter):
-    """The real UVM takes up to seconds to free large memory; meanwhile the pod must not have it twice."""
-    first, second = web.processes[0], web.process()
-    second.run(start)
-    at = first.run(take, 380 * MIB)
-    parameter("uvm_held", 1)
-    first.start(give_back, at, 380 * MIB)
-    qg.until(lambda: waiting() == 1)
-    early = second.run(allocate, 256 * MIB)
-    parameter("uvm_held", 0)
-
-    assert (early, first.result()) == (-nv.NO_MEMORY, 0)
-    assert second.run(allocate, 256 * MIB) > 0
-
-
 def take_side_by_side(state, *sizes):
     """Map managed memory in pieces that adjoin; the address of the first."""
     at = libc.mmap(None, sum(sizes) + BLOCK, PROT_NONE, PRIVATE | ANONYMOUS, -1, 0)
@@ -518,26 +551,38 @@ def take_side_by_side(state, *sizes):
     return at
 
 
-def test_ranges_unmapped_at_once_are_charged_until_the_last(web, parameter):
-    """The kernel takes all of them out of the address space before UVM frees the first."""
+@pytest.mark.parametrize("sizes", [(380 * MIB,), (2 * MIB, 378 * MIB)], ids=["one range", "two ranges"])
+def test_unmapped_memory_is_charged_until_uvm_has_freed_it(web, parameter, sizes):
+    """The real UVM takes up to seconds to free large memory; meanwhile the pod must not have it twice.
+
+    The kernel takes all of the ranges out of the address space before UVM frees the first.
+    """
     first, second = web.processes[0], web.process()
     second.run(start)
-    at = first.run(take_side_by_side, 2 * MIB, 378 * MIB)
-    parameter("uvm_held", 2)
-    first.start(give_back, at, 380 * MIB)
+    at = first.run(take_side_by_side, *sizes)
+    parameter("uvm_held", len(sizes))
+    first.start(give_back, at, sum(sizes))
     qg.until(lambda: waiting() == 1)
     early = second.run(allocate, 256 * MIB)
     parameter("uvm_held", 0)
 
-    assert (early, first.result()) == (-nv.NO_MEMORY, 0)
-    assert web.held() == 0
+    assert (early, first.result(), web.held()) == (-nv.NO_MEMORY, 0, 0)
+    assert second.run(allocate, 256 * MIB) > 0
 
 
-def test_memory_of_a_dying_process_is_charged_until_freed(web, parameter):
+def protect(state, at, size):
+    return libc.mprotect(at, size, 1)
+
+
+@pytest.mark.parametrize("pieces", [1, 2], ids=["whole", "split"])
+def test_memory_of_a_dying_process_is_charged_until_freed(web, parameter, pieces):
+    """A change of protection splits a mapping, and no call of UVM says so."""
     first, second = web.processes[0], web.process()
     second.run(start)
-    first.run(take, 380 * MIB)
-    parameter("uvm_held", 1)
+    at = first.run(take, 380 * MIB)
+    if pieces == 2:
+        assert first.run(protect, at, 2 * MIB) == 0
+    parameter("uvm_held", pieces)
     os.kill(first.pid, signal.SIGKILL)
     qg.until(lambda: waiting() == 1)
     early = second.run(allocate, 256 * MIB)
@@ -545,6 +590,19 @@ def test_memory_of_a_dying_process_is_charged_until_freed(web, parameter):
 
     assert early == -nv.NO_MEMORY
     qg.until(lambda: web.held() == 0)
+
+
+def replace(state, at, size):
+    return libc.mmap(at, size, PROT_NONE, PRIVATE | FIXED | ANONYMOUS, -1, 0)
+
+
+def test_ranges_that_another_mapping_replaces_are_uncharged(web):
+    """Since 6.12 they are still in the address space when UVM has freed them."""
+    (process,) = web.processes
+    at = process.run(take_side_by_side, 2 * MIB, 6 * MIB)
+    assert process.run(replace, at, 8 * MIB) == at
+
+    assert (web.held(), mapped()) == (0, 0)
 
 
 def map_files(state, count):
@@ -683,6 +741,8 @@ def test_any_number_of_tasks_inside_uvm_is_counted(web, parameter):
 
     assert qg.used() <= web.held()
     assert web.held() >= 1100 * (64 << 10)
+    time.sleep(2)  # the module looks once a second for calls that it did not see
+    assert not web.info().flags & qg.uapi.NUMBERS["QGPU_POD_UNCHECKED"]
 
 
 REGISTER_SPACE = 0x5103

@@ -28,6 +28,7 @@
 struct sim_uvm_map {	/* begins as UVM_MAP_EXTERNAL_ALLOCATION_PARAMS does */
 	u64 base, length;
 	u32 client, memory;
+	u64 cards;	/* how many it is mapped for, each by a duplicate of its own */
 };
 
 u32 nvUvmInterfaceDupMemory(void *device, u32 client, u32 memory, u32 *made, struct nv_uvm_memory_info *info);
@@ -115,10 +116,15 @@ noinline u32 uvm_api_alloc_semaphore_pool(const u64 *params, struct file *filp)
 	return map_tables(params, filp);
 }
 
-u32 uvm_api_map_external_allocation(struct sim_uvm_map *params, struct file *filp);
-noinline u32 uvm_api_map_external_allocation(struct sim_uvm_map *params, struct file *filp)
+static void unmap_last(struct uvm_va_space *space)
 {
-	struct uvm_va_space *space = filp->private_data;
+	space->nr_held--;
+	nvUvmInterfaceFreeDupedHandle(NULL, space->held[space->nr_held].handle);
+	sim_uvm_give_back(space->held[space->nr_held].tables);
+}
+
+static u32 map_for_card(struct uvm_va_space *space, const struct sim_uvm_map *params)
+{
 	struct nv_uvm_memory_info info;
 	u32 status, handle;
 
@@ -139,6 +145,21 @@ noinline u32 uvm_api_map_external_allocation(struct sim_uvm_map *params, struct 
 	return status;
 }
 
+u32 uvm_api_map_external_allocation(struct sim_uvm_map *params, struct file *filp);
+noinline u32 uvm_api_map_external_allocation(struct sim_uvm_map *params, struct file *filp)
+{
+	u32 status = NV_OK, i;
+
+	if (!params->cards)
+		return NV_ERR_INVALID_ARGUMENT;
+	for (i = 0; i < params->cards && status == NV_OK; i++)
+		status = map_for_card(filp->private_data, params);
+	if (status != NV_OK)	/* what this call has mapped */
+		for (i--; i; i--)
+			unmap_last(filp->private_data);
+	return status;
+}
+
 /* By UVM's own numbers; only what begins with base and length is looked at. */
 static u32 call_by_number(struct file *filp, unsigned int cmd, const u64 *params)
 {
@@ -151,13 +172,6 @@ static u32 call_by_number(struct file *filp, unsigned int cmd, const u64 *params
 		return uvm_api_map_external_sparse(params, filp);
 	}
 	return NV_OK;
-}
-
-static void unmap_last(struct uvm_va_space *space)
-{
-	space->nr_held--;
-	nvUvmInterfaceFreeDupedHandle(NULL, space->held[space->nr_held].handle);
-	sim_uvm_give_back(space->held[space->nr_held].tables);
 }
 
 static u32 register_channel(struct uvm_va_space *space, u32 client, u32 channel)
@@ -277,6 +291,8 @@ static noinline int uvm_release_entry(struct inode *inode, struct file *filp)
 		unregister_last(space);
 	if (space && space->registered)
 		nvUvmInterfaceAddressSpaceDestroy(space->registered);
+	if (space && space->nr_tables)
+		sim_uvm_wait();
 	while (space && space->nr_tables)
 		sim_uvm_give_back(space->tables[--space->nr_tables]);
 	kvfree(space);

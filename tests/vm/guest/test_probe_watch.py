@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 import time
 from pathlib import Path
 
@@ -107,6 +108,20 @@ def test_uvm_that_comes_without_hooks_marks_limited_pods(qgpu, pod):
         qg.insmod("nvidia-uvm.ko")
         qg.until(lambda: limited.info().flags & N["QGPU_POD_UNCHECKED"])
         qg.rmmod("nvidia_uvm")
+
+
+def test_uvm_that_goes_marks_no_pod(qgpu, pod):
+    """Its probes go before it does."""
+    limited = pod("limited", memory=MIB)
+    for _ in range(5):
+        qg.insmod("nvidia-uvm.ko")
+        leaving = threading.Thread(target=qg.rmmod, args=("nvidia_uvm",))
+        leaving.start()
+        while leaving.is_alive():
+            qgpu.info()
+        leaving.join()
+
+    assert not limited.info().flags & N["QGPU_POD_UNCHECKED"]
 
 
 def test_a_call_that_no_probe_saw_marks_its_pod(qgpu, pod):
