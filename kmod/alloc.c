@@ -376,10 +376,13 @@ static bool is_whole_cards(u32 class, u32 index)
 }
 
 /* Allocations that use an unknown amount of the card: refused under a limit. */
-static bool is_uncountable(u32 class, u32 flags)
+static bool is_uncountable(const struct qgpu_call *call, u32 class)
 {
+	u32 flags = param_u32(call, NV_MEMORY_PARAMS_FLAGS_AT);
+
 	return (class == NV50_MEMORY_VIRTUAL && qgpu_takes_tables(flags)) ||
-	       (class == NV01_MEMORY_LOCAL_USER && qgpu_chooses_place(flags));
+	       (class == NV01_MEMORY_LOCAL_USER &&
+		qgpu_chooses_place(flags, param_u32(call, NV_MEMORY_PARAMS_ATTR2_AT)));
 }
 
 /* Of a removed pod no class is refused; none of these is noted in the object table. */
@@ -409,7 +412,7 @@ long qgpu_alloc(struct qgpu_call *call)
 		return qgpu_refuse_alloc(call, request.status_at, NV_ERR_INVALID_OBJECT_HANDLE);
 	if (!READ_ONCE(call->pod->gone) && is_whole_cards(request.class, param_u32(call, NV_VASPACE_PARAMS_INDEX_AT)))
 		return qgpu_refuse_alloc(call, request.status_at, NV_ERR_INVALID_ARGUMENT);
-	if (is_uncountable(request.class, param_u32(call, NV_MEMORY_PARAMS_FLAGS_AT)) && qgpu_pod_limited(call->pod))
+	if (is_uncountable(call, request.class) && qgpu_pod_limited(call->pod))
 		return qgpu_refuse_alloc(call, request.status_at, NV_ERR_NOT_SUPPORTED);
 	switch (request.class) {
 	case NV01_ROOT:

@@ -173,6 +173,7 @@ struct nvos32 {			/* RM_VID_HEAP_CONTROL; the union after free differs by functi
 #define NVOS32_ATTR_LOCATION(attr)		((attr) >> 25 & 3)
 #define NVOS32_ATTR_LOCATION_VIDMEM		0
 #define NVOS32_ATTR_LOCATION_ANY		3
+#define NVOS32_ATTR2_LOCALIZED_MEMORY		(3u << 29)	/* from 575 on: in one half of the card */
 
 struct nvos33_fd {		/* RM_MAP_MEMORY, as nv_ioctl_nvos33_parameters_with_fd */
 	u32 client, device, memory, pad0;
@@ -208,6 +209,7 @@ static_assert(sizeof(struct nvos32) == 184);
 
 /* Members of allocation parameters, by offset: SDK/nvos.h, SDK/alloc/alloc_channel.h */
 #define NV_MEMORY_PARAMS_FLAGS_AT	8
+#define NV_MEMORY_PARAMS_ATTR2_AT	28
 #define NV_MEMORY_PARAMS_SIZE_AT	64
 #define NV_TSG_PARAMS_ENGINE_AT		12
 #define NV_CHANNEL_PARAMS_ENGINE_AT	128
@@ -277,8 +279,8 @@ struct nv0041_surface_entry {
 	u32 index, data;
 };
 
-#define NV0041_INDEX_PHYS_SIZE_LO	2
-#define NV0041_INDEX_PHYS_SIZE_HI	3
+#define NV0041_INDEX_PHYS_SIZE		7	/* in pages; 2 and 3, in bytes, came with 580 */
+#define NV0041_PHYS_SIZE_UNIT		4096
 
 /* SDK/ctrl/ctrl0080/ctrl0080gpu.h */
 #define NV0080_GPU_FIND_SUBDEVICE_HANDLE 0x800293

@@ -172,18 +172,15 @@ bool qgpu_rm_gone(u32 client, u32 object)
 
 u32 qgpu_rm_memory_size(u32 client, u32 memory, u64 *size)
 {
-	struct nv0041_surface_entry list[] = {
-		{ .index = NV0041_INDEX_PHYS_SIZE_LO },
-		{ .index = NV0041_INDEX_PHYS_SIZE_HI },
-	};
-	struct nv0041_surface_info info = { .size = ARRAY_SIZE(list), .list = (uintptr_t)list };
+	struct nv0041_surface_entry entry = { .index = NV0041_INDEX_PHYS_SIZE };
+	struct nv0041_surface_info info = { .size = 1, .list = (uintptr_t)&entry };
 	u32 status = qgpu_rm_control(client, memory, NV0041_GET_SURFACE_INFO, &info, sizeof(info));
 
 	/*
 	 * RM takes the card in pieces of this size, but reports only what was asked for
 	 * (video_mem.c:_vidmemPmaAllocate).
 	 */
-	*size = round_up((u64)list[1].data << 32 | list[0].data, (u64)SZ_64K);
+	*size = round_up((u64)entry.data * NV0041_PHYS_SIZE_UNIT, (u64)SZ_64K);
 	return status;
 }
 

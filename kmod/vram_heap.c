@@ -31,9 +31,9 @@ bool qgpu_takes_tables(u32 flags)
 	       !(flags & (NVOS32_ALLOC_FLAGS_LAZY | NVOS32_ALLOC_FLAGS_EXTERNALLY_MANAGED));
 }
 
-bool qgpu_chooses_place(u32 flags)
+bool qgpu_chooses_place(u32 flags, u32 attr2)
 {
-	return flags & NVOS32_ALLOC_FLAGS_FIXED_ADDRESS_ALLOCATE;
+	return flags & NVOS32_ALLOC_FLAGS_FIXED_ADDRESS_ALLOCATE || attr2 & NVOS32_ATTR2_LOCALIZED_MEMORY;
 }
 
 long qgpu_refuse_alloc(struct qgpu_call *call, size_t status_at, u32 status)
@@ -229,7 +229,8 @@ static long heap_alloc(struct qgpu_call *call)
 	u32 flags = HEAP_U32(heap, 52);
 	bool vram = may_be_vram(flags, HEAP_U32(heap, 56));
 
-	if ((flags & NVOS32_ALLOC_FLAGS_VIRTUAL ? qgpu_takes_tables(flags) : vram && qgpu_chooses_place(flags)) &&
+	if ((flags & NVOS32_ALLOC_FLAGS_VIRTUAL ? qgpu_takes_tables(flags) :
+						  vram && qgpu_chooses_place(flags, HEAP_U32(heap, 144))) &&
 	    qgpu_pod_limited(call->pod))
 		return qgpu_refuse_alloc(call, offsetof(struct nvos32, status), NV_ERR_NOT_SUPPORTED);
 	return qgpu_vram_alloc(call, &(struct qgpu_vram){

@@ -23,8 +23,11 @@ bool qgpu_is_physical(u32 class);
  * gpu_vaspace.c:gvaspaceAlloc.
  */
 bool qgpu_takes_tables(u32 flags);
-/* Whether memory is asked for at an address of the card: RM then also takes what its alignment spans. */
-bool qgpu_chooses_place(u32 flags);
+/*
+ * Whether memory is asked for at an address of the card, for which RM also takes what its alignment spans, or in one half
+ * of the card, for which it sets 64 MiB aside.
+ */
+bool qgpu_chooses_place(u32 flags, u32 attr2);
 /* Refuse an allocation and count the refusal. */
 long qgpu_refuse_alloc(struct qgpu_call *call, size_t status_at, u32 status);
 long qgpu_refuse_memory(struct qgpu_call *call, int gpu, u64 size, size_t status_at);

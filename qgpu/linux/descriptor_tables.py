@@ -17,7 +17,8 @@ class DescriptorTables:
     """Remembers which processes share no table with which others: they never will.
 
     A task that is made gets the table of its maker or a copy, and may replace its own by a copy later. None can take a
-    table that exists.
+    table that exists. (In the first releases of 5.10 and before, one that fails to execute a program takes its own
+    back.)
     """
 
     def __init__(self) -> None:

@@ -25,6 +25,8 @@ from qgpu.linux.descriptor_tables import DescriptorTables
 
 _SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17
 _EVENT_STOP = 128
+#: Stands for a signal of a thread that has ended.
+_ENDED = -1
 _ALL_THREADS = 0x40000000  # __WALL
 #: How long a thread may take to stop, how often that is checked, and how much longer each look waits than the last.
 _PATIENCE_S, _LOOK_S, _LOOK_SELDOM_S, _GROWTH = 1.0, 0.00005, 0.01, 1.25
@@ -77,11 +79,18 @@ def leaves_kernel(tid: int, runs: Callable[[], bool], deadline: float) -> bool:
 
     Return False if it cannot be stopped, if it no longer ``runs`` when it is about to be, because a stop would end
     some calls in which it may wait, or if it has not left by ``deadline``, of the monotonic clock.
+
+    A thread that executes a program cannot be traced before its siblings are gone; if the caller keeps them stopped,
+    it must go on to see that.
     """
+    left: list[bool] = []
+    look = threading.Thread(target=lambda: left.append(_leaves_kernel(tid, runs, deadline)), daemon=True)
     try:
-        return run_as_tracer(lambda: _leaves_kernel(tid, runs, deadline))
+        look.start()
     except RuntimeError:  # no thread can be started now
         return False
+    look.join(deadline - time.monotonic() + _PATIENCE_S)
+    return any(left)
 
 
 def _leaves_kernel(tid: int, runs: Callable[[], bool], deadline: float) -> bool:
@@ -125,16 +134,20 @@ def frozen_siblings(
 
     Call it in ``run_as_tracer``. Raises OSError if a thread cannot be stopped, or shares the descriptors.
     """
-    if not kcmp.same_table(pid, tid):
-        raise OSError(errno.EPERM, f"thread {tid} has its own descriptor table")
     stopped: dict[int, int] = {}
     try:
+        deadline = time.monotonic() + _PATIENCE_S
         while threads := proc.threads(pid) - {tid} - stopped.keys():
             interrupted = [thread for thread in threads if _interrupt(pid, thread)]
-            stopped.update(dict.fromkeys(threads.difference(interrupted), 0))
-            deadline = time.monotonic() + _PATIENCE_S
             for thread in interrupted:  # by now, most have stopped
-                stopped[thread] = _signal_once_stopped(thread, deadline)
+                if (signal := _signal_once_stopped(thread, deadline)) != _ENDED:  # its number may be a new thread's
+                    stopped[thread] = signal
+            if not interrupted:  # they have ended, and a list may lack those behind one that goes just then
+                if pid in threads or time.monotonic() >= deadline:
+                    raise OSError(errno.EBUSY, f"thread {min(threads)} has ended and is still there")
+                time.sleep(_LOOK_S)
+        if not kcmp.same_table(pid, tid):  # only now, because the first thread could leave it before
+            raise OSError(errno.EPERM, f"thread {tid} has its own descriptor table")
         tables.check_alone(pid, processes)
         yield
     finally:
@@ -154,7 +167,7 @@ def _interrupt(pid: int, thread: int) -> bool:
 
 
 def _signal_once_stopped(thread: int, deadline: float) -> int:
-    """Wait until a thread has stopped; return the signal that was pending for it, 0 for none. Raises OSError."""
+    """Wait until a thread has stopped; return what ``_signal_of_stop`` does. Raises OSError."""
     while True:
         if (signal := _signal_of_stop(thread)) is not None:
             return signal
@@ -164,14 +177,16 @@ def _signal_once_stopped(thread: int, deadline: float) -> int:
 
 
 def _signal_of_stop(thread: int) -> int | None:
-    """Return the signal pending for a thread when it stopped or ended, 0 for none; None before that."""
+    """Return the signal pending for a thread when it stopped, 0 for none, _ENDED if it has ended; None before that."""
     try:
         seen, status = os.waitpid(thread, _ALL_THREADS | os.WNOHANG)
     except ChildProcessError:  # it ended, and was reaped
-        return 0
+        return _ENDED
     if not seen:
         return None
-    return os.WSTOPSIG(status) if os.WIFSTOPPED(status) and status >> 16 != _EVENT_STOP else 0
+    if not os.WIFSTOPPED(status):
+        return _ENDED
+    return os.WSTOPSIG(status) if status >> 16 != _EVENT_STOP else 0
 
 
 def _has_ended(pid: int, thread: int) -> bool:

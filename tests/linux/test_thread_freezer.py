@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from qgpu.linux import cgroup, pod_processes, proc, thread_freezer
+from qgpu.linux import cgroup, kcmp, pod_processes, proc, thread_freezer
 from qgpu.linux.descriptor_tables import DescriptorTables
 
 #: Four threads that count, a handler that does, and a process that shares the descriptors if asked for.
@@ -21,7 +21,7 @@ _PROGRAM = """
 import ctypes, mmap, os, signal, struct, sys, threading, time
 page = mmap.mmap(int(sys.argv[1]), 4096)
 def count(at):
-    while True: page[at] = (page[at] + 1) % 251
+    while not page[500 + at]: page[at] = (page[at] + 1) % 251
 signal.signal(signal.SIGUSR1, lambda *_: page.__setitem__(100, page[100] + 1))
 if sys.argv[2] == "shares":
     child = ctypes.CDLL(None).syscall(56, 0x400 | signal.SIGCHLD, 0, 0, 0, 0)
@@ -37,6 +37,8 @@ if sys.argv[2] == "by a thread":  # whose process has a table of its own
     while not page[200]: time.sleep(0.01)
 for at in range(4): threading.Thread(target=count, args=(at,), daemon=True).start()  # no lock is held in a copy
 page[300] = 1
+while not page[400]: time.sleep(0.001)
+ctypes.CDLL(None).syscall(*((272, 0x400) if page[400] == 1 else (60, 0)))  # unshare, exit
 while True: time.sleep(0.01)
 """
 
@@ -61,6 +63,13 @@ def program():
         process.kill()
         process.wait()
         os.close(fd)
+
+
+def until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def counts(fd):
@@ -109,6 +118,25 @@ def test_process_that_shares_descriptors_cannot_be_frozen(program, how):
     ):
         pass
     assert counting(fd)
+
+
+@pytest.mark.parametrize("how", [b"\1", b"\2"], ids=["own table", "ended"])
+def test_first_thread_that_leaves_the_table_is_seen(program, monkeypatch, how):
+    """Files are taken from its table; by then, another thread may have exchanged one in the caller's."""
+    pid, fd = program()
+    tid, real = max(proc.threads(pid)), proc.threads
+
+    def threads(of):
+        os.pwrite(fd, how, 400)
+        until(lambda: not kcmp.same_table(pid, tid))
+        return real(of)
+
+    monkeypatch.setattr(proc, "threads", threads)
+    with (
+        pytest.raises(OSError, match=r"has its own descriptor table|has ended"),
+        thread_freezer.frozen_siblings(pid, tid, tuple, DescriptorTables()),
+    ):
+        pass
 
 
 @pytest.mark.root
@@ -260,6 +288,55 @@ def test_who_is_traced_by_somebody_else_cannot_be_kept_still(program):
         os.waitpid(tracer, 0)
 
 
+def test_call_is_refused_while_a_debugger_keeps_an_ended_thread(program, monkeypatch):
+    """If it lets go of that during a listing of the threads, the kernel lists none behind it."""
+    monkeypatch.setattr(thread_freezer, "_PATIENCE_S", 0.05)
+    pid, fd = program()
+    thread = max(proc.threads(pid))  # it counts at 3
+    keeps = os.fork()
+    if not keeps:
+        thread_freezer._libc.ptrace(thread_freezer._SEIZE, thread, None, None)
+        signal.pause()
+
+    try:
+        until(lambda: f"TracerPid:\t{keeps}" in Path(f"/proc/{pid}/task/{thread}/status").read_text())
+        os.pwrite(fd, b"\1", 503)
+        until(lambda: proc.stat(pid, thread)[0] == "Z")
+        with (
+            pytest.raises(OSError, match=f"thread {thread} has ended"),
+            thread_freezer.frozen_siblings(pid, pid, tuple, DescriptorTables()),
+        ):
+            pass
+    finally:
+        os.kill(keeps, signal.SIGKILL)
+        os.waitpid(keeps, 0)
+
+
+def test_number_of_a_thread_that_ended_is_looked_at_again(program, monkeypatch):
+    """A thread that is made meanwhile may have it."""
+    pid, fd = program()
+    thread, interrupt, asked = max(proc.threads(pid)), thread_freezer._interrupt, []
+    listings = iter([{thread}, {thread}, set()])
+
+    def interrupt_late(of, each):
+        asked.append(each)
+        if asked == [thread]:
+            thread_freezer._libc.ptrace(thread_freezer._SEIZE, thread, None, None)
+            os.pwrite(fd, b"\1", 503)  # it ends
+            return True
+        return interrupt(of, each)
+
+    def hold():
+        with thread_freezer.frozen_siblings(pid, pid, tuple, DescriptorTables()):
+            pass
+
+    monkeypatch.setattr(thread_freezer, "_interrupt", interrupt_late)
+    monkeypatch.setattr(proc, "threads", lambda of: next(listings))
+    thread_freezer.run_as_tracer(hold)
+
+    assert asked == [thread, thread]
+
+
 def test_thread_that_misses_stop_deadline_is_not_stopped_later(program, monkeypatch):
     monkeypatch.setattr(thread_freezer, "_PATIENCE_S", 0)
     monkeypatch.setattr(thread_freezer, "_signal_of_stop", lambda thread: None)
@@ -272,3 +349,36 @@ def test_thread_that_misses_stop_deadline_is_not_stopped_later(program, monkeypa
     with pytest.raises(OSError, match="does not stop"):
         thread_freezer.run_as_tracer(hold)
     assert counting(fd)
+
+
+_EXECUTES = """
+import os, sys, threading
+never, now = map(int, sys.argv[1:])
+threading.Thread(target=os.read, args=(never, 1), daemon=True).start()
+print(flush=True)
+os.read(now, 1)
+os.execv("/bin/sleep", ["sleep", "600"])
+"""
+
+
+def test_thread_that_executes_a_program_is_not_waited_for():
+    """It waits for its siblings to be gone, which are stopped until it is seen that it has left its call."""
+    never, now = os.pipe(), os.pipe()
+    asked = [sys.executable, "-c", _EXECUTES, str(never[0]), str(now[0])]
+    process = subprocess.Popen(asked, pass_fds=[never[0], now[0]], stdout=subprocess.PIPE)
+    process.stdout.readline()
+
+    def hold():
+        with thread_freezer.frozen_siblings(process.pid, process.pid, tuple, DescriptorTables()):
+            os.write(now[1], b".")
+            until(lambda: proc.syscall(process.pid, process.pid)[:1] == ["59"])
+            return thread_freezer.leaves_kernel(process.pid, lambda: True, time.monotonic())
+
+    try:
+        assert not thread_freezer.run_as_tracer(hold)
+        until(lambda: proc.name(process.pid) == "sleep")
+    finally:
+        process.kill()
+        process.communicate()
+        for end in never + now:
+            os.close(end)

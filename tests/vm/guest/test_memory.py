@@ -63,6 +63,27 @@ def test_a_handle_chosen_by_rm_is_charged_too(web):
     assert web.held() == MIB
 
 
+def test_memory_in_one_half_of_a_card_needs_no_limit(web, pod):
+    """RM sets 64 MiB aside for it (NVOS32_ATTR2_ENABLE_LOCALIZED_MEMORY), and tells only the size asked for."""
+    free = pod("free").process()
+    free.run(program)
+    statuses = [[each.run(in_one_half, how) for how in ("alloc", "heap")] for each in (web.processes[0], free)]
+
+    assert statuses == [[nv.NOT_SUPPORTED] * 2, [0] * 2]
+
+
+def in_one_half(state, call):
+    p, attributes2 = state["p"], 1 << 29
+    if call == "heap":
+        p.last += 1
+        return struct.unpack_from("I", p.heap(2, w44=p.last, w52=1 << 14, w144=attributes2, u88=MIB), 20)[0]
+    try:
+        p.alloc(p.device, nv.MEM, struct.pack("28xI32xQ56x", attributes2, MIB))
+    except nv.RmError as error:
+        return error.status
+    return 0
+
+
 def test_a_limit_lowered_below_use_takes_nothing_away(web):
     web.processes[0].run(take, 32 * MIB)
     web.grant(memory=16 * MIB)

@@ -76,10 +76,9 @@ static u32 surface_info(const struct sim_file *file, struct sim_object *object, 
 
 		if (sim_copy_in(file, &entry, at, sizeof(entry)))
 			return NV_ERR_INVALID_ARGUMENT;
-		if (entry.index == NV0041_INDEX_PHYS_SIZE_LO)
-			entry.data = lower_32_bits(object->mem->size);
-		else if (entry.index == NV0041_INDEX_PHYS_SIZE_HI)
-			entry.data = upper_32_bits(object->mem->size);
+		if (entry.index != NV0041_INDEX_PHYS_SIZE)
+			return NV_ERR_INVALID_ARGUMENT;
+		entry.data = object->mem->size / NV0041_PHYS_SIZE_UNIT;
 		if (sim_copy_out(file, at, &entry, sizeof(entry)))
 			return NV_ERR_INVALID_ARGUMENT;
 	}
