@@ -12,16 +12,17 @@ import select
 import subprocess
 import time
 from contextlib import suppress
+from itertools import accumulate
 from typing import Any
 
 from qgpu import errors
-from qgpu.errors import CheckpointError
+from qgpu.errors import CheckpointError, NotSupportedError
 from qgpu.linux import cgroup
 from qgpu.linux.interpreter import python
 
 #: How long a killed helper may take to end.
 _DEATH_S = 5.0
-#: Killed helpers that have not ended, by the cgroup of the process in their last call.
+#: Killed helpers that have not ended, by the pod's cgroup (``_pod_of``) in their last call.
 _stuck: dict[str, subprocess.Popen[bytes]] = {}
 
 
@@ -34,7 +35,7 @@ class Helper:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        #: The cgroup of the process in its last call.
+        #: The pod's cgroup in its last call.
         self._about = ""
         self._closed = False
 
@@ -50,7 +51,7 @@ class Helper:
         """
         if self._closed:
             raise HelperLostError(f"{name}: the helper was told to end")
-        self._about = _cgroup(pid)
+        self._about = _pod_of(pid)
         if (stuck := _stuck.get(self._about)) is not None and stuck.poll() is None:
             raise HelperLostError(
                 f"{name}: helper process {stuck.pid} hangs in the kernel, in an earlier call about this pod; end the "
@@ -111,11 +112,20 @@ def _await_end(process: subprocess.Popen[bytes]) -> bool:
     return process.poll() is not None
 
 
-def _cgroup(pid: int) -> str:
+def _pod_of(pid: int) -> str:
+    """Return the uppermost cgroup with a note of qgpu's around a process: its pod's. Without one, return its own.
+
+    A pod may have cgroups of its own below, and move its processes between them.
+    """
     try:
-        return cgroup.of(pid)
+        own = cgroup.of(pid)
     except OSError:  # it has ended
         return ""
+    with suppress(OSError, NotSupportedError):
+        for at in accumulate(own.split("/"), "{}/{}".format):
+            if at and cgroup.keeps_times(at):
+                return at
+    return own
 
 
 def _started() -> subprocess.Popen[bytes]:

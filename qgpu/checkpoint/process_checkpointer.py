@@ -13,7 +13,7 @@ from functools import partial
 
 from qgpu.checkpoint import host_memory
 from qgpu.checkpoint.cuda_checkpoint import FIRST_BRANCH, FIRST_WITH_MOVES
-from qgpu.checkpoint.helper import Helper
+from qgpu.checkpoint.helper import Helper, HelperLostError
 from qgpu.errors import CheckpointError, NotSupportedError, RefusedError
 from qgpu.guardian.accounting import managed_memory
 from qgpu.linux import proc
@@ -94,7 +94,7 @@ class ProcessCheckpointer:
         """
         found = _named([pid])
         with suppress(CheckpointError):
-            return any(self.state(process) is not None for process in found)
+            return any(map(self._asked, found))
         return False
 
     def alive(self, process: GpuProcess) -> bool:
@@ -122,15 +122,20 @@ class ProcessCheckpointer:
         return self._free(self._uuids[pgpu])
 
     def state(self, process: GpuProcess) -> ProcessState | None:
-        """Ask the driver."""
+        """Ask the driver. It holds nothing of a process without CUDA, such as one that has executed another program."""
         if not self.alive(process):
             return None
         try:
-            return ProcessState(self.helper.call("state", _CALL_S, pid=process.pid)["state"])
-        except CheckpointError:
+            return self._asked(process)
+        except CheckpointError as error:
             if not self.alive(process):
                 return None
-            raise
+            if isinstance(error, HelperLostError) or _has_cuda(process.pid):
+                raise
+            return ProcessState.RUNNING
+
+    def _asked(self, process: GpuProcess) -> ProcessState:
+        return ProcessState(self.helper.call("state", _CALL_S, pid=process.pid)["state"])
 
     def lock(self, process: GpuProcess, timeout_ms: int) -> None:
         """Block its calls and wait for its work. If its pid belongs to a new process by now, unlock that one again."""
@@ -191,6 +196,15 @@ def _has_card(pid: int) -> bool:
         os.major(number) == abi.NV_MAJOR and os.minor(number) != abi.NV_CONTROL_MINOR
         for _, number in proc.devices(pid, _MOST_FILES)
     )
+
+
+def _has_cuda(pid: int) -> bool:
+    """Tell whether a process may have loaded libcuda, without which no process can be suspended."""
+    try:
+        lines = proc.maps(pid)
+        return lines is None or any(b"libcuda.so" in line for line in lines)
+    except OSError:
+        return True
 
 
 def _mapped_blocks(pid: int) -> int:

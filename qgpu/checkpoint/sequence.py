@@ -24,21 +24,22 @@ def suspend(
     processes: Sequence[GpuProcess],
     lock_ms: int,
     late_s: float,
-    locked: Callable[[], None] = lambda: None,
+    locked: Callable[[], float | None] = lambda: None,
 ) -> None:
     """Take all processes off their cards; on an error all run again, and CheckpointError says which and why.
 
     ``lock_ms`` is how long a process's work may take to end. ``late_s`` is how long an interrupted call may still take
-    effect. ``locked`` is called when all processes are locked; if it raises RefusedError, all run again.
+    effect; ``locked``, which is called when all processes are locked, may return another time for that. If it raises
+    RefusedError, all run again.
     """
     at = processes[0]
     try:
         for at in processes:
             if driver.state(at) is ProcessState.RUNNING:
                 driver.lock(at, lock_ms)
-        locked()
-        for at in processes:
-            if driver.state(at) is ProcessState.LOCKED:
+        late_s = locked() or late_s
+        for at in processes:  # the driver refuses one that runs again, because it was unlocked or executed a program
+            if driver.state(at) in (ProcessState.LOCKED, ProcessState.RUNNING):
                 driver.checkpoint(at)
     except RefusedError as error:
         run_all(driver, processes, 0.0)
@@ -81,7 +82,7 @@ def settle(
     ``resuming`` says that a call that puts a process back may still take effect; ``moves`` gives its target cards.
     """
     deadline = time.monotonic() + (late_s if resuming else 0.0)
-    while _all_off(driver, processes):
+    while _all_off(driver, processes, resuming=resuming):
         if time.monotonic() >= deadline:
             return True
         time.sleep(_POLL_S)
@@ -89,8 +90,14 @@ def settle(
     return False
 
 
-def _all_off(driver: Checkpointer, processes: Sequence[GpuProcess]) -> bool:
-    found = {driver.state(each) for each in processes} - {None, ProcessState.FAILED}
+def _all_off(driver: Checkpointer, processes: Sequence[GpuProcess], *, resuming: bool) -> bool:
+    """Tell whether all are off. Not if the driver cannot tell of one that was to leave: the others wait no longer."""
+    try:
+        found = {driver.state(each) for each in processes} - {None, ProcessState.FAILED}
+    except CheckpointError as error:
+        if resuming or isinstance(error, HelperLostError):
+            raise
+        return False
     return found == {ProcessState.CHECKPOINTED}
 
 

@@ -121,8 +121,10 @@ class Suspensions:
         pod = self._named(name)
         with self._taking(name, Residency.SUSPENDED) as taken:
             if taken:
-                self._enter(name, replace(self._leaving(pod, lock_s), yielded=yielded))
-                self._begin(name, partial(self._suspend, name, round(lock_s * 1000)))
+                found = replace(self._leaving(pod, lock_s), yielded=yielded)
+                with self._changed:  # of two that begin at once, the second sees the first
+                    self._check_host_memory(pod)
+                    self._start(name, found, partial(self._suspend, name, round(lock_s * 1000)))
         if not taken and not yielded:
             self._keep_off(name)
 
@@ -137,9 +139,11 @@ class Suspensions:
             if taken and yielded and not found.yielded:
                 self._release(name)
             elif taken:
-                self._check_card_memory(name, found.memory)
-                self._enter(name, replace(found, residency=Residency.RESUMING, since_s=time.time(), error=""))
-                self._begin(name, partial(self._resume, name))
+                free = self._free(found.memory)
+                with self._changed:
+                    self._check_card_memory(name, found.memory, free)
+                    entry = replace(found, residency=Residency.RESUMING, since_s=time.time(), error="")
+                    self._start(name, entry, partial(self._resume, name))
 
     def allow_return(self, name: str) -> None:
         """Let a suspended pod come back when there is room. Raises as ``suspend``; nothing to do if it runs."""
@@ -182,17 +186,24 @@ class Suspensions:
             driver.check_moves()
         with self._taking(name, None):
             before = found = self.state(name)
-            if found.residency is Residency.RUNNING:
+            if leaves := found.residency is Residency.RUNNING:
                 found = self._leaving(pod, lock_s)
-            self._check_card_memory(name, needs)
             entry = replace(found, residency=Residency.SUSPENDING, since_s=time.time(), moves=moves, error="")
-            self._enter(name, entry)
+            free, admitted = self._free(needs), False
+            with self._changed:
+                if leaves:
+                    self._check_host_memory(pod)
+                self._check_card_memory(name, needs, free)
+                self._enter(name, entry)
             try:
                 admit()
+                admitted = True
+                self._begin(name, partial(self._relocate, name, round(lock_s * 1000)))
             except Exception:
+                if admitted:
+                    self._arrived(name, moves, False)
                 self._put(name, before)
                 raise
-            self._begin(name, partial(self._relocate, name, round(lock_s * 1000)))
 
     def forget_ended(self, pods: Iterable[str]) -> None:
         """Drop what is known of pods that are gone, or whose suspended processes have all ended; ``pods`` are there."""
@@ -235,29 +246,36 @@ class Suspensions:
             processes = tuple(driver.processes(pod))
             if not processes:
                 raise RefusedError(f"pod {pod.name}: no process of it uses a card; there is nothing to suspend")
-            driver.check_host_memory(pod, sum(self._others(Residency.SUSPENDING, besides=pod.name).values()))
         memory = pod.memory_granted
-        self._check_most(pod.name, sum(memory.values()))
-        late_s = _LATE_S + max(lock_s, _LATE_S_PER_GIB * sum(memory.values()) / GIB)
-        return Suspension(Residency.SUSPENDING, time.time(), processes, memory, late_s=late_s)
+        return Suspension(Residency.SUSPENDING, time.time(), processes, memory, late_s=_late_s(memory, lock_s))
 
-    def _check_most(self, name: str, needed: int) -> None:
-        held = self._others(Residency.SUSPENDED, Residency.SUSPENDING, besides=name).total()
+    def _check_host_memory(self, pod: PodInfo) -> None:
+        """Raise RefusedError if what a pod holds does not fit. The caller holds the lock until that is entered."""
+        with closing(self._host.checkpointer()) as driver:
+            driver.check_host_memory(pod, self._others(Residency.SUSPENDING, besides=pod.name).total())
+        needed = sum(pod.memory_granted.values())
+        held = self._others(Residency.SUSPENDED, Residency.SUSPENDING, besides=pod.name).total()
         if self._most is not None and held + needed > self._most:
             raise RefusedError(
-                f"pod {name}: it holds {needed / GIB:.1f} GiB on cards, and suspended pods hold {held / GIB:.1f} GiB "
-                f"of the {self._most / GIB:.1f} GiB that they may (suspended_memory); resume one first, or raise that"
+                f"pod {pod.name}: it holds {needed / GIB:.1f} GiB on cards, and suspended pods hold "
+                f"{held / GIB:.1f} GiB of the {self._most / GIB:.1f} GiB that they may (suspended_memory); resume one "
+                "first, or raise that"
             )
 
-    def _check_card_memory(self, name: str, needs: Mapping[int, int]) -> None:
-        coming = self._others(Residency.RESUMING, besides=name)
+    def _free(self, indexes: Iterable[int]) -> dict[int, int]:
+        """Return what is free on pGPUs. The driver may take long to tell: the caller does not hold the lock."""
         with closing(self._host.checkpointer()) as driver:
-            for index, needed in needs.items():
-                if (free := max(0, driver.free_memory(index) - coming[index])) < needed:
-                    raise RefusedError(
-                        f"pod {name}: it needs {needed / GIB:.1f} GiB of pGPU {index}, which has {free / GIB:.1f} GiB "
-                        "free; suspend or end another pod there first"
-                    )
+            return {index: driver.free_memory(index) for index in indexes}
+
+    def _check_card_memory(self, name: str, needs: Mapping[int, int], free: Mapping[int, int]) -> None:
+        """Raise RefusedError if a pod finds no room. The caller holds the lock until it is entered."""
+        coming = self._others(Residency.RESUMING, besides=name)
+        for index, needed in needs.items():
+            if (left := max(0, free[index] - coming[index])) < needed:
+                raise RefusedError(
+                    f"pod {name}: it needs {needed / GIB:.1f} GiB of pGPU {index}, which has {left / GIB:.1f} GiB "
+                    "free; suspend or end another pod there first"
+                )
 
     def _others(self, *where: Residency, besides: str) -> Counter[int]:
         """Add up, by pGPU, the memory of other pods in these places; of one on its way, some may be there already."""
@@ -293,16 +311,42 @@ class Suspensions:
             self._taken.discard(name)
             self._changed.notify_all()
 
+    def _start(self, name: str, entry: Suspension, operation: _Operation) -> None:
+        """Write what is about to be done, and begin it. If it raises QgpuError, nothing has changed."""
+        before = self.state(name)
+        self._enter(name, entry)
+        try:
+            self._begin(name, operation)
+        except RefusedError:
+            self._put(name, before)
+            raise
+
     def _begin(self, name: str, operation: _Operation) -> None:
-        threading.Thread(target=self._work, args=(name, operation), name=f"move-{name}", daemon=True).start()
+        try:
+            threading.Thread(target=self._work, args=(name, operation), name=f"move-{name}", daemon=True).start()
+        except RuntimeError as error:
+            raise RefusedError(f"pod {name}: no thread is available to move it; see the limits of qgpud") from error
 
     def _suspend(self, name: str, lock_ms: int, driver: Checkpointer) -> Residency:
         found = self.state(name)
-        # A process may have opened something since the request was checked. Now its calls wait, so all of it shows.
         sequence.suspend(
-            driver, found.processes, lock_ms, found.late_s, lambda: driver.check_restorable(self._named(name))
+            driver, found.processes, lock_ms, found.late_s, lambda: self._check_again(self._named(name), driver)
         )
         return Residency.SUSPENDED
+
+    def _check_again(self, pod: PodInfo, driver: Checkpointer) -> float:
+        """Check a pod whose calls wait, so that all that it has opened or allocated meanwhile shows.
+
+        Return how long a call that is cut off may still take effect. Raises a QgpuError.
+        """
+        driver.check_restorable(pod)
+        found, memory = self.state(pod.name), pod.memory_granted
+        if sum(memory.values()) > sum(found.memory.values()):
+            found = replace(found, memory=memory, late_s=max(found.late_s, _late_s(memory)))
+            with self._changed:
+                self._check_host_memory(pod)
+                self._enter(pod.name, found)
+        return found.late_s
 
     def _resume(self, name: str, driver: Checkpointer) -> Residency:
         found = self.state(name)
@@ -345,9 +389,10 @@ class Suspensions:
                     self._stop.wait(_RETRY_S)
                 error = error or str(failure)
                 undone = failure.__cause__ is not None  # if so, it waited for what was cut off
-                operation = partial(self._settle, name, 0.0 if undone else found.late_s)
+                operation = partial(self._settle, name, 0.0 if undone else self.state(name).late_s)
             else:
-                here = self.state(name).residency is Residency.SUSPENDING  # on the cards that it was to leave
+                found = self.state(name)
+                here = found.residency is Residency.SUSPENDING  # on the cards that it was to leave
                 if end is not intent or (found.moves and here):
                     error = error or "it was cut off by the end of qgpud, and undone"
                 else:
@@ -392,6 +437,10 @@ class Suspensions:
             self._file.save(self._pods | {name: found})
             self._pods[name] = found
             self._changed.notify_all()
+
+
+def _late_s(memory: Mapping[int, int], lock_s: float = 0.0) -> float:
+    return _LATE_S + max(lock_s, _LATE_S_PER_GIB * sum(memory.values()) / GIB)
 
 
 def _check_listed(pod: PodInfo) -> None:

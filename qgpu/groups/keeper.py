@@ -20,7 +20,15 @@ from typing import Any
 
 import structlog
 
-from qgpu.errors import NotSupportedError, QgpuError, RefusedError, UnknownNameError, no_pod
+from qgpu.errors import (
+    ExitCode,
+    NotSupportedError,
+    PermissionDeniedError,
+    QgpuError,
+    RefusedError,
+    UnknownNameError,
+    no_pod,
+)
 from qgpu.groups import group_cdi
 from qgpu.groups.group_files import GroupFiles
 from qgpu.groups.mps_server import (
@@ -39,6 +47,7 @@ from qgpu.linux.parent_death import terminated_with_parent
 from qgpu.linux.proc import start_time
 from qgpu.linux.shutdown import Shutdown
 from qgpu.model.member_limits import MemberLimits
+from qgpu.model.prepared_grant import GROUP_PREFIX
 from qgpu.nvidia import abi
 from qgpu.paths import default_runtime_dir
 
@@ -97,6 +106,8 @@ class Keeper:
 
     def begin(self) -> None:
         """Make the pod and start its MPS control daemon. If it raises QgpuError, it leaves nothing behind."""
+        if self._name.startswith(GROUP_PREFIX) and not self._of_claim:  # the supervisor would end it
+            raise RefusedError(f"group {self._name}: claims' groups have such names; choose another")
         self._client = client = Client(self._runtime_dir, _TIMEOUT_S)
         plane = client.call("status")["plane"]
         client.call("pod.create", name=self._name, grants=self._grants, may_wait=False)
@@ -112,7 +123,7 @@ class Keeper:
                 self._start()
             self._files.has_begun()
         except BaseException:
-            self._end()
+            self.end()
             raise
 
     def keep(self, stop: Shutdown) -> None:
@@ -146,7 +157,7 @@ class Keeper:
                 if str(error) != problem:
                     problem = str(error)
                     _log.error("the group's MPS control daemon cannot be started", group=self._name, reason=problem)
-        self._end()
+        self.end()
 
     def log_to_file(self) -> None:
         """Write this process's log into the group's directory: nobody reads its output."""
@@ -319,6 +330,9 @@ class Keeper:
 
     def clear_away(self, force: bool) -> None:
         """Remove what a killed keeper has left of the group. Raises QgpuError."""
+        directory = self._files.directory
+        if directory.is_dir() and not os.access(directory, os.W_OK):
+            raise PermissionDeniedError(f"group {self._name}: another user made it; ask that user or root to remove it")
         with Client(self._runtime_dir, _TIMEOUT_S) as client:
             self._cdi_file = group_cdi.place(client, self._files)
             with suppress(UnknownNameError):
@@ -327,10 +341,10 @@ class Keeper:
                     if (left := members(pod["pids"])) and not force:
                         raise members_left(self._name, len(left))
                     self._end_servers()
-                    self._end()
+                    self.end()
         self._remove_files()
 
-    def _end(self) -> None:
+    def end(self) -> None:
         """End the control daemon and the clients, and remove the pod, unless a member still runs in it."""
         if self._server is not None:
             self._files.server.quit()
@@ -385,13 +399,20 @@ def main(with_mps: Set[str] = WITH_MPS, card_major: int = abi.NV_MAJOR) -> None:
     part = MemberLimits(**wanted["part"])
     of_claim = bool(wanted["of_claim"])
     keeper = Keeper(default_runtime_dir(), name, wanted["grants"], part, with_mps, card_major, of_claim=of_claim)
-    with os.fdopen(ready, "w") as told:
-        try:
-            keeper.begin()
-        except QgpuError as error:
-            told.write(f"{error.code} {error}\n")
-            sys.exit(error.code)
-        told.write("\n")
+    failed: QgpuError | None = None
+    try:
+        keeper.begin()
+    except QgpuError as error:
+        failed = error
+    try:
+        with os.fdopen(ready, "w") as told:
+            told.write(f"{failed.code} {failed}\n" if failed else "\n")
+    except BrokenPipeError:  # whoever wanted the group was interrupted
+        if failed is None:
+            keeper.end()
+            sys.exit(ExitCode.FAILED)
+    if failed is not None:
+        sys.exit(failed.code)
     keeper.log_to_file()
     keeper.keep(stop)
 

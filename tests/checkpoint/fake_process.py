@@ -1,6 +1,6 @@
 """A process with the fake libcuda's side of checkpoints: one thread does the calls, each in its time, and fails some.
 
-    python -m tests.checkpoint.fake_process [CALL=MILLISECONDS | CALL=fail | CALL=hang]…
+    python -m tests.checkpoint.fake_process [CALL=MILLISECONDS | CALL=fail | CALL=hang | CALL=exec]…
 
 It prints a line when it can be asked, and one for each call with what it was given.
 """
@@ -40,6 +40,8 @@ def main() -> None:
             before, after = STEPS[call]
             if how.get(call) == "hang":
                 time.sleep(3600)
+            if how.get(call) == "exec":
+                os.execlp("sleep", "sleep", "3600")
             if how.get(call) == "fail" or state != before:
                 result = 600
             else:

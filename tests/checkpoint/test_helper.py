@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from qgpu.checkpoint.helper import Helper, HelperLostError
-from qgpu.errors import CheckpointError, NoGpuError
+from qgpu.errors import CheckpointError, NoGpuError, QgpuError
+from qgpu.linux import cgroup
 from tests.checkpoint.conftest import Start
 
 WAIT_S = 60.0
@@ -114,3 +115,29 @@ def test_a_pod_has_one_helper_that_hangs_at_most(undying: tuple[Helper, int], st
 
     assert other.call("state", WAIT_S, pid=pid)["state"] == "running"
     other.close()
+
+
+@pytest.mark.root
+def test_a_pods_own_cgroups_allow_it_no_second_helper(undying: tuple[Helper, int], start: Start) -> None:
+    helper, pid = undying
+    try:
+        at = cgroup.create(f"test-{os.getpid()}")
+    except QgpuError as error:
+        pytest.skip(str(error))
+    other, second = start(), Helper()
+    below = [cgroup.mount() / at[1:] / name for name in ("one", "two")]
+    try:
+        for each, moved in zip(below, (pid, other.pid), strict=True):
+            each.mkdir()
+            (each / "cgroup.procs").write_text(str(moved))
+        with pytest.raises(HelperLostError, match="was lost"):
+            helper.call("state", 0.1, pid=pid)
+        with pytest.raises(HelperLostError, match="hangs in the kernel"):
+            second.call("state", WAIT_S, pid=other.pid)
+    finally:
+        second.close()
+        for moved in (pid, other.pid):
+            (cgroup.mount() / "cgroup.procs").write_text(str(moved))
+        for each in below:
+            each.rmdir()
+        cgroup.remove("", at)

@@ -132,3 +132,33 @@ def test_what_shows_once_all_are_locked_lets_all_run(count: int) -> None:
 
     assert set(table.states.values()) == {RUNNING}
     assert not [pid for call, pid in table.calls if call == "checkpoint"]
+
+
+@given(count=COUNTS, before=st.sampled_from([RUNNING, LOCKED, OFF]))
+def test_one_of_unknown_state_does_not_hold_the_others(count: int, before: ProcessState) -> None:
+    table = Table([RUNNING] + [before] * count)
+    processes, known = table.processes, table.state
+
+    def state(process: GpuProcess) -> ProcessState | None:
+        if process.pid == 0:
+            raise CheckpointError("the driver cannot tell")
+        return known(process)
+
+    table.state = state  # type: ignore[method-assign]
+    with pytest.raises(CheckpointError, match="cannot tell"):
+        sequence.settle(table, processes, 0.0, resuming=False)  # type: ignore[arg-type]
+
+    assert set(table.states.values()) == {RUNNING}
+
+
+@given(count=COUNTS)
+def test_one_that_runs_again_before_it_leaves_lets_all_run(count: int) -> None:
+    table = Table([RUNNING] * count)
+
+    def unlock() -> None:
+        table.states[count - 1] = RUNNING
+
+    with pytest.raises(CheckpointError, match=f"process {count - 1}: refused"):
+        sequence.suspend(table, table.processes, 1000, 0.0, unlock)  # type: ignore[arg-type]
+
+    assert set(table.states.values()) == {RUNNING}

@@ -34,7 +34,7 @@ from qgpu.model.suspension import Residency, Suspension
 from qgpu.planes.sim.checkpointer import SimCheckpointer
 from qgpu.planes.sim.host import Clock, SimHost
 from tests.daemon.quick_host import QuickHost
-from tests.daemon.test_suspensions import Killed, kill, no_waiting
+from tests.daemon.test_suspensions import Killed, kill, no_thread, no_waiting
 
 GIB = 1 << 30
 LOAD = Workload(kernel_us=1000.0, batch=0, memory=GIB // 16)
@@ -210,6 +210,20 @@ def test_a_move_whose_grant_is_refused_at_last_is_none(
     assert grants(host) == {1: GRANT}
 
 
+def test_a_move_without_a_free_thread_is_none(
+    host: SimHost, requests: ControlRequests, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    host.admit("one", {0: GRANT})
+    host.start_load("one", 0, LOAD)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(RefusedError, match="pod one: no thread is available to move it"):
+            ask(requests, "pod.move", name="one", gpu=1)
+
+    assert (grants(host), requests.suspensions.state("one")) == ({0: GRANT}, Suspension())
+    assert SuspensionFile(tmp_path).load() == {}
+
+
 @pytest.mark.parametrize(
     ("held", "arguments", "said"),
     [
@@ -255,6 +269,20 @@ def test_what_a_pod_left_on_another_card_does_not_leave_with_it(
     ask(requests, "pod.suspend", name="one")
 
     assert requests.suspensions.wait("one", TIMEOUT_S).memory == {0: LOAD.memory}
+
+
+@pytest.mark.parametrize(("memory", "kept"), [({0: GIB, 1: GIB}, True), ({1: GIB}, False)])
+def test_a_card_on_which_a_moved_pod_has_memory_stays_its_own(
+    host: SimHost, requests: ControlRequests, monkeypatch: pytest.MonkeyPatch, memory: dict[int, int], kept: bool
+) -> None:
+    """A process that begins during a move is not moved."""
+    host.admit("one", {0: GRANT, 1: GRANT})
+    pod, cards = replace(host.pods()[0], memory=memory), requests.pods.cards
+    monkeypatch.setattr(requests.pods, "named", lambda _: pod)
+    monkeypatch.setattr(pod_moves, "_LEFT_S", 0.0)
+    requests._moves.arrived("one", {cards[0].uuid: cards[1].uuid}, True)
+
+    assert grants(host) == ({0: GRANT, 1: GRANT} if kept else {1: GRANT})
 
 
 def test_a_pod_that_has_a_moved_pods_name_keeps_its_grant(host: SimHost, requests: ControlRequests) -> None:

@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from qgpu.daemon import suspensions
 from qgpu.daemon.suspension_file import SuspensionFile
 from qgpu.daemon.suspensions import Suspensions
 from qgpu.errors import CheckpointError, ExitCode, QgpuError, RefusedError, UnknownNameError
@@ -125,6 +127,73 @@ def test_suspended_pods_hold_no_more_than_they_may(host: SimHost, tmp_path: Path
 
     assert daemon.moves.wait("two", TIMEOUT_S).residency is Residency.SUSPENDED
     daemon.moves.close()
+
+
+def test_of_two_that_leave_at_once_the_second_sees_the_first(
+    host: SimHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = Daemon(host, tmp_path, most=GIB + GIB // 2)
+    host.admit("two", {0: Grant()})
+    for name in ("one", "two"):
+        host.start_load(name, 0, FLOOD)
+
+    def made(*arguments: Any, **more: Any) -> Suspension:
+        with monkeypatch.context() as patch:
+            patch.setattr(suspensions, "Suspension", Suspension)
+            daemon.moves.suspend("one")
+            daemon.moves.wait("one", TIMEOUT_S)
+        return Suspension(*arguments, **more)
+
+    monkeypatch.setattr(suspensions, "Suspension", made)
+    with pytest.raises(RefusedError, match=r"pod two: .* hold 1.0 GiB of the 1.5 GiB"):
+        daemon.moves.suspend("two")
+
+    assert daemon.moves.state("two") == Suspension()
+    daemon.moves.close()
+
+
+@pytest.mark.parametrize("fits", [False, True])
+def test_what_a_pod_allocates_until_it_is_held_must_fit_too(
+    host: SimHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fits: bool
+) -> None:
+    daemon = Daemon(host, tmp_path, most=2 * GIB if fits else GIB)
+    host.start_load("one", 0, FLOOD)
+    real = SimCheckpointer.lock
+
+    def lock(self: SimCheckpointer, process: GpuProcess, timeout_ms: int) -> None:
+        host.start_load("one", 0, FLOOD)
+        real(self, process, timeout_ms)
+
+    monkeypatch.setattr(SimCheckpointer, "lock", lock)
+    daemon.moves.suspend("one")
+    found = daemon.moves.wait("one", TIMEOUT_S)
+
+    if fits:
+        assert (found.residency, found.memory) == (Residency.SUSPENDED, {0: 2 * GIB})
+    else:
+        assert (found.residency, daemon.states()) == (Residency.RUNNING, [ProcessState.RUNNING] * 2)
+        assert "it holds 2.0 GiB on cards, and suspended pods hold 0.0 GiB of the 1.0 GiB" in found.error
+    daemon.moves.close()
+
+
+@pytest.mark.parametrize("suspended", [False, True])
+def test_without_a_free_thread_a_pod_stays_where_it_is(
+    host: SimHost, daemon: Daemon, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, suspended: bool
+) -> None:
+    host.start_load("one", 0, FLOOD)
+    if suspended:
+        daemon.moves.suspend("one")
+    before = daemon.moves.wait("one", TIMEOUT_S)
+    operation = daemon.moves.resume if suspended else daemon.moves.suspend
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(RefusedError, match="pod one: no thread is available to move it"):
+            operation("one")
+
+    assert daemon.moves.state("one") == before
+    assert SuspensionFile(tmp_path).load().keys() == ({"one"} if suspended else set())
+    operation("one")
+    assert not daemon.moves.wait("one", TIMEOUT_S).error
 
 
 def test_other_pods_run_while_one_is_suspended(host: SimHost, daemon: Daemon) -> None:
@@ -361,6 +430,11 @@ def test_host_memory_holds_no_pod_that_is_still_on_its_way(
     daemon.moves.wait("one", TIMEOUT_S)
 
     assert (on_the_way, daemon.moves.host_room()) == (10 * GIB, 11 * GIB)
+
+
+def no_thread(self: threading.Thread) -> None:
+    """Fail as Thread.start does where the kernel gives no thread."""
+    raise RuntimeError("can't start new thread")
 
 
 class Killed(BaseException):

@@ -6,6 +6,7 @@ import grp
 import json
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from qgpu.cli.context import Context
 from qgpu.cli.group import remove, set_
 from qgpu.errors import ExitCode, QgpuError
+from qgpu.groups import keeper_process
 from qgpu.groups.group_files import GroupFiles
 from qgpu.model.member_limits import MemberLimits
 from tests.cli.programs import Daemon, daemon
@@ -130,6 +132,7 @@ def test_member_of_the_socket_group_sets_no_half_of_a_group(tmp_path):
         (("run", "--sm", "50", "--", "true"), 2, "--sm is a member's part of a group"),
         (("run", "--group", "llm", "--sm", "101", "--", "true"), 2, "a part of the SMs is 1 to 100 per cent"),
         (("group", "create", "llm"), 21, "pod name llm: a group has it; choose another"),
+        (("group", "create", "claim-a.b"), 21, "group claim-a.b: claims' groups have such names; choose another"),
         (("group", "create", "big", "--cores", "101"), 2, "101"),
         (("group", "create", "big", "--sm", "0"), 2, "a part of the SMs is 1 to 100 per cent"),
         (("group", "set", "llm"), 2, "group set: nothing to set"),
@@ -214,6 +217,36 @@ def test_group_whose_keeper_was_killed_is_removed(host):
     assert host.ctl("group", "remove", "llm").returncode == 0
     assert not GroupFiles(host.runtime_dir, "llm").directory.exists()
     assert host.ctl("group", "create", "llm").returncode == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes root to become another user")
+def test_what_a_killed_keeper_has_left_is_its_owners_to_remove(host):
+    host.ctl("group", "create", "llm")
+    os.kill(GroupFiles(host.runtime_dir, "llm").need_keeper(), signal.SIGKILL)
+    while GroupFiles(host.runtime_dir, "llm").keeper() is not None:
+        time.sleep(0.01)
+
+    assert as_nobody(host, remove, name="llm", force=False) == ExitCode.NO_PERMISSION
+    assert GroupFiles(host.runtime_dir, "llm").directory.exists()
+
+
+def test_group_whose_creator_was_interrupted_leaves_nothing(host):
+    ready, told = os.pipe()
+    os.close(ready)
+    wanted = {"grants": {"0": {"class": "offline"}}, "part": {"sm": None, "memory": None}, "of_claim": False}
+    keeper = subprocess.run(
+        [*keeper_process.PROGRAM, "llm", str(told)],
+        input=json.dumps(wanted).encode(),
+        env=os.environ | {"QGPU_RUNTIME_DIR": str(host.runtime_dir)},
+        pass_fds=(told,),
+        check=False,
+        capture_output=True,
+    )
+    os.close(told)
+
+    assert (keeper.returncode, keeper.stderr) == (ExitCode.FAILED, b"")
+    assert not GroupFiles(host.runtime_dir, "llm").directory.exists()
+    assert host.json("pod", "list")["pods"] == []
 
 
 def test_path_in_place_of_a_groups_name_removes_nothing(host):
