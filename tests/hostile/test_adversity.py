@@ -128,8 +128,8 @@ def _start_more(host: EmulatedHost) -> None:
 def _held_long(pid: int) -> int:
     """Return how many descriptors a guardian has, without those of a moment and of its sets of files."""
     found = []
-    for _ in range(50):
-        time.sleep(0.005)
+    for _ in range(200):
+        time.sleep(0.01)
         found.append(sum(int(path.name) < 1000 for path in Path(f"/proc/{pid}/fd").iterdir()))
     return min(found)
 
