@@ -15,8 +15,8 @@ from qgpu.linux import cgroup
 
 #: The key of the notes at the cgroups of a job and of its steps.
 _FILTERED = "filtered"
-#: The most steps of a job at a time. A program in the kernel knows the steps of all jobs, and other pods
-#: (``bpf/device_files.bpf.c``): so a job has at most half of what others leave of its places for steps.
+#: The most steps of a job at a time, and of all jobs. The program in the kernel has a map of 8192 cgroups
+#: (``bpf/device_files.bpf.c``), of which 1024 are left to other pods. So a job has at most half of what others leave.
 MOST_STEPS, MOST_PLACES = 512, 7168
 
 

@@ -1,4 +1,4 @@
-"""Who shares a process's descriptors is found, and who was seen not to is not looked at again."""
+"""A process that shares a descriptor table is found; one that was seen to share none is not looked at again."""
 
 from __future__ import annotations
 
@@ -21,66 +21,68 @@ def others():
         process.wait()
 
 
+class Compared(list):
+    """The threads whose tables were compared; those in ``sharers`` share the asked process's."""
+
+    sharers = frozenset()
+
+    def taken(self):
+        """Return them, and begin again."""
+        threads = sorted(self)
+        self.clear()
+        return threads
+
+
 @pytest.fixture
-def looked_at(monkeypatch):
-    """The threads whose table is compared; those in ``sharers`` share the asked process's."""
-    compared = []
-    same_table = kcmp.same_table
+def compared(monkeypatch):
+    found, same_table = Compared(), kcmp.same_table
 
     def compare(pid, thread):
-        compared.append(thread)
-        return thread in compare.sharers or same_table(pid, thread)
+        found.append(thread)
+        return thread in found.sharers or same_table(pid, thread)
 
-    compare.sharers = set()
     monkeypatch.setattr(kcmp, "same_table", compare)
-    compared.append(compare)
-    return compared
+    return found
 
 
-def seen(looked_at):
-    threads = looked_at[1:]
-    del looked_at[1:]
-    return threads
-
-
-def test_process_seen_apart_is_not_looked_at_again(others, looked_at):
+def test_process_seen_apart_is_not_compared_again(others, compared):
     tables, me = DescriptorTables(), os.getpid()
     tables.check_alone(me, lambda: [me, *others])
-    assert sorted(seen(looked_at)) == sorted(others)
+    assert compared.taken() == sorted(others)
 
     tables.check_alone(me, lambda: [me, *others])
-    assert seen(looked_at) == []
+    assert compared.taken() == []
 
 
-def test_process_that_came_since_is_looked_at(others, looked_at):
+def test_process_that_came_since_is_compared(others, compared):
     tables, me = DescriptorTables(), os.getpid()
     tables.check_alone(me, lambda: others[:1])
-    looked_at[0].sharers = {others[1]}
+    compared.sharers = {others[1]}
 
     with pytest.raises(OSError, match=f"thread {others[1]} shares the descriptors of process {me}"):
         tables.check_alone(me, lambda: others)
 
 
-def test_process_that_shared_is_looked_at_each_time(others, looked_at):
+def test_process_that_shared_is_compared_each_time(others, compared):
     tables, me = DescriptorTables(), os.getpid()
-    looked_at[0].sharers = set(others)
+    compared.sharers = set(others)
     for _ in range(2):
         with pytest.raises(OSError, match="shares the descriptors"):
             tables.check_alone(me, lambda: others)
 
 
-def test_number_of_a_new_process_is_looked_at_again(others, looked_at, monkeypatch):
+def test_number_of_a_new_process_is_compared_again(others, compared, monkeypatch):
     tables, me = DescriptorTables(), os.getpid()
     tables.check_alone(me, lambda: others)
-    seen(looked_at)
+    compared.taken()
     real = proc.start_time
     monkeypatch.setattr(proc, "start_time", lambda task: "1" if task == others[0] else real(task))
     tables.check_alone(me, lambda: others)
 
-    assert seen(looked_at) == others[:1]
+    assert compared.taken() == others[:1]
 
 
-def test_process_that_ended_is_not_remembered(looked_at):
+def test_process_that_ended_is_not_remembered():
     tables, me = DescriptorTables(), os.getpid()
     gone = subprocess.Popen(["true"])
     gone.wait()

@@ -61,7 +61,7 @@ class CardMappings(Handler):
         client, device, space, _ = _FIELDS.unpack_from(block.data)
         status_at = len(block.data) - _STATUS_BEFORE_END
         size = block.u64(_UNMAP_SIZE_AT) if status_at > _UNMAP_SIZE_AT else 0
-        # What lies in a range may leave two parts of one mapping.
+        # Undoing a range may split a mapping in two, so it needs room for one more.
         if size and not (self._shared.clients.owns(self._pod, client) and self._mappings.fits(client)):
             return self._ctx.answer(block, status_at, abi.NV_ERR_INSUFFICIENT_RESOURCES)
         error = self._ctx.perform(pod_call, abi.NV_ESC_RM_UNMAP_MEMORY_DMA, block)

@@ -4,11 +4,11 @@ RM finds a mapping by the handles of its device and address space and by its off
 serverInterUnmapInternal). It removes mappings with their memory, too. Those are forgotten here once their offset is
 used again, or when the pod has its most: then RM is asked which memory exists.
 
-An unmapping of a range may leave two parts of a mapping, so there must be room for one more.
+Undoing a range may split a mapping in two, so it needs room for one more.
 
 The journal has the number of each client's mappings, not their places. Of those that a dead guardian made, a successor
-takes off its count only what is undone without a size. An unmapping of a range where it knows none may have left two
-parts of one of them.
+takes off its count only what is undone without a size. If the pod undoes a range where the successor knows none, it
+counts one more: RM may have split one of them.
 """
 
 from __future__ import annotations

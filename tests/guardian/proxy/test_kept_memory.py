@@ -483,7 +483,7 @@ def test_a_mapping_stays_on_the_uvm_file_that_was_checked(beside_another, tmp_pa
 
 @pytest.fixture
 def followed(monkeypatch):
-    """What happens to calls that the kernel performs on a checked file; they are over once ``followed.over`` is set."""
+    """Record when the kernel begins and ends a call on a checked file; it lasts until ``followed.over`` is set."""
 
     class Followed(list):
         over = threading.Event()

@@ -333,17 +333,31 @@ def test_a_mapping_that_fails_costs_nothing(web):
     assert web.held() == 0
 
 
-def test_memory_mapped_before_alloc_returns_is_charged(web, late):
-    """A handle can be guessed: another thread has UVM map the memory while the call that makes it is under way."""
-    maker, mapper = web.processes[0], web.process()
-    mapper.run(start)
-    client, handle = maker.run(lambda state: (state["p"].client, state["p"].last + 1))
-    late(1000000)
-    maker.start(allocate, 48 * MIB)
-    qg.until(lambda: qg.used() > 0)
-    late(0)
-    mapper.run(map_memory, handle, client)
-    assert maker.result() == handle
+@pytest.fixture
+def during_alloc(web, late):
+    """Run something with the handle of memory whose allocation returns late.
+
+    Return the process that allocates, the one that ran it, the handle, and the answer.
+    A handle can be guessed: another thread has UVM map the memory while the call that makes it is under way.
+    """
+
+    def run(late_us, what, *more):
+        maker, mapper = web.processes[0], web.process()
+        mapper.run(start)
+        client, handle = maker.run(lambda state: (state["p"].client, state["p"].last + 1))
+        late(late_us)
+        maker.start(allocate, 48 * MIB)
+        qg.until(lambda: qg.used() > 0)
+        late(0)
+        answer = mapper.run(what, handle, client, *more)
+        assert maker.result() == handle
+        return maker, mapper, handle, answer
+
+    return run
+
+
+def test_memory_mapped_before_alloc_returns_is_charged(web, during_alloc):
+    maker, mapper, handle, _ = during_alloc(1000000, map_memory)
     maker.run(lambda state, handle: state["p"].free(handle), handle)
 
     assert qg.used() == web.held() == 48 * MIB + tables(48 * MIB)
@@ -355,17 +369,10 @@ def map_often(state, handle, client, times):
     return [try_map(state, handle, 64 << 10, client) for _ in range(times)]
 
 
-def test_memory_is_mapped_64_times_before_its_alloc_returns(web, late):
+def test_memory_is_mapped_64_times_before_its_alloc_returns(during_alloc):
     """Allocations of all pods look for such mappings of theirs, and a pod can keep its own from returning."""
-    maker, mapper = web.processes[0], web.process()
-    mapper.run(start)
-    client, handle = maker.run(lambda state: (state["p"].client, state["p"].last + 1))
-    late(2000000)
-    maker.start(allocate, 48 * MIB)
-    qg.until(lambda: qg.used() > 0)
-    late(0)
-    answers = mapper.run(map_often, handle, client, 70)
-    assert maker.result() == handle
+    maker, mapper, handle, answers = during_alloc(2000000, map_often, 70)
+    client = maker.run(lambda state: state["p"].client)
 
     assert answers == 64 * [0] + 6 * [errno.EINVAL]
     assert mapper.run(try_map, handle, 64 << 10, client) == 0
