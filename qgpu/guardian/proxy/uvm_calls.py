@@ -272,7 +272,7 @@ class UvmHandler(Handler):
     def _length_at(self, pod_call: PodCall, base: int) -> int:
         """Return the length of UVM's range at an address, where no call names it; 0 if it is unknown.
 
-        UVM tells who guesses it. Programs end a range where a mapping ends.
+        UVM confirms a length that is guessed, and programs end a range where a mapping ends.
         """
         layout, end = self._shared.uvm_layouts[uvm.VALIDATE_VA_RANGE], base
         for _ in range(_MOST_PARTS):
