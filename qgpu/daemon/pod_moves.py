@@ -8,7 +8,7 @@ whatever fails in between. ``suspensions.py`` does the moving, and has it in a f
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
@@ -27,8 +27,8 @@ from qgpu.model.plane_names import Plane
 
 _log = structlog.get_logger("pod_moves")
 
-#: How long memory of the card that a pod has left may stay charged, and how often that is read.
-_LEFT_S, _LEFT_POLL_S = 3.0, 0.1
+#: How long a plane may still see a pod on the card that it has left, and how often it is asked again.
+_LEAVES_S, _LEAVES_POLL_S = 3.0, 0.1
 
 
 class PodMoves:
@@ -77,31 +77,28 @@ class PodMoves:
     def arrived(self, name: str, moves: Mapping[str, str], went: bool) -> None:
         """Take away the grant on the card that a pod has left, or on the one that it did not reach.
 
-        A process that began meanwhile may use that card: its grant stays.
+        A process that began meanwhile may run on that card: its grant stays.
         """
         lost, left = (moves, moves.values()) if went else (moves.values(), moves)
         indexes = {index for index, card in self._pods.cards.items() if card.uuid in lost}
         others = {index for index, card in self._pods.cards.items() if card.uuid in left}
-        until_s = time.monotonic() + _LEFT_S
-        try:
-            while self._held(name, indexes) and time.monotonic() < until_s:
-                time.sleep(_LEFT_POLL_S)
-            with self._pods.lock:
-                grants = self._pods.named(name).grants
-                if not others <= grants.keys():  # it ended, and another has its name
+        until_s = time.monotonic() + _LEAVES_S
+        while True:
+            try:
+                with self._pods.lock:
+                    grants = self._pods.named(name).grants
+                    if others <= grants.keys():  # else it ended, and another has its name
+                        kept = {index: grant for index, grant in grants.items() if index not in indexes}
+                        self._pods.host.amend(name, kept)
                     return
-                if held := self._held(name, indexes):
-                    raise RefusedError(
-                        f"pod {name}: a process of it that did not move has {units.format_memory(held)} there; end the "
-                        "pod to free that grant"
-                    )
-                self._pods.host.amend(name, {index: grant for index, grant in grants.items() if index not in indexes})
-        except QgpuError as error:  # it ended meanwhile, or the plane is gone; the grant is too many at worst
-            _log.warning("grant of a moved pod kept", pod=name, pgpus=sorted(indexes), reason=str(error))
-
-    def _held(self, name: str, indexes: Collection[int]) -> int:
-        """Return what a pod holds of cards, in bytes. Raises a QgpuError."""
-        return sum(size for index, size in self._pods.named(name).memory.items() if index in indexes)
+            except RefusedError as error:
+                if time.monotonic() >= until_s:
+                    _log.warning("grant of a moved pod kept", pod=name, pgpus=sorted(indexes), reason=str(error))
+                    return
+            except QgpuError as error:  # it ended meanwhile, or the plane is gone; the grant is too many at worst
+                _log.warning("grant of a moved pod kept", pod=name, pgpus=sorted(indexes), reason=str(error))
+                return
+            time.sleep(_LEAVES_POLL_S)
 
     def _source(self, pod: PodInfo, target: int, source: int | None) -> int:
         """Return the card that the pod leaves. Raises RefusedError, UnknownNameError."""

@@ -127,6 +127,7 @@ class DaemonRequests:
     def _op_amend(self, _: DaemonSession, message: dict[str, Any], __: list[int]) -> None:
         self._known(message["name"])
         self._check_first_limit(message["name"], message["grants"])
+        self._check_lost_cards(message["name"], message["grants"])
         self._set_grants(message)
 
     def _op_join(self, _: DaemonSession, message: dict[str, Any], __: list[int]) -> None:
@@ -193,6 +194,14 @@ class DaemonRequests:
                 f"pod {name}: programs in it started without a memory limit and cannot be limited now; "
                 "end them first, or start the pod with a limit"
             )
+
+    def _check_lost_cards(self, name: str, grants: dict[str, Any]) -> None:
+        """Refuse to take away a card on which programs of the pod run: nothing would bound their time there."""
+        table = self._shared.table
+        for index in table.pods[name].grants.keys() - set(map(int, grants)):
+            card = self._cards.get(index)
+            if card is not None and any(table.pod_of(tsg) == name for tsg in table.tsgs_on(card.device.instance)):
+                raise RefusedError(f"pod {name}: it runs on pGPU {index}; stop its work there first")
 
     def _known(self, name: str) -> None:
         if name not in self._shared.table.pods:

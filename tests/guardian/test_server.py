@@ -28,7 +28,17 @@ from qgpu.linux.open_file_set import reserve_fds
 from qgpu.model.plane_api import MigInstance
 from qgpu.nvidia import abi, mig, uvm
 from qgpu.planes.seccomp.hang_detector import waits_for_pages
-from tests.guardian.asked import DEVICE_PARAMS, alloc, alloc_status, device, memory_params, subdevice
+from tests.guardian.asked import (
+    DEVICE_PARAMS,
+    TSG,
+    TSG_PARAMS,
+    alloc,
+    alloc_status,
+    device,
+    free,
+    memory_params,
+    subdevice,
+)
 from tests.guardian.fake_device import FakeDevice
 from tests.guardian.fake_rm import PAGE, FakeRm
 from tests.guardian.pod import PATIENCE_S, Child, Files, until
@@ -368,6 +378,19 @@ def test_a_limit_can_be_changed_while_a_pod_runs(pods, daemon):
     daemon("amend", name="a", grants={"0": grant | {"memory": 5 * PAGE}})
 
     assert (less, a.allocate(7, 12, PAGE)) == (abi.NV_ERR_NO_MEMORY, abi.NV_OK)
+
+
+def test_a_pod_keeps_the_grant_of_a_card_that_it_runs_on(pods, guardian, daemon):
+    """What it had on a card without a TSG, such as a device, does not keep the grant."""
+    a, _ = pods
+    assert alloc_status(a.call(abi.NV_ESC_RM_ALLOC, alloc(TSG, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)) == abi.NV_OK
+    with pytest.raises(AssertionError, match="pod a: it runs on pGPU 0; stop its work there first"):
+        daemon("amend", name="a", grants={})
+    kept = shown(daemon, "a")["grants"].keys()
+    a.call(abi.NV_ESC_RM_FREE, free(TSG))
+    daemon("amend", name="a", grants={})
+
+    assert (kept, shown(daemon, "a")["grants"]) == ({"0"}, {})
 
 
 def test_programs_started_without_limit_get_none_later(pods, guardian, daemon):

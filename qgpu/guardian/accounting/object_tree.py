@@ -179,6 +179,10 @@ class ObjectTree:
         devices = [self.objects[client, handle] for handle in self.devices.of(client)]
         return {instance for rm in devices if (instance := self.instance_of(rm)) is not None}
 
+    def tsgs_on(self, instance: int) -> list[RmObject]:
+        """List the confirmed TSGs of one card, and the channels there that stand alone."""
+        return [rm for rm in self._confirmed_tsgs() if self.instance_of(rm) == instance]
+
     def compute_tsgs(self, instance: int) -> list[RmObject]:
         """List the confirmed TSGs of the compute engine of one card."""
         return [rm for rm in self._confirmed_tsgs() if self.is_compute(rm) and self.instance_of(rm) == instance]
