@@ -37,8 +37,6 @@ _ON_CARD, _ON_HOST = 0x18000000, 0x12000000
 #: NVOS32_ALLOC_FLAGS as libcuda sets them.
 _FLAGS = 0x1C001
 _NV01_MEMORY_VIRTUAL = 0x70
-#: struct NVOS46_PARAMETERS from branch 580 on.
-_MAP = struct.Struct("<IIIIQQIIIxxxxQIxxxx")
 _DOUBLE = struct.Struct("<d")
 #: A call that waits is noted only once it is over, and RM may free a closed client later.
 _AFTER_S = 1.0
@@ -103,9 +101,10 @@ def _map_for_cpu(client: RmClient, device: int, memory: int, file: str) -> None:
 
 
 def _map_for_card(client: RmClient, device: int, memory: int, space: int) -> None:
-    call = ffi.new("char[]", _MAP.pack(client.handle, device, space, memory, 0, _BYTES, 0, 0, 0, 0, 0))
-    abi.raw_ioctl(client.fd, abi.request(abi.NV_ESC_RM_MAP_MEMORY_DMA, _MAP.size), call)
-    abi.check(_MAP.unpack_from(ffi.buffer(call))[-1], "mapping for the card")
+    where = {"hClient": client.handle, "hDevice": device, "hDma": space, "hMemory": memory, "length": _BYTES}
+    call = ffi.new("NVOS46_PARAMETERS *", where)  # from branch 580 on
+    abi.raw_ioctl(client.fd, abi.request(abi.NV_ESC_RM_MAP_MEMORY_DMA, abi.sizeof("NVOS46_PARAMETERS")), call)
+    abi.check(call.status, "mapping for the card")
 
 
 def _virtual(client: RmClient, device: int) -> int:

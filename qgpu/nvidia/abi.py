@@ -35,6 +35,14 @@ ffi.cdef(
                      NVOS34_PARAMETERS;
     typedef struct { uint32_t hObjectParent, hSubDevice, hObjectNew, hClass, flags, selector, hMemory, pad;
                      uint64_t offset, limit; uint32_t status, pad1; } NVOS39_PARAMETERS;
+    typedef struct { uint32_t hClient, hDevice, hDma, hMemory; uint64_t offset, length; uint32_t flags, pad0;
+                     uint64_t dmaOffset; uint32_t status, pad1; } NVOS46_PARAMETERS_BEFORE_580;
+    typedef struct { uint32_t hClient, hDevice, hDma, hMemory; uint64_t offset, length; uint32_t flags, flags2,
+                     kindOverride, pad0; uint64_t dmaOffset; uint32_t status, pad1; } NVOS46_PARAMETERS;
+    typedef struct { uint32_t hClient, hDevice, hDma, hMemory, flags, pad0; uint64_t dmaOffset; uint32_t status, pad1; }
+                     NVOS47_PARAMETERS_BEFORE_550;
+    typedef struct { uint32_t hClient, hDevice, hDma, hMemory, flags, pad0; uint64_t dmaOffset, size;
+                     uint32_t status, pad1; } NVOS47_PARAMETERS;
     typedef struct { uint32_t hClient, hDevice, hMemory, pad; uint64_t pOldCpuAddress, pNewCpuAddress;
                      uint32_t status, pad1; } NVOS56_PARAMETERS;
     typedef struct { uint32_t hRoot, hObjectParent, function, hVASpace; int16_t ivcHeapNumber; uint32_t status;
@@ -181,8 +189,9 @@ NV_ESC_EXPORT_TO_DMABUF_FD = 217
 
 #: Bytes of NVOS30_PARAMETERS, NVOS_I2C_ACCESS_PARAMS, NVOS38_PARAMETERS and NVOS49_PARAMETERS.
 IDLE_CHANNELS_BYTES, I2C_ACCESS_BYTES, ACCESS_REGISTRY_BYTES, BIND_CONTEXT_DMA_BYTES = 56, 32, 72, 16
-#: Bytes of NVOS46_PARAMETERS, before and from 580, and of NVOS47_PARAMETERS, before and from 550.
-MAP_MEMORY_DMA_BYTES, UNMAP_MEMORY_DMA_BYTES = (56, 64), (40, 48)
+#: The structures of MAP_MEMORY_DMA and UNMAP_MEMORY_DMA by their bytes: branches differ.
+MAP_MEMORY_DMA = {ffi.sizeof(each): each for each in ("NVOS46_PARAMETERS_BEFORE_580", "NVOS46_PARAMETERS")}
+UNMAP_MEMORY_DMA = {ffi.sizeof(each): each for each in ("NVOS47_PARAMETERS_BEFORE_550", "NVOS47_PARAMETERS")}
 #: Bytes of nv_ioctl_export_to_dma_buf_fd_t, before and from 570.
 EXPORT_TO_DMABUF_FD_BYTES = (2600, 2608)
 

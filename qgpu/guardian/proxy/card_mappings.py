@@ -8,7 +8,9 @@ before the card can reach it.
 from __future__ import annotations
 
 import errno
-import struct
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 from qgpu.guardian.proxy import client_ownership
 from qgpu.guardian.proxy.dma_mappings import DmaMappings, Place
@@ -18,13 +20,6 @@ from qgpu.guardian.proxy.passthrough_memory import UNSEEN, PassthroughMemory
 from qgpu.guardian.proxy.untracked_objects import UntrackedObjects
 from qgpu.guardian.rules import classes, escapes
 from qgpu.nvidia import abi
-
-_FIELDS = struct.Struct("<IIII")  # client, device, address space or context DMA, memory
-#: Of the calls that map and unmap, whose last fields lie at the same distance from the end in every version.
-_LENGTH_AT, _OFFSET_BEFORE_END, _STATUS_BEFORE_END = 24, 16, 8
-_UNMAP_OFFSET_AT, _UNMAP_SIZE_AT = 24, 32
-#: Of the call for context DMAs.
-_HANDLE_AT, _STATUS_AT = (abi.offsetof("NVOS39_PARAMETERS", each) for each in ("hObjectNew", "status"))
 
 
 class CardMappings(Handler):
@@ -37,19 +32,18 @@ class CardMappings(Handler):
 
     def map(self, pod_call: PodCall, block: IoctlBuffer) -> int:
         """Map memory whose class a pod may have."""
-        client, device, space, memory = _FIELDS.unpack_from(block.data)
-        status_at = len(block.data) - _STATUS_BEFORE_END
-        found = self._gpu_ops.object_info(pod_call.file, client, memory)
+        asked, status_at = _fields(abi.MAP_MEMORY_DMA, block)
+        found = self._gpu_ops.object_info(pod_call.file, asked.hClient, asked.hMemory)
         if found is not None and found[0] in classes.PHYSICAL:
             self._count(classes.name(found[0]))
             return errno.EPERM
-        if self._shared.clients.owns(self._pod, client) and not self._mappings.fits(client):
+        if self._shared.clients.owns(self._pod, asked.hClient) and not self._mappings.fits(asked.hClient):
             return self._ctx.answer(block, status_at, abi.NV_ERR_INSUFFICIENT_RESOURCES)
-        error = self._perform(pod_call, abi.NV_ESC_RM_MAP_MEMORY_DMA, block)
-        if not error and block.u32(status_at) == abi.NV_OK:
-            place = Place(device, space, block.u64(len(block.data) - _OFFSET_BEFORE_END))
-            length = block.u64(_LENGTH_AT)
-            self._mappings.add(client, place, length, memory, lambda: self._may_be_context_dma(pod_call, client, space))
+        error = self._perform(pod_call, abi.NV_ESC_RM_MAP_MEMORY_DMA, block, asked.hClient)
+        if not error and asked.status == abi.NV_OK:
+            place = Place(asked.hDevice, asked.hDma, asked.dmaOffset)
+            may_be_context_dma = partial(self._may_be_context_dma, pod_call, asked.hClient, asked.hDma)
+            self._mappings.add(asked.hClient, place, asked.length, asked.hMemory, may_be_context_dma)
         return error
 
     def _may_be_context_dma(self, pod_call: PodCall, client: int, handle: int) -> bool:
@@ -58,35 +52,39 @@ class CardMappings(Handler):
 
     def unmap(self, pod_call: PodCall, block: IoctlBuffer) -> int:
         """Undo a mapping, or from branch 550 on what lies in a range."""
-        client, device, space, _ = _FIELDS.unpack_from(block.data)
-        status_at = len(block.data) - _STATUS_BEFORE_END
-        size = block.u64(_UNMAP_SIZE_AT) if status_at > _UNMAP_SIZE_AT else 0
+        asked, status_at = _fields(abi.UNMAP_MEMORY_DMA, block)
+        size = getattr(asked, "size", 0)
         # Undoing a range may split a mapping in two, so it needs room for one more.
-        if size and not (self._shared.clients.owns(self._pod, client) and self._mappings.fits(client)):
+        if size and not (self._shared.clients.owns(self._pod, asked.hClient) and self._mappings.fits(asked.hClient)):
             return self._ctx.answer(block, status_at, abi.NV_ERR_INSUFFICIENT_RESOURCES)
         error = self._ctx.perform(pod_call, abi.NV_ESC_RM_UNMAP_MEMORY_DMA, block)
-        if not error and block.u32(status_at) == abi.NV_OK:
-            self._mappings.remove(client, Place(device, space, block.u64(_UNMAP_OFFSET_AT)), size)
+        if not error and asked.status == abi.NV_OK:
+            self._mappings.remove(asked.hClient, Place(asked.hDevice, asked.hDma, asked.dmaOffset), size)
         return error
 
     def context_dma(self, pod_call: PodCall, block: IoctlBuffer) -> int:
         """Make a context DMA: by this call RM would make an object of any class, with parameters of its own making."""
-        (rm_class,) = struct.unpack_from("<I", block.data, abi.offsetof("NVOS39_PARAMETERS", "hClass"))
-        if rm_class != abi.NV01_CONTEXT_DMA:
-            return self._ctx.refuse(block, _STATUS_AT, abi.NV_ERR_INVALID_CLASS, classes.name(rm_class))
-        client, handle = _FIELDS.unpack_from(block.data)[0], block.u32(_HANDLE_AT)
+        asked, status_at = _fields({len(block.data): "NVOS39_PARAMETERS"}, block)
+        client = asked.hObjectParent
+        if asked.hClass != abi.NV01_CONTEXT_DMA:
+            return self._ctx.refuse(block, status_at, abi.NV_ERR_INVALID_CLASS, classes.name(asked.hClass))
         owns = self._shared.clients.owns(self._pod, client)
-        if owns and (refusal := self._untracked_objects.refusal(client, handle, rm_class)):
-            return self._ctx.answer(block, _STATUS_AT, refusal)
-        error = self._perform(pod_call, abi.NV_ESC_RM_ALLOC_CONTEXT_DMA2, block)
-        if not error and block.u32(_STATUS_AT) == abi.NV_OK:
-            self._untracked_objects.add(client, block.u32(_HANDLE_AT), rm_class)
+        if owns and (refusal := self._untracked_objects.refusal(client, asked.hObjectNew, asked.hClass)):
+            return self._ctx.answer(block, status_at, refusal)
+        error = self._perform(pod_call, abi.NV_ESC_RM_ALLOC_CONTEXT_DMA2, block, client)
+        if not error and asked.status == abi.NV_OK:
+            self._untracked_objects.add(client, asked.hObjectNew, asked.hClass)
         return error
 
-    def _perform(self, pod_call: PodCall, number: int, block: IoctlBuffer) -> int:
-        client, *_ = _FIELDS.unpack_from(block.data)
+    def _perform(self, pod_call: PodCall, number: int, block: IoctlBuffer, client: int) -> int:
         unseen = self._passthrough_memory.is_unseen(client)
         if unseen or not self._shared.clients.owns(self._pod, client):
             self._count(UNSEEN if unseen else client_ownership.name(escapes.name(number)))
             return errno.EPERM
         return self._ctx.perform(pod_call, number, block)
+
+
+def _fields(structures: Mapping[int, str], block: IoctlBuffer) -> tuple[Any, int]:
+    """Return a call's structure, of which ``structures`` has the name by size, and where its status lies."""
+    name = structures[len(block.data)]
+    return abi.ffi.cast(f"{name} *", block.pointer), abi.offsetof(name, "status")

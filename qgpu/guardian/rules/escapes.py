@@ -84,10 +84,10 @@ ROWS = (
     Escape(
         abi.NV_ESC_RM_MAP_MEMORY_DMA,
         "NV_ESC_RM_MAP_MEMORY_DMA",
-        abi.MAP_MEMORY_DMA_BYTES,
+        tuple(abi.MAP_MEMORY_DMA),
         refused=Refused.UNDER_LIMIT,
     ),
-    Escape(abi.NV_ESC_RM_UNMAP_MEMORY_DMA, "NV_ESC_RM_UNMAP_MEMORY_DMA", abi.UNMAP_MEMORY_DMA_BYTES),
+    Escape(abi.NV_ESC_RM_UNMAP_MEMORY_DMA, "NV_ESC_RM_UNMAP_MEMORY_DMA", tuple(abi.UNMAP_MEMORY_DMA)),
 )
 
 #: The calls that the seccomp filters intercept: (number, bytes).

@@ -18,7 +18,7 @@ from tests.guardian.failover.test_successors import successor_of
 
 CLIENT, DEVICE, SPACE, MEMORY = 7, 2, 9, 30
 FULL = abi.NV_ERR_INSUFFICIENT_RESOURCES
-MAP_SIZES, UNMAP_SIZES = abi.MAP_MEMORY_DMA_BYTES, abi.UNMAP_MEMORY_DMA_BYTES
+MAP_SIZES, UNMAP_SIZES = tuple(abi.MAP_MEMORY_DMA), tuple(abi.UNMAP_MEMORY_DMA)
 
 
 @pytest.fixture

@@ -197,7 +197,7 @@ def test_a_free_without_length_ends_what_uvm_frees(on_card, pages, left):
     assert (len(space.mappings) if space else 0) == left
 
 
-@pytest.mark.parametrize("size", abi.MAP_MEMORY_DMA_BYTES)
+@pytest.mark.parametrize("size", abi.MAP_MEMORY_DMA)
 def test_rm_dma_mappings_refused_under_limit_else_made(on_card, size):
     own, others = (struct.pack("<I", client).ljust(size, b"\0") for client in (7, 9))
     under = on_card.call(abi.NV_ESC_RM_MAP_MEMORY_DMA, own)[:2]

@@ -63,7 +63,7 @@ def test_calls_whose_owner_rm_does_not_check_are_refused(pod, number, size):
         (abi.NV_ESC_RM_ALLOC_MEMORY, struct.pack("<IIII", 7, 2, 9, abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR) + bytes(40)),
         (abi.NV_ESC_RM_ALLOC_MEMORY, struct.pack("<IIII", 7, 2, 9, abi.NV01_MEMORY_SYSTEM) + bytes(40)),
         (abi.NV_ESC_EXPORT_TO_DMABUF_FD, bytes(2608)),
-        (abi.NV_ESC_RM_MAP_MEMORY_DMA, bytes(abi.MAP_MEMORY_DMA_BYTES[0])),
+        (abi.NV_ESC_RM_MAP_MEMORY_DMA, bytes(min(abi.MAP_MEMORY_DMA))),
         (abi.NV_ESC_IOCTL_XFER_CMD, bytes(16)),
     ],
     ids=["root client", "user memory", "mapped memory", "dma-buf", "mapping", "wrapped"],
