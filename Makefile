@@ -19,8 +19,8 @@ help:
 	@echo "make bpf       the BPF program that keeps device files to their pods; needs clang"
 	@echo "make packages  wheel, sdist and Debian packages, into dist/"
 	@echo "make nightly   what takes too long for CI: 5,000 examples a policy, kernels, sanitizers, NVIDIA's driver, containers; hours"
-	@echo "make bench     what qgpu guarantees, measured on this machine's GPU; about seven minutes, as root"
-	@echo "make suite     shares, latency, cost and harvest, compared with plain sharing and MPS; nine minutes, as root"
+	@echo "make bench     what qgpu guarantees, measured on this machine's GPU; about six minutes, as root"
+	@echo "make suite     shares, latency, cost and harvest, compared with plain sharing and MPS; fourteen minutes, as root"
 	@echo "make clean     remove what these targets made"
 
 demo: $(VENV)/demo

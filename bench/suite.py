@@ -1,6 +1,6 @@
 """The whole suite: every claim beside its rivals, in one run.
 
-    python bench/suite.py                     # on a GPU, as root: about eleven minutes
+    python bench/suite.py                     # on a GPU, as root: about fourteen minutes
     python bench/suite.py --plane sim         # the same on a simulated pGPU, without rivals
     python bench/suite.py --only a,c          # claims by letter, or sections by name
 

@@ -49,7 +49,7 @@ def _tracing(bad: Verdict) -> Check:
         check_kernel()
     except QgpuError as error:
         return Check("ptrace", bad, str(error), "the user-space plane must reach into pods; boot with 2 or less")
-    return Check("ptrace", Verdict.OK, "root may reach into processes")
+    return Check("ptrace", Verdict.OK, "root may trace processes")
 
 
 def _cgroup(bad: Verdict) -> Check:

@@ -90,7 +90,10 @@ class Cuda:
         try:
             self.lib: Any = self.ffi.dlopen(name)
         except OSError as error:
-            raise NoGpuError(f"no CUDA driver: cannot load {name}; is the NVIDIA driver installed?") from error
+            raise NoGpuError(
+                f"no CUDA driver: cannot load {name}; is the NVIDIA driver installed? On a simulated GPU "
+                "start it with: qgpuctl run -- qgpu-load"
+            ) from error
         self.call("cuInit", 0)
 
     def call(self, name: str, *args: Any) -> None:
