@@ -16,6 +16,10 @@ from qgpu.nvidia import abi
 _DEEPEST = 8
 #: Objects above a channel, and what it and they use: about a dozen; and some to spare.
 _MOST_ABOVE = 64
+#: Classes whose objects have a bound of their own, or are memory.
+OWN_BOUNDS = abi.GPFIFO_CLASSES | {
+    *(abi.NV01_DEVICE_0, abi.KEPLER_CHANNEL_GROUP_A, abi.NV01_MEMORY_LOCAL_USER, abi.NV_MEMORY_FABRIC),
+}
 
 
 @dataclass(slots=True)
@@ -39,6 +43,8 @@ class ObjectTree:
     #: All handles of TSGs, with channels that stand alone, and those of channels.
     tsg_handles: HandlesByClient = field(default_factory=HandlesByClient, compare=False)
     channel_handles: HandlesByClient = field(default_factory=HandlesByClient, compare=False)
+    #: Those of other objects, such as address spaces, which are bounded with those that no table keeps.
+    other_handles: HandlesByClient = field(default_factory=HandlesByClient, compare=False)
 
     def _add(self, rm: RmObject, pod: str) -> None:
         """Add a pod's object, or put it in place of one that is forgotten."""
@@ -58,6 +64,8 @@ class ObjectTree:
             self.tsg_handles.add(pod, *rm.key)
         if rm.rm_class in abi.GPFIFO_CLASSES:
             self.channel_handles.add(pod, *rm.key)
+        if rm.rm_class not in OWN_BOUNDS:
+            self.other_handles.add(pod, *rm.key)
 
     def _unlink(self, rm: RmObject, pod: str) -> None:
         """Undo _add, except that the object and its handle stay."""
@@ -71,7 +79,7 @@ class ObjectTree:
 
     def _kinds_by_class(self) -> tuple[HandlesByClient, ...]:
         """Return the kinds of handles that follow from objects' classes."""
-        return (self.devices, self.unplaced_devices, self.tsg_handles, self.channel_handles)
+        return (self.devices, self.unplaced_devices, self.tsg_handles, self.channel_handles, self.other_handles)
 
     def below(self, key: Key) -> list[RmObject]:
         """List an object and everything below it, parents first; a client's handle stands for the client itself."""
@@ -95,14 +103,12 @@ class ObjectTree:
 
     def _goes_with(self, each: Key, key: Key) -> bool:
         """Tell whether RM frees an object with another, because it lies below it or uses it, or goes with what does."""
-        reached, at, is_space = {each}, [each], self._is_space(key)
+        reached, at = {each}, [each]
         while at:
             here = at.pop()
             if here == key:
                 return True
             rm = self.objects.get(here)
-            if is_space and rm is not None and rm.same_as is not None:
-                return True  # RM ties a second handle of a TSG to the TSG's address space in this client
             for handle in (rm.parent, *rm.uses) if rm is not None else ():
                 above = here[0], handle
                 if above not in reached and len(reached) < _MOST_ABOVE:
@@ -110,9 +116,10 @@ class ObjectTree:
                     at.append(above)
         return False
 
-    def _is_space(self, key: Key) -> bool:
-        rm = self.objects.get(key)
-        return rm is not None and rm.rm_class == abi.FERMI_VASPACE_A
+    def spaces_of(self, client: int) -> list[int]:
+        """List the handles of a client's address spaces."""
+        handles = self.other_handles.of(client)
+        return [each for each in handles if self.objects[client, each].rm_class == abi.FERMI_VASPACE_A]
 
     def _hangs_together(self, rm: RmObject) -> bool:
         """Tell whether an object is not its own ancestor: RM makes no such object, but a pod may ask for one."""
@@ -220,7 +227,7 @@ class ObjectTree:
         It needs no lock.
         """
         handles = list(self.channel_handles.of(key[0]))
-        known = key in self._children or key in self._users or key[1] in handles or self._is_space(key)
+        known = key in self._children or key in self._users or key[1] in handles
         if key[0] != key[1] and not known:
             return []
         channels = [(key[0], handle) for handle in handles]

@@ -30,7 +30,7 @@ class RmObject:
     requested_us: int = abi.RM_DEFAULT_TIMESLICE_US
     #: TSGs: another handle of the same TSG, from which this one was made.
     same_as: Key | None = None
-    #: TSGs, context shares and channels: the handles of what they use, with each of which RM frees them.
+    #: TSGs, context shares and channels: the handles of what they use, with each of which RM may free them.
     uses: tuple[int, ...] = ()
 
     @property

@@ -11,6 +11,7 @@ import errno
 from dataclasses import dataclass
 
 from qgpu.guardian.accounting.client_entries import PEER_ACCESS
+from qgpu.guardian.accounting.object_tree import OWN_BOUNDS
 from qgpu.guardian.accounting.rm_object import NO_INSTANCE, Key, RmObject, confirm_fact
 from qgpu.guardian.proxy import client_ownership, control_files, rm_calls, virtualize
 from qgpu.guardian.proxy.alloc_checks import AllocChecks
@@ -115,10 +116,10 @@ class AllocHandler(Handler):
             return self._refuse(request, abi.NV_ERR_INVALID_CLIENT)
         if asked.rm_class in classes.EVENTS:
             refusal = self._shared.claims.vacate(request.rm.key)
-        elif not request.tracked:
-            refusal = self._untracked_objects.refusal(asked.client, asked.handle, asked.rm_class)
-        else:
+        elif asked.rm_class in OWN_BOUNDS:
             refusal = abi.NV_OK
+        else:
+            refusal = self._untracked_objects.refusal(asked.client, asked.handle, asked.rm_class)
         if refusal:
             return self._refuse(request, refusal)
         if refusal := self._checks.admit(pod_call.pid, request.rm):

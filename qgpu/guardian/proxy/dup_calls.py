@@ -21,6 +21,7 @@ from itertools import islice
 
 from qgpu.guardian.accounting.allocations import Allocation
 from qgpu.guardian.accounting.client_entries import IMPORTED
+from qgpu.guardian.accounting.object_tree import OWN_BOUNDS
 from qgpu.guardian.accounting.rm_object import Key, RmObject
 from qgpu.guardian.proxy import client_ownership, rm_calls
 from qgpu.guardian.proxy.alloc_checks import AllocChecks
@@ -36,9 +37,13 @@ from qgpu.nvidia import abi
 #: An import is compared with at most so many exports of its size, which are looked for among so many of the newest. One
 #: that is not found is charged again.
 _MOST_COMPARED, _MOST_LOOKED_AT = 64, 1024
+#: How many address spaces a client may have that gets another handle of a TSG; a client of MPS has one or two. RM ties
+#: the handle to one of them at most, and the free of any of them opens gates.
+_MOST_SPACES = 16
 #: Refusals of objects of the fabric: copies that cannot be charged, and exports of which an import could not be.
 UNKNOWN_ON_FABRIC = "object of the fabric over unknown memory"
 PART_ON_FABRIC = "object of the fabric over a part of memory"
+_SECOND_HANDLE = "second handle"
 #: The refusal of what would keep memory attached to a multicast object beyond the end of the pod that pays for it.
 MULTICAST = "multicast object for another process"
 
@@ -69,7 +74,7 @@ class DupHandler(Handler):
             what = client_ownership.name("NV_ESC_RM_DUP_OBJECT")
             return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INSUFFICIENT_PERMISSIONS, what)
         if not known or (source is not None and source.rm_class in classes.GATED and not self._may_share(source)):
-            return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, "second handle")
+            return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, _SECOND_HANDLE)
         self._free_handler.undo_interrupted(pod_call, (asked.client, asked.handle))
         if refusal := self._shared.claims.vacate((asked.client, asked.handle)):
             return self._ctx.answer(block, asked.status_at, refusal)
@@ -116,8 +121,15 @@ class DupHandler(Handler):
         return own and source.confirmed and source.rm_class == abi.KEPLER_CHANNEL_GROUP_A
 
     def _share_tsg(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Dup, source: RmObject) -> int:
-        """Give a TSG another handle, whose channels are gated with it."""
+        """Give a TSG another handle, whose channels are gated with it.
+
+        RM frees the handle with the TSG's address space, if the client has that now (kchangrpapiCopyConstruct_IMPL).
+        """
         rm = RmObject(asked.client, asked.handle, asked.parent, source.rm_class, source.detail, same_as=source.key)
+        with self._shared.lock:
+            rm.uses = tuple(self._shared.table.spaces_of(asked.client))
+        if len(rm.uses) > _MOST_SPACES:
+            return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INSUFFICIENT_RESOURCES, _SECOND_HANDLE)
         if refusal := self._checks.admit(pod_call.pid, rm) or self._ctx.claim(rm):
             return self._ctx.answer(block, asked.status_at, refusal)
         pod_call.begin()
@@ -150,15 +162,16 @@ class DupHandler(Handler):
             return abi.NV_OK
         space = about[0] == abi.FERMI_VASPACE_A and self._ctx.limited()  # its page tables are charged by handle
         if space or about[0] in classes.GATED | classes.PHYSICAL:
-            return self._discard(pod_call, key, "second handle")
-        if about[0] == abi.NV_MEMORY_MULTICAST_FABRIC:
-            if is_import and self._shared.multicast_keeps and self._ctx.limited():
-                return self._discard(pod_call, key, MULTICAST)
-            return self._record(pod_call, RmObject(*key, about[1] or parent, about[0], 0), None)
-        if about[0] not in (abi.NV01_MEMORY_LOCAL_USER, abi.NV_MEMORY_FABRIC):
+            return self._discard(pod_call, key, _SECOND_HANDLE)
+        keeps = about[0] == abi.NV_MEMORY_MULTICAST_FABRIC and self._shared.multicast_keeps
+        if keeps and is_import and self._ctx.limited():
+            return self._discard(pod_call, key, MULTICAST)
+        if about[0] not in OWN_BOUNDS:
             if refusal := self._untracked_objects.refusal(*key, about[0]):
                 self._free_handler.discard(pod_call, key)
                 return refusal
+            if about[0] in classes.KEPT:
+                return self._record(pod_call, RmObject(*key, about[1] or parent, about[0], 0), None)
             self._untracked_objects.add(*key, about[0])
             return abi.NV_OK
         on_fabric = about[0] == abi.NV_MEMORY_FABRIC

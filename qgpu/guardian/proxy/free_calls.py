@@ -11,6 +11,7 @@ from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.proxy.os_events import EVENT_OBJECTS, PodEvents
 from qgpu.guardian.proxy.registered_channels import RegisteredChannels
 from qgpu.guardian.proxy.untracked_objects import UntrackedObjects
+from qgpu.guardian.rules import classes
 from qgpu.nvidia import abi
 
 #: A free of one of these frees a profiler, too.
@@ -36,7 +37,8 @@ class FreeHandler(Handler):
     def free(self, pod_call: PodCall, number: int, block: IoctlBuffer, client: int, handle: int, status_at: int) -> int:
         """Free an object and all below it."""
         key = client, handle
-        if self._freed_memory.is_ours(key) and key in self._shared.table.objects:
+        ours = self._freed_memory.is_ours(key) and key in self._shared.table.objects
+        if ours or self._is_made_for_channels(pod_call.file, key):
             return self._ctx.answer(block, status_at, abi.NV_ERR_OBJECT_NOT_FOUND)
         was, channels = self._shared.table.objects.get(key), list[Key]()
         gone, error, patched = False, 0, False
@@ -72,6 +74,17 @@ class FreeHandler(Handler):
         if not error:
             block.store()
         return error
+
+    def _is_made_for_channels(self, file: int, key: Key) -> bool:
+        """Tell whether RM made an object by itself for a TSG or channel: no program frees it.
+
+        RM would free channels with it, and wait under its lock for their work behind a closed gate.
+        """
+        table = self._shared.table
+        if not table.has_channels(key[0]) or key in table.objects or self._untracked_objects.has(key):
+            return False
+        about = self._gpu_ops.object_info(file, *key)
+        return about is not None and about[0] in classes.MADE_FOR_CHANNELS
 
     def _is_gone(self, key: Key) -> bool:
         """Tell whether RM no longer has an object, which is no other pod's: it refuses frees by other files, too."""

@@ -14,6 +14,10 @@ from qgpu.nvidia import abi
 #: How many objects a pod may have: freeing a client walks all of them.
 _MOST_OBJECTS = 100_000
 TOO_MANY = "too many objects of RM"
+#: Classes of objects with which RM may free channels: of USERD memory only a process's own pages (``rm_calls.uses``).
+_WITH_CHANNELS = GATED | {
+    *(abi.NV01_DEVICE_0, abi.NV20_SUBDEVICE_0, abi.FERMI_VASPACE_A, abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR),
+}
 #: This many devices of a pod are allowed even when their memory does not fit.
 _FREE_DEVICES = 16
 
@@ -172,10 +176,12 @@ class ObjectClaims(SharedPart):
     def begin_free(self, key: Key, file: int) -> list[Key]:
         """Open the gates over the channels to be freed, because a free may wait for queued work; return the channels.
 
-        Gates open only if RM can free the object through this file. Otherwise a pod could use frees to open its gate.
+        Gates open only if RM can free the object through this file, with channels. Otherwise a pod could use frees to
+        open its gate.
         """
         channels = self._table.channels_freed_with(key)  # without the lock: a client can have thousands
-        if not channels or self._gpu_ops.object_info(file, key[0], key[1]) is None:
+        about = self._gpu_ops.object_info(file, *key) if channels else None
+        if about is None or (about[0] not in _WITH_CHANNELS and key[0] != key[1]):
             return []
         self._shared.open_for_free(channels)
         return channels

@@ -1,7 +1,9 @@
-"""Bounds a pod's objects of classes that the object table does not keep: RM holds its lock while it frees a client.
+"""Bounds a pod's objects that nothing else bounds, because RM holds its lock while it frees a client.
 
-Of these objects only the handles are known. RM also frees them with what they lie below. So some of them may be gone,
-which RM is asked before another one is refused. What the kernel may have made under an unknown handle is counted apart.
+They are those of classes that the object table does not keep, together with its address spaces, subdevices and others
+that are neither scheduled nor memory. Of the former only the handles are known. RM also frees them with what they lie
+below. So some of them may be gone, which RM is asked before another one is refused. What the kernel may have made under
+an unknown handle is counted apart.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _MOST_UNNAMED = 1 << 15
 
 
 class UntrackedObjects:
-    """A pod's objects of which only the handles are known."""
+    """A pod's objects of which only the handles are known, and others of the object table."""
 
     def __init__(self, ctx: HandlerContext) -> None:
         self._shared, self._pod = ctx.shared, ctx.pod
@@ -80,17 +82,25 @@ class UntrackedObjects:
 
     def discard(self, key: Key) -> None:
         """Record that one is gone, if it is one."""
-        if any(key[1] in each.of(key[0]) for each in self._shared.table.untracked.values()):
+        if self.has(key):
             self._note(key, there=False)
+
+    def has(self, key: Key) -> bool:
+        """Tell whether an object is one of those of which only the handle is known."""
+        return any(key[1] in each.of(key[0]) for each in self._shared.table.untracked.values())
 
     def _fits(self, client: int, *, system: bool) -> bool:
         return self._fits_client(client, system=system) and self._fits_pod(system=system)
 
     def _fits_client(self, client: int, *, system: bool) -> bool:
-        return len(self._shared.table.untracked[system].of(client)) < _MOST[system]
+        table = self._shared.table
+        kept = 0 if system else len(table.other_handles.of(client))
+        return len(table.untracked[system].of(client)) + kept < _MOST[system]
 
     def _fits_pod(self, *, system: bool) -> bool:
-        counted = self._shared.table.untracked[system].counts[self._pod]
+        table = self._shared.table
+        kept = 0 if system else table.other_handles.counts[self._pod]
+        counted = table.untracked[system].counts[self._pod] + kept
         return counted < _MOST_OF_POD[system] and self._shared.quota.may_record(self._pod)
 
     def _forget_gone(self, client: int, *, system: bool) -> None:

@@ -251,6 +251,9 @@ ALLOWED_TO_SOME = ALLOWED | {row.number: row for row in ROWS if row.why in (PROF
 #: Objects that carry a gate; they may have only one name.
 GATED = frozenset({abi.KEPLER_CHANNEL_GROUP_A, abi.FERMI_CONTEXT_SHARE_A}) | abi.GPFIFO_CLASSES
 
+#: Objects that RM frees channels with, and of which it makes some by itself for a pod's TSG: also graphics contexts.
+MADE_FOR_CHANNELS = GATED | {0x0090}
+
 #: Memory of the card by physical address: a caller could name the memory of any pod.
 PHYSICAL = frozenset({0x0082, 0x0083, 0x00C2, 0x00F3})
 

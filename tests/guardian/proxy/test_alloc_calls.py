@@ -10,7 +10,7 @@ import pytest
 
 from qgpu.guardian.accounting import memory_quota
 from qgpu.guardian.accounting.object_table import OTHER_TSG_BYTES, ObjectTable
-from qgpu.guardian.proxy import alloc_checks, client_ownership, client_registry, object_claims, os_events
+from qgpu.guardian.proxy import alloc_checks, client_ownership, client_registry, dup_calls, object_claims, os_events
 from qgpu.guardian.rules import classes
 from qgpu.linux import fd_budget
 from qgpu.nvidia import abi
@@ -533,17 +533,54 @@ def test_a_free_opens_gates_below_each_handle_of_a_tsg(spaces, below):
     assert spaces.left == [(7, 21)]
 
 
-def test_a_channel_that_outlives_what_it_names_is_gated_again(spaces):
-    """RM keeps a channel whose USERD memory is of another class. What has that handle later is something else."""
-    spaces.rm.objects[7, USERD] = (abi.NV01_MEMORY_SYSTEM, 2)
+def test_spaces_made_after_a_second_handle_open_no_gate(spaces):
+    """RM ties the handle to an address space that its client has then: a pod would open its gate over and over."""
+    group = struct.pack("<IIIII", 0, 0, SPACE, 1, 0)
+    spaces.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), group)
+    assert dup_status(spaces.call(abi.NV_ESC_RM_DUP_OBJECT, dup(25, 20))[2]) == abi.NV_OK
+    spaces.call(abi.NV_ESC_RM_ALLOC, alloc(21, 25, 0xC86F), bytes(368))
+    for _ in range(3):
+        spaces.call(abi.NV_ESC_RM_ALLOC, alloc(60, 2, abi.FERMI_VASPACE_A), bytes(64))
+        spaces.call(abi.NV_ESC_RM_FREE, free(60))
+
+    assert (spaces.shared.table.objects[7, 21].confirmed, spaces.left) == (True, [])
+
+
+def test_a_client_with_many_spaces_gets_no_second_handle(spaces):
+    """Each of them may be the one, so its free opens the gate."""
+    spaces.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
+    for handle in range(60, 60 + dup_calls._MOST_SPACES - 1):  # it has two
+        spaces.call(abi.NV_ESC_RM_ALLOC, alloc(handle, 2, abi.FERMI_VASPACE_A), bytes(64))
+    status = dup_status(spaces.call(abi.NV_ESC_RM_DUP_OBJECT, dup(25, 20))[2])
+
+    assert (status, (7, 25) in spaces.rm.objects) == (abi.NV_ERR_INSUFFICIENT_RESOURCES, False)
+    assert spaces.shared.refusals.counts["web", "second handle"] == 1
+
+
+@pytest.mark.parametrize("rm_class", [abi.NV01_MEMORY_SYSTEM, abi.NV01_MEMORY_LOCAL_USER])
+def test_other_memory_for_userd_opens_no_gate(spaces, rm_class):
+    """RM keeps the channel, so a pod could open its gate by making channels over and over."""
+    spaces.rm.objects[7, USERD] = (rm_class, 2)
     spaces.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
     spaces.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), channel_using(userd=USERD))
     for _ in range(3):
         spaces.call(abi.NV_ESC_RM_FREE, free(USERD))
         assert alloc_status(spaces.call(abi.NV_ESC_RM_ALLOC, alloc(USERD, 3, 0x90E6), bytes(4))[2]) == abi.NV_OK
 
-    assert (spaces.left, spaces.cancel_free) == ([(7, 21)], [(7, 21)])
+    assert spaces.left == []
     assert (7, 21) in spaces.shared.table.objects
+
+
+def test_an_events_handle_opens_no_gate_after_memorys(spaces):
+    """The kernel made memory under a handle that nobody knows. Then events get that handle, over and over."""
+    spaces.rm.objects[7, 70] = (abi.NV01_MEMORY_SYSTEM, 2)
+    spaces.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
+    spaces.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), channel_using(userd=70))
+    for _ in range(3):
+        spaces.call(abi.NV_ESC_RM_FREE, free(70))
+        assert alloc_status(spaces.call(abi.NV_ESC_RM_ALLOC, alloc(70, 3, 0x79), bytes(24))[2]) == abi.NV_OK
+
+    assert spaces.left == []
 
 
 def test_of_a_channels_userd_handles_the_first_counts(spaces):
@@ -553,6 +590,19 @@ def test_of_a_channels_userd_handles_the_first_counts(spaces):
     spaces.call(abi.NV_ESC_RM_FREE, free(USERD))
 
     assert spaces.left == []
+
+
+@pytest.mark.parametrize("rm_class", [0x90, abi.FERMI_CONTEXT_SHARE_A, abi.KEPLER_CHANNEL_GROUP_A])
+def test_what_rm_made_for_channels_is_not_freed(spaces, rm_class):
+    """RM frees channels with the graphics context and the context shares that it makes for a TSG."""
+    spaces.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
+    spaces.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), bytes(368))
+    spaces.rm.objects[7, 0xCAF00001] = (rm_class, 20)
+    spaces.rm.used[7, 21] = {(7, 0xCAF00001)}
+    answer = spaces.call(abi.NV_ESC_RM_FREE, free(0xCAF00001))[2]
+
+    assert struct.unpack_from("<I", answer, 12)[0] == abi.NV_ERR_OBJECT_NOT_FOUND
+    assert (7, 21) in spaces.rm.objects
 
 
 def test_a_large_free_gates_again_the_channels_that_rm_kept(spaces, monkeypatch):

@@ -17,9 +17,12 @@ FULL = abi.NV_ERR_INSUFFICIENT_RESOURCES
 
 @pytest.fixture
 def few(on_card, monkeypatch):
-    """A pod whose clients may have three others and two pieces of system memory each, and twice that in all."""
-    monkeypatch.setattr(untracked_objects, "_MOST", {False: 3, True: 2})
-    monkeypatch.setattr(untracked_objects, "_MOST_OF_POD", {False: 6, True: 4})
+    """A pod whose client may have two pieces of system memory and, beside its subdevice, three others.
+
+    All of its clients may have four of the former, and six of the latter.
+    """
+    monkeypatch.setattr(untracked_objects, "_MOST", {False: 4, True: 2})
+    monkeypatch.setattr(untracked_objects, "_MOST_OF_POD", {False: 7, True: 4})
     monkeypatch.setattr(untracked_objects, "_MOST_UNNAMED", 2)
     return on_card
 
@@ -34,6 +37,28 @@ def test_objects_that_are_not_kept_are_bounded(few):
     assert few.shared.refusals.counts["web", "too many objects of RM"] == 2
     assert not any(key in few.rm.objects for key in [(7, 103), (7, 104)])
     assert [make(few, 200 + i, SYSTEM) for i in range(3)] == [0, 0, FULL]
+
+
+@pytest.mark.parametrize("rm_class", [abi.FERMI_VASPACE_A, abi.NV20_SUBDEVICE_0, abi.NV_MEMORY_MULTICAST_FABRIC])
+def test_kept_objects_without_another_bound_count_as_well(few, rm_class):
+    """RM takes as long to free an address space or a subdevice; the pod has one subdevice already."""
+    assert [make(few, 100 + i, rm_class, parent=2) for i in range(4)] == [0, 0, 0, FULL]
+    assert make(few, 200) == FULL
+    assert (7, 103) not in few.rm.objects
+    few.call(abi.NV_ESC_RM_FREE, free(100))
+    assert make(few, 200) == abi.NV_OK
+
+
+def test_further_handles_of_an_address_space_count_as_well(few):
+    """Without a limit a pod may have them: any number of further handles takes RM as long as other objects."""
+    few.limits = {}
+    make(few, 100, abi.FERMI_VASPACE_A, parent=2)
+    further = [dup_status(few.call(abi.NV_ESC_RM_DUP_OBJECT, dup(200 + i, 100))[2]) for i in range(3)]
+
+    assert further == [abi.NV_OK, abi.NV_OK, FULL]
+    assert [(7, 200 + i) in few.rm.objects for i in range(3)] == [True, True, False]
+    few.call(abi.NV_ESC_RM_FREE, free(200))
+    assert dup_status(few.call(abi.NV_ESC_RM_DUP_OBJECT, dup(203, 100))[2]) == abi.NV_OK
 
 
 @pytest.mark.parametrize("which", [100, 3], ids=["itself", "what it lies below"])
@@ -107,7 +132,7 @@ def test_the_kernel_makes_nothing_under_a_handle_in_use(few):
 def test_a_refused_claim_of_its_handle_leaves_it_counted(few):
     few.rm._alloc = refusing_handles_in_use(few.rm)
     made = [make(few, 100 + i) for i in range(3)]
-    claimed = [make(few, 100 + i, abi.FERMI_VASPACE_A, parent=2) for i in range(3)]
+    claimed = [make(few, 100 + i, abi.KEPLER_CHANNEL_GROUP_A, parent=2) for i in range(3)]
 
     assert (made, claimed) == ([0] * 3, [abi.NV_ERR_INSERT_DUPLICATE_NAME] * 3)
     assert make(few, 110) == FULL
