@@ -114,5 +114,5 @@ def _forget_output() -> None:
 
 
 def _end(where: str, line: str, code: int) -> None:
-    click.echo(f"{where}: {line}", err=True)
+    click.echo(f"{where}: {' '.join(line.splitlines())}", err=True)  # an argument may have several
     sys.exit(code)

@@ -6,6 +6,7 @@ It knows the requests and who may make them. Pods are made and retired in ``qgpu
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
@@ -123,6 +124,8 @@ class ControlRequests:
         prepared = prepared or PreparedGrants(None, host.pgpus(), None)
         self.pods = pods = Pods(host, chosen.plane, prepared, self._isolation, self._all_settings, self._works)
         self._lock, self._turn = pods.lock, pods.turn
+        #: Held while a setting changes: a slow disk that records it delays others' changes, but nothing that pods do.
+        self._setting = threading.Lock()
         self._loads = loads = SimulatedLoads(host, pods.lock)
         self._groups = partial(GroupFiles, runtime_dir or default_runtime_dir())
         self._claims = claims = ClaimRequests(pods, ClaimGroups(pods, chosen.plane, self._groups))
@@ -323,8 +326,8 @@ class ControlRequests:
 
     def _gpu_set(self, session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
         index, who = arguments.need("gpu", int), caller.of(session)
-        with self._turn(session), self._lock:
-            loop = self._gpu(index)
+        with self._turn(session), self._setting:
+            loop, uuid = self._gpu(index), self._pgpus[index].uuid
             changes: dict[str, Any] = {
                 name: value
                 for name, kind in (
@@ -336,15 +339,23 @@ class ControlRequests:
                 )
                 if (value := arguments.get(name, kind)) is not None
             }
-            settings = replace(loop.settings, **changes)
-            self.pods.check_settings(index, settings, loop.settings)
+            before, settings = loop.settings, replace(loop.settings, **changes)
+            with self._lock:
+                self.pods.check_settings(index, settings, before)
             if settings.memory_overcommit > 1:
                 self._host.checkpointer().close()  # where no pod can be suspended, this raises NotSupportedError
-                self.turns.mark_all_begun()
-            old, new = _changed(asdict(loop.settings), asdict(settings))
+            old, new = _changed(asdict(before), asdict(settings))
             with self._events.changing(who, "policy set", {"gpu": index}, old, new):
-                self._settings_file.keep(self._pgpus[index].uuid, self._configured(index), settings)
-                loop.settings = settings
+                self._settings_file.keep(uuid, self._configured(index), settings)
+                try:
+                    with self._lock:
+                        self.pods.check_settings(index, settings, before)
+                        if settings.memory_overcommit > 1:
+                            self.turns.mark_all_begun()
+                        loop.settings = settings
+                except QgpuError:  # a pod has come meanwhile
+                    self._settings_file.keep(uuid, self._configured(index), before)
+                    raise
         return {"old": old, "new": new, "by": who, "kept": self._settings_file.directory is not None}
 
     def _module_switched(self, session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
@@ -416,7 +427,7 @@ class ControlRequests:
 
     def _pod_set(self, session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
         name, who = arguments.need("name", str), caller.of(session)
-        with self._turn(session):
+        with self._turn(session), self._setting:
             old, new, notes = self._set_pod(name, who, arguments)
         return {"notes": notes, "old": old, "new": new, "by": who}
 
@@ -432,6 +443,10 @@ class ControlRequests:
             if index is not None and index not in pod.grants:
                 self._gpu(index)  # raises if there is no such pGPU
                 raise UnknownNameError(f"pod {name}: it has no grant on pGPU {index}; see: qgpuctl pod show {name}")
+            if index is not None and self.suspensions.state(name).moves:  # the grant on one of its two cards is lost
+                raise RefusedError(
+                    f"pod {name}: it is moving to another card; try again when it is there, or without --gpu"
+                )
             grants = {
                 number: arguments.pods_grant(grant) if index in (None, number) else grant
                 for number, grant in pod.grants.items()
@@ -439,9 +454,12 @@ class ControlRequests:
             if pod.cgroup and any(grant.memory is not None for grant in grants.values()):
                 check_reach(pod)
             self.pods.check_amended(name, grants)
-            old, new = _changed(grants_to_json(pod.grants), grants_to_json(grants))
-            with self._events.changing(who, "pod set", {"name": name}, old, new):
-                self.pods.amend(name, grants)
+        old, new = _changed(grants_to_json(pod.grants), grants_to_json(grants))
+        with self._events.changing(who, "pod set", {"name": name}, old, new), self._lock:
+            now = self.pods.named(name)
+            if (now.cgroups, now.grants) != (pod.cgroups, pod.grants):
+                raise RefusedError(f"pod {name}: it has just changed; try again")
+            self.pods.amend(name, grants)
         self.turns.pod_changed(name)
         changed = self.pods.named(name)
         return old, new, [*over_limits(changed), *self.turns.shortages(changed)]

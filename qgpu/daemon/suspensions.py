@@ -269,13 +269,27 @@ class Suspensions:
 
     def _check_card_memory(self, name: str, needs: Mapping[int, int], free: Mapping[int, int]) -> None:
         """Raise RefusedError if a pod finds no room. The caller holds the lock until it is entered."""
-        coming = self._others(Residency.RESUMING, besides=name)
+        coming = self._coming(besides=name)
         for index, needed in needs.items():
             if (left := max(0, free[index] - coming[index])) < needed:
                 raise RefusedError(
                     f"pod {name}: it needs {needed / GIB:.1f} GiB of pGPU {index}, which has {left / GIB:.1f} GiB "
                     "free; suspend or end another pod there first"
                 )
+
+    def _coming(self, besides: str) -> Counter[int]:
+        """Add up, by pGPU, what other pods take that come to it or move there; some may be there already."""
+        uuids = {pgpu.index: pgpu.uuid for pgpu in self._host.pgpus()}
+        indexes = {uuid: index for index, uuid in uuids.items()}
+        total: Counter[int] = Counter()
+        with self._changed:
+            found = [each for name, each in self._pods.items() if name != besides]
+        for each in found:
+            for index, size in each.memory.items():
+                target = indexes.get(each.moves.get(uuids.get(index, ""), ""), index)
+                if each.residency is Residency.RESUMING or target != index:
+                    total[target] += size
+        return total
 
     def _others(self, *where: Residency, besides: str) -> Counter[int]:
         """Add up, by pGPU, the memory of other pods in these places; of one on its way, some may be there already."""

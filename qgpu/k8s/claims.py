@@ -6,7 +6,7 @@ subtracts the rounded amount from the card.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,10 +91,12 @@ def label(claim: ResourceClaim) -> str:
 
 def results_here(claim: ResourceClaim, node: str) -> Sequence[DeviceRequestAllocationResult]:
     """Return the devices of this node that a claim allocates; none if it is not allocated."""
-    allocation = claim.status.allocation if claim.status is not None else None
-    if allocation is None or allocation.devices is None:
-        return ()
-    return [each for each in allocation.devices.results or () if each.driver == DRIVER and each.pool == node]
+    return [each for each in _results(claim) if each.pool == node]
+
+
+def pool_of(claim: ResourceClaim, cards: Collection[str]) -> str:
+    """Return the pool from which a claim allocates one of these cards, by UUID; "" if it allocates none of them."""
+    return next((each.pool for each in _results(claim) if card_uuid(each.device) in cards), "")
 
 
 def consumers(claim: ResourceClaim) -> tuple[str, ...]:
@@ -118,6 +120,14 @@ def may_be_shared(claim: ResourceClaim) -> bool:
     """Tell whether more pods may use a claim later. A claim that was made for one pod serves only that pod."""
     owners = (claim.metadata.ownerReferences if claim.metadata is not None else None) or ()
     return not any(owner.kind == "Pod" and owner.controller for owner in owners)
+
+
+def _results(claim: ResourceClaim) -> Sequence[DeviceRequestAllocationResult]:
+    """Return the devices of our driver that a claim allocates, on any node."""
+    allocation = claim.status.allocation if claim.status is not None else None
+    if allocation is None or allocation.devices is None:
+        return ()
+    return [each for each in allocation.devices.results or () if each.driver == DRIVER]
 
 
 def _device(claim: ResourceClaim, result: DeviceRequestAllocationResult) -> tuple[PreparedDevice, MemberLimits | None]:

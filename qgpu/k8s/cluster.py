@@ -28,8 +28,8 @@ from qgpu.k8s.names import DRIVER
 
 _T = TypeVar("_T")
 
-#: What lightkube and its libraries raise when a call fails.
-_FAILURES = (httpx.HTTPError, ConfigError, LoadResourceError, msgspec.MsgspecError, OSError, ValueError)
+#: What lightkube and its libraries raise when a call fails; RecursionError for an object that its author nested deep.
+_FAILURES = (httpx.HTTPError, ConfigError, LoadResourceError, msgspec.MsgspecError, OSError, ValueError, RecursionError)
 
 _TIMEOUT_S = 10.0
 _RENEWED_EVERY_S = 600.0

@@ -17,7 +17,7 @@ from typing import Any
 
 import structlog
 
-from qgpu.errors import QgpuError
+from qgpu.errors import QgpuError, RefusedError
 from qgpu.k8s import claims, pod_resources
 from qgpu.k8s.cluster import Cluster, ForbiddenError, NotFoundError
 from qgpu.k8s.device_units import is_device_plugins
@@ -102,7 +102,12 @@ class Resync:
                 self._hidden.pop(uid, None)
                 if claim.metadata is None or claim.metadata.uid != uid:
                     gone = "another claim has its name"
-                elif not claims.results_here(claim, self._cluster.node_name):
+                elif not claims.results_here(claim, node := self._cluster.node_name):
+                    if pool := claims.pool_of(claim, {device["gpu"] for device in grant["devices"]}):
+                        raise RefusedError(
+                            f"its card is in pool {pool}, and this is node {node}; start qgpu-k8s with this node's "
+                            "--node-name"
+                        )
                     gone = "the claim has no device here any more"
             if gone:
                 self._qgpud.drop(uid)

@@ -279,6 +279,12 @@ def test_a_pod_whose_quota_does_not_fit_is_not_started(shared: Daemon, tmp_path:
         holder.communicate(timeout=programs.TIMEOUT_S)
 
 
+def test_an_argument_of_several_lines_gets_one_line(shared: Daemon) -> None:
+    result = shared.ctl("pod", "show", "a\nb")
+
+    assert (result.returncode, one_line(result.stderr)) == (ExitCode.NOT_FOUND, result.stderr.strip())
+
+
 def test_a_policy_that_would_starve_a_running_pod_is_refused(shared: Daemon) -> None:
     guest = shared.start("run", "--name", "guest", "--", "sh", "-c", "echo up; exec sleep 60")
     assert guest.stdout is not None

@@ -8,7 +8,7 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -18,9 +18,10 @@ import pytest
 
 from qgpu import units
 from qgpu.cli.gpu import _beside
-from qgpu.config import Config
+from qgpu.config import Config, GpuSettings
 from qgpu.daemon import caller, container_requests
 from qgpu.daemon.control_requests import ControlRequests
+from qgpu.daemon.events import Events
 from qgpu.daemon.plane_choice import PlaneChoice
 from qgpu.daemon.settings_file import SettingsFile
 from qgpu.errors import InvalidValueError, PermissionDeniedError, QgpuError, RefusedError
@@ -373,3 +374,85 @@ def test_a_launcher_that_has_ended_leaves_no_name_as_begun(
 
     assert not requests.pods.begun
     assert not host.pods()
+
+
+@pytest.fixture
+def on_disk(host: SimHost, tmp_path: Path) -> Iterator[ControlRequests]:
+    """The requests of a daemon that keeps its settings and its record of events on a disk."""
+    directory = tmp_path / "state"
+    settings_file = SettingsFile(directory)
+    made = ControlRequests(host, PlaneChoice(Plane.SIM, "test"), Config(), settings_file, events=Events(directory))
+    yield made
+    made.close()
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, what: Callable[[], object]) -> list[object]:
+    """Do something in another thread while the disk writes for the first time; return what it returned."""
+    plain, found = os.fsync, list[object]()
+
+    def fsync(fd: int) -> None:
+        if not found:
+            found.append(None)
+            with ThreadPoolExecutor(1) as other:
+                found[0] = other.submit(what).result()
+        plain(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return found
+
+
+SETTING = {
+    "gpu.set": {"op": "gpu.set", "gpu": 0, "policy": "fixed-share"},
+    "pod.set": {"op": "pod.set", "name": "one", "cores": 40},
+}
+
+
+@pytest.mark.parametrize("op", SETTING)
+def test_a_slow_disk_that_records_a_change_stops_no_pod(
+    host: SimHost, on_disk: ControlRequests, monkeypatch: pytest.MonkeyPatch, op: str
+) -> None:
+    host.admit("one", {0: Grant(cores=50)})
+
+    def take() -> bool:
+        if taken := on_disk.pods.lock.acquire(timeout=1):
+            on_disk.pods.lock.release()
+        return taken
+
+    found = meanwhile(monkeypatch, take)
+    me = Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=os.pidfd_open(os.getpid()))
+    on_disk.handle(me, SETTING[op], [])
+
+    assert found == [True]
+
+
+@pytest.mark.parametrize(
+    ("op", "comes", "why"),
+    [
+        ("gpu.set", lambda host: host.admit("two", {0: Grant()}), "pod two has none; give it a quota"),
+        ("pod.set", lambda host: host.amend("one", {0: Grant(cores=60)}), "it has just changed; try again"),
+        ("pod.set", lambda host: host.join("one", ["/llm"]), "it has just changed; try again"),
+        ("pod.set", lambda host: host.admit("two", {0: Grant(cores=70)}), "40 % for pod one does not fit"),
+        ("pod.set", lambda host: host.retire("one"), "there is none of that name"),
+    ],
+)
+def test_a_change_that_does_not_fit_once_recorded_is_none(
+    host: SimHost,
+    on_disk: ControlRequests,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    op: str,
+    comes: Callable[[SimHost], None],
+    why: str,
+) -> None:
+    host.admit("one", {0: Grant(cores=30)})
+    me = Session(wire.Peer(os.getpid(), 0, 0), may_change=True, process=os.pidfd_open(os.getpid()))
+    meanwhile(monkeypatch, lambda: comes(host))
+    with pytest.raises(QgpuError, match=why):
+        on_disk.handle(me, SETTING[op], [])
+
+    (card,) = on_disk.handle(me, {"op": "gpu.list"}, [])["gpus"]
+    events = on_disk.handle(me, {"op": "events"}, [])["events"]
+    assert card["policy"] == "burst-share"
+    assert SettingsFile(tmp_path / "state").settings(card["uuid"], GpuSettings()) == GpuSettings()
+    assert not any(pod.name == "one" and pod.grants[0].cores == 40 for pod in host.pods())
+    assert why in events[-1]["failed"]

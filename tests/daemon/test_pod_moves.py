@@ -186,6 +186,104 @@ def test_a_pod_does_not_move_where_its_memory_does_not_fit(host: SimHost, reques
     assert requests.suspensions.state("one").residency is Residency.RUNNING
 
 
+def fill(host: SimHost, card: int) -> None:
+    """Leave room for one load on a card, but not for two."""
+    host.admit("rest", {card: Grant()})
+    host.start_load("rest", card, replace(LOAD, memory=host.free_memory(card) - LOAD.memory * 3 // 2))
+
+
+def places(host: SimHost) -> dict[str, dict[int, int]]:
+    """Return which memory the pods have on which card."""
+    return {pod.name: dict(pod.memory) for pod in host.pods() if pod.name != "rest"}
+
+
+@pytest.mark.parametrize("call", ["checkpoint", "restore"])
+def test_two_pods_at_once_do_not_move_into_the_same_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    host = SimHost(3, Clock.REAL)
+    made = ControlRequests(
+        host, PlaneChoice(Plane.SIM, "test"), Config(), SettingsFile(None), suspension_file=SuspensionFile(tmp_path)
+    )
+    monkeypatch.setattr(made.pods, "runs", lambda pod: True)
+    fill(host, 2)
+    for card, name in enumerate(("one", "two")):
+        host.admit(name, {card: Grant()})
+        host.start_load(name, card, LOAD)
+    real, said = getattr(SimCheckpointer, call), list[str]()
+
+    def during(self: SimCheckpointer, process: GpuProcess, *rest: object) -> None:
+        if not said:
+            try:
+                ask(made, "pod.move", name="two", gpu=2)
+            except RefusedError as error:
+                said.append(str(error))
+        real(self, process, *rest)
+
+    monkeypatch.setattr(SimCheckpointer, call, during)
+    ask(made, "pod.move", name="one", gpu=2)
+    errors = [made.suspensions.wait(name, TIMEOUT_S).error for name in ("one", "two")]
+    found = places(host)
+    made.close()
+
+    assert (errors, found) == (["", ""], {"one": {2: LOAD.memory}, "two": {1: LOAD.memory}})
+    assert said == [
+        "pod two: it needs 0.1 GiB of pGPU 2, which has 0.0 GiB free; suspend or end another pod there first"
+    ]
+
+
+def test_a_card_that_a_pod_leaves_for_another_has_its_room(
+    host: SimHost, requests: ControlRequests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        host.admit(name, {0: Grant()})
+    fill(host, 0)
+    host.start_load("two", 0, LOAD)
+    ask(requests, "pod.suspend", name="two")
+    requests.suspensions.wait("two", TIMEOUT_S)
+    host.start_load("one", 0, LOAD)
+    real, said = SimCheckpointer.restore, list[str]()
+
+    def restore(self: SimCheckpointer, process: GpuProcess, *rest: Any) -> None:
+        if not said:  # pod one is off card 0, and comes to card 1
+            said.append("")
+            try:
+                ask(requests, "pod.resume", name="two")
+            except RefusedError as error:
+                said.append(str(error))
+        real(self, process, *rest)
+
+    monkeypatch.setattr(SimCheckpointer, "restore", restore)
+    ask(requests, "pod.move", name="one", gpu=1)
+
+    assert [requests.suspensions.wait(name, TIMEOUT_S).error for name in ("one", "two")] == ["", ""]
+    assert (said, places(host)) == ([""], {"one": {1: LOAD.memory}, "two": {0: LOAD.memory}})
+
+
+@pytest.mark.parametrize("card", [0, 1])
+def test_a_change_on_one_card_waits_until_a_pod_has_moved(
+    host: SimHost, requests: ControlRequests, monkeypatch: pytest.MonkeyPatch, card: int
+) -> None:
+    host.admit("one", {0: GRANT})
+    host.start_load("one", 0, LOAD)
+    real, said = SimCheckpointer.restore, list[str]()
+
+    def restore(self: SimCheckpointer, process: GpuProcess, *rest: Any) -> None:
+        try:
+            ask(requests, "pod.set", name="one", gpu=card, cores=20)
+        except RefusedError as error:
+            said.append(str(error))
+        ask(requests, "pod.set", name="one", cores=30)
+        real(self, process, *rest)
+
+    monkeypatch.setattr(SimCheckpointer, "restore", restore)
+    ask(requests, "pod.move", name="one", gpu=1)
+    requests.suspensions.wait("one", TIMEOUT_S)
+
+    assert said == ["pod one: it is moving to another card; try again when it is there, or without --gpu"]
+    assert grants(host) == {1: replace(GRANT, cores=30)}
+
+
 @pytest.mark.parametrize("suspended", [False, True])
 def test_a_move_whose_grant_is_refused_at_last_is_none(
     host: SimHost, requests: ControlRequests, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, suspended: bool

@@ -79,17 +79,7 @@ class ApiServer:
 
     def kubeconfig(self, path: Path) -> Path:
         """Write an identity for it."""
-        path.write_text(
-            json.dumps(
-                {
-                    "clusters": [{"name": "c", "cluster": {"server": self.url}}],
-                    "users": [{"name": "u", "user": {"token": "t"}}],
-                    "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-                    "current-context": "x",
-                }
-            )
-        )
-        return path
+        return identity(self.url, path)
 
     def put(self, kind: str, namespace: str, name: str, content: dict[str, Any]) -> dict[str, Any]:
         """Create or replace an object."""
@@ -179,6 +169,21 @@ class ApiServer:
                 for capacity in device["capacity"].values():
                     capacity.pop("requestPolicy", None)
         return content
+
+
+def identity(url: str, path: Path) -> Path:
+    """Write an identity for the server at ``url``, and return its file."""
+    path.write_text(
+        json.dumps(
+            {
+                "clusters": [{"name": "c", "cluster": {"server": url}}],
+                "users": [{"name": "u", "user": {"token": "t"}}],
+                "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+                "current-context": "x",
+            }
+        )
+    )
+    return path
 
 
 def _canonical(text: str) -> str:

@@ -327,6 +327,21 @@ def test_grant_of_a_claim_that_lost_its_card_is_given_up(world: World) -> None:
     world.eventually(lambda: not world.grants())
 
 
+def test_grants_are_kept_where_the_nodes_name_is_wrong(world: World) -> None:
+    claim = world.claim(result(0), pods=("p",))
+    uid = claim["metadata"]["uid"]
+    assert world.kubelet.prepare(claim, "p") == ""
+    world.kill_driver()
+    world.start_driver("--node-name", "node-2")  # the name of another node of the cluster
+    try:
+        said = f"its card is in pool {NODE}, and this is node node-2; start qgpu-k8s with this node's --node-name"
+        world.eventually(lambda: said in world.log)
+        assert uid in world.grants()
+    finally:
+        world.kill_driver()
+        world.registered_driver()
+
+
 def test_hidden_claim_that_the_kubelet_has_is_kept(world: World) -> None:
     claim = world.claim(result(0), pods=("p",))
     uid = claim["metadata"]["uid"]
