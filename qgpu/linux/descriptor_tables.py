@@ -29,19 +29,26 @@ class DescriptorTables:
 
         ``processes`` lists all that may. Each thread of another process may have a table of its own, so each is looked
         at. One that has ended by then may have shared the table, and have made another process that does. So this goes
-        on until a listing has only processes that were looked at before.
+        on until a listing has only processes that were looked at before. What started in this clock tick is not
+        remembered: where the kernel has few pids, another one with its number may start in the same tick.
         """
+        now = proc.clock_ticks()
         me = (pid, proc.start_time(pid))
         seen = self._separate.get(me, set()).copy()
         for other in each_task(lambda: set(processes()) - {pid}, seen=seen):
             with suppress(FileNotFoundError, ProcessLookupError):
                 _check_apart(pid, other)
-        self._remember(me, {task for task in seen if task[1]})
+        if _is_older(me, now):
+            self._remember(me, {task for task in seen if _is_older(task, now)})
 
     def _remember(self, process: Task, others: set[Task]) -> None:
         if len(self._separate) >= _MOST_PROCESSES and process not in self._separate:
             self._separate.clear()
         self._separate[process] = others if len(others) <= _MOST_OTHERS else set()
+
+
+def _is_older(task: Task, ticks: int) -> bool:
+    return bool(task[1]) and int(task[1]) < ticks
 
 
 def _check_apart(pid: int, other: int) -> None:

@@ -13,6 +13,7 @@ import os
 import platform
 import stat as mode
 import struct
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
@@ -63,6 +64,11 @@ def start_time(pid: int) -> str:
     """
     fields = stat(pid)
     return fields[_STARTED] if fields and (fields[0] not in "ZX" or _has_threads(pid)) else ""
+
+
+def clock_ticks() -> int:
+    """Return the time in the unit of ``start_time``."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK") // 10**9
 
 
 def cmdline(pid: int) -> list[bytes]:

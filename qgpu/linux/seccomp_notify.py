@@ -163,7 +163,8 @@ class Listener:
     def receive(self) -> Notification | None:
         """Take the next notification; None when its thread died or was interrupted meanwhile."""
         _own.fd = self.fd
-        RECEIVED.discard(self._notif.pid)
+        if self._notif.id:  # else its thread's number may be another one's, whose call another listener received
+            RECEIVED.discard(self._notif.pid)
         self._slot[:] = _EMPTY
         if _libc.ioctl(self.fd, _RECV, self._notif) < 0:
             return None

@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from qgpu.linux import cgroup, kcmp, pod_processes, proc
@@ -30,6 +30,10 @@ _ENDED = -1
 _ALL_THREADS = 0x40000000  # __WALL
 #: How long a thread may take to stop, how often that is checked, and how much longer each look waits than the last.
 _PATIENCE_S, _LOOK_S, _LOOK_SELDOM_S, _GROWTH = 1.0, 0.00005, 0.01, 1.25
+#: After how long a tracer that has not begun is helped.
+_STUCK_S = 0.1
+#: The threads that are about to be traced to see whether they leave the kernel.
+_looked_at: set[int] = set()
 
 _T = TypeVar("_T")
 
@@ -38,19 +42,19 @@ _libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c
 _libc.ptrace.restype = ctypes.c_long
 
 
-def run_as_tracer(act: Callable[[], _T]) -> _T:
-    """Run in a thread of its own: if it still traces threads when it ends, the kernel lets them go on."""
+def run_as_tracer(pid: int, act: Callable[[], _T]) -> _T:
+    """Run in a thread that traces a process's: if it still does when it ends, the kernel lets them go on."""
     done: list[_T] = []
 
     def steps() -> Iterator[None]:
         done.append(act())
         yield
 
-    begin_as_tracer(steps()).join()
+    begin_as_tracer(pid, steps()).join()
     return done[0]
 
 
-def begin_as_tracer(steps: Iterator[None]) -> threading.Thread:
+def begin_as_tracer(pid: int, steps: Iterator[None]) -> threading.Thread:
     """Run steps in such a thread; return it after the first one, or raise what that raises."""
     begun, failed = threading.Event(), list[BaseException]()
 
@@ -67,11 +71,24 @@ def begin_as_tracer(steps: Iterator[None]) -> threading.Thread:
 
     thread = threading.Thread(target=run, name="qgpu-tracer", daemon=True)
     thread.start()
-    begun.wait()
+    while not begun.wait(_STUCK_S):
+        _reap_threads(pid)
     if failed:
         thread.join()
         raise failed[0]
     return thread
+
+
+def _reap_threads(pid: int) -> None:
+    """Let go of a process's ended threads: one that executes a program waits for that, and its tracer for it.
+
+    Any thread of ours may do so for the tracer, which waits to trace one more.
+    """
+    with suppress(OSError):  # the process has ended, or we look again
+        for thread in proc.threads(pid) - {pid}:
+            if proc.stat(pid, thread)[:1] == ["Z"]:
+                with suppress(ChildProcessError):
+                    os.waitpid(thread, _ALL_THREADS | os.WNOHANG)
 
 
 def leaves_kernel(tid: int, runs: Callable[[], bool], deadline: float) -> bool:
@@ -81,13 +98,25 @@ def leaves_kernel(tid: int, runs: Callable[[], bool], deadline: float) -> bool:
     some calls in which it may wait, or if it has not left by ``deadline``, of the monotonic clock.
 
     A thread that executes a program cannot be traced before its siblings are gone; if the caller keeps them stopped,
-    it must go on to see that.
+    it must go on to see that. Nor can any thread while its process opens a program, for as long as the pod likes: so
+    there is one look at a time.
     """
     left: list[bool] = []
-    look = threading.Thread(target=lambda: left.append(_leaves_kernel(tid, runs, deadline)), daemon=True)
+
+    def act() -> None:
+        try:
+            left.append(_leaves_kernel(tid, runs, deadline))
+        finally:
+            _looked_at.discard(tid)
+
+    if tid in _looked_at:
+        return False
+    look = threading.Thread(target=act, daemon=True)
     try:
+        _looked_at.add(tid)
         look.start()
     except RuntimeError:  # no thread can be started now
+        _looked_at.discard(tid)
         return False
     look.join(deadline - time.monotonic() + _PATIENCE_S)
     return any(left)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
+import struct
 import subprocess
+import time
 
 import pytest
 
@@ -15,6 +19,7 @@ from qgpu.linux.descriptor_tables import DescriptorTables
 def others():
     """Two processes with tables of their own."""
     processes = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
+    time.sleep(0.02)  # two clock ticks: younger ones are not remembered
     yield [process.pid for process in processes]
     for process in processes:
         process.kill()
@@ -100,3 +105,43 @@ def test_what_is_remembered_is_bounded(others, monkeypatch):
 
     tables.check_alone(others[0], lambda: [me])
     assert list(tables._separate) == [(others[0], proc.start_time(others[0]))]
+
+
+def start_sharer(number):
+    """Start a process of this number that shares our descriptors (clone3), and waits; 0 if the number is taken."""
+    numbers = (ctypes.c_int * 1)(number)
+    fields = 0x400, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, ctypes.addressof(numbers), 1, 0  # struct clone_args; CLONE_FILES
+    asked = ctypes.create_string_buffer(struct.pack("<11Q", *fields), 88)
+    child = ctypes.CDLL(None).syscall(435, asked, ctypes.c_long(88))
+    if not child:
+        signal.pause()
+    return max(0, child)
+
+
+def end(pid):
+    assert pid > 0
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+@pytest.mark.root
+def test_who_gets_a_number_within_a_clock_tick_is_compared():
+    """Where the kernel has few pids, a pod can have one that it has just freed; start times are the same then."""
+    me = os.getpid()
+    for _ in range(1000):
+        if not (apart := os.fork()):
+            signal.pause()
+        started, tables = proc.start_time(apart), DescriptorTables()
+        tables.check_alone(me, lambda: [apart])
+        end(apart)
+        if not (sharer := start_sharer(apart)):
+            continue
+        try:
+            if proc.start_time(sharer) != started:
+                continue
+            with pytest.raises(OSError, match="shares the descriptors"):
+                tables.check_alone(me, lambda: [sharer])
+            return
+        finally:
+            end(sharer)
+    pytest.fail("no process started in the tick of another one with its number")

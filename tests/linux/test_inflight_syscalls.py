@@ -23,7 +23,7 @@ import pytest
 from qgpu.guardian.proxy.seccomp_filter import install
 from qgpu.linux import proc, thread_freezer
 from qgpu.linux.inflight_syscalls import InflightSyscall, InflightSyscalls
-from qgpu.linux.seccomp_notify import SLOT_BYTES, Listener, Notification
+from qgpu.linux.seccomp_notify import RECEIVED, SLOT_BYTES, Listener, Notification
 from qgpu.nvidia import abi
 from tests.guardian.pod import until
 
@@ -48,9 +48,8 @@ def _repeat(fd: int) -> None:
         libc.syscall(*words)
 
 
-@pytest.fixture
-def repeating() -> Iterator[tuple[int, Listener]]:
-    """A process that makes one call over and over, and its listener."""
+@contextmanager
+def repeats() -> Iterator[tuple[int, Listener]]:
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:
@@ -61,6 +60,13 @@ def repeating() -> Iterator[tuple[int, Listener]]:
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     os.close(listener.fd)
+
+
+@pytest.fixture
+def repeating() -> Iterator[tuple[int, Listener]]:
+    """A process that makes one call over and over, and its listener."""
+    with repeats() as made:
+        yield made
 
 
 @contextmanager
@@ -189,6 +195,17 @@ def test_a_thread_whose_next_call_was_received_has_left_the_last(repeating, monk
 
     received(listener)
     assert pending.wait(60)
+
+
+def test_thread_stays_received_if_an_ended_one_had_its_number(repeating):
+    """Else its last call counts as in progress, and whoever waits for that does not answer this one."""
+    pid, listener = repeating
+    with repeats() as (_, other):
+        other._notif.pid = pid  # of the thread whose call was answered last
+        received(listener)
+        received(other)
+
+        assert pid in RECEIVED
 
 
 def test_a_thread_of_a_frozen_cgroup_has_left_its_call(blocked, monkeypatch):

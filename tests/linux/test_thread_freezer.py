@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -282,7 +285,7 @@ def test_who_is_traced_by_somebody_else_cannot_be_kept_still(program):
         while f"TracerPid:\t{tracer}" not in Path(f"/proc/{pid}/task/{thread}/status").read_text():
             time.sleep(0.005)
         with pytest.raises(OSError, match="not permitted"):
-            thread_freezer.run_as_tracer(hold)
+            thread_freezer.run_as_tracer(pid, hold)
     finally:
         os.kill(tracer, signal.SIGKILL)
         os.waitpid(tracer, 0)
@@ -332,7 +335,7 @@ def test_number_of_a_thread_that_ended_is_looked_at_again(program, monkeypatch):
 
     monkeypatch.setattr(thread_freezer, "_interrupt", interrupt_late)
     monkeypatch.setattr(proc, "threads", lambda of: next(listings))
-    thread_freezer.run_as_tracer(hold)
+    thread_freezer.run_as_tracer(pid, hold)
 
     assert asked == [thread, thread]
 
@@ -347,7 +350,7 @@ def test_thread_that_misses_stop_deadline_is_not_stopped_later(program, monkeypa
             pass
 
     with pytest.raises(OSError, match="does not stop"):
-        thread_freezer.run_as_tracer(hold)
+        thread_freezer.run_as_tracer(pid, hold)
     assert counting(fd)
 
 
@@ -361,8 +364,9 @@ os.execv("/bin/sleep", ["sleep", "600"])
 """
 
 
-def test_thread_that_executes_a_program_is_not_waited_for():
+def test_thread_that_executes_a_program_is_not_waited_for(monkeypatch):
     """It waits for its siblings to be gone, which are stopped until it is seen that it has left its call."""
+    monkeypatch.setattr(thread_freezer, "_STUCK_S", 60)
     never, now = os.pipe(), os.pipe()
     asked = [sys.executable, "-c", _EXECUTES, str(never[0]), str(now[0])]
     process = subprocess.Popen(asked, pass_fds=[never[0], now[0]], stdout=subprocess.PIPE)
@@ -375,10 +379,98 @@ def test_thread_that_executes_a_program_is_not_waited_for():
             return thread_freezer.leaves_kernel(process.pid, lambda: True, time.monotonic())
 
     try:
-        assert not thread_freezer.run_as_tracer(hold)
+        assert not thread_freezer.run_as_tracer(process.pid, hold)
         until(lambda: proc.name(process.pid) == "sleep")
     finally:
         process.kill()
         process.communicate()
         for end in never + now:
             os.close(end)
+
+
+_SIBLING_EXECUTES = """
+import os, sys, threading
+never, now = map(int, sys.argv[1:])
+def execute():
+    os.read(now, 1)
+    os.execv("/bin/sleep", ["sleep", "600"])
+for run in (os.read, os.read, execute):
+    threading.Thread(target=run, args=(never, 1) if run is os.read else (), daemon=True).start()
+print(flush=True)
+os.read(never, 1)
+"""
+
+
+def test_sibling_that_executes_program_is_not_waited_for(monkeypatch):
+    """It waits for its siblings to be gone, whose tracer waits to trace the next one of them."""
+    never, now = os.pipe(), os.pipe()
+    asked = [sys.executable, "-c", _SIBLING_EXECUTES, str(never[0]), str(now[0])]
+    process = subprocess.Popen(asked, pass_fds=[never[0], now[0]], stdout=subprocess.PIPE)
+    pid, interrupt, asked_for = process.pid, thread_freezer._interrupt, []
+
+    def interrupt_late(of, thread):
+        if not asked_for and thread == max(proc.threads(of)):  # it executes; the next round has it
+            return False
+        asked_for.append(thread)
+        if len(asked_for) == 2:
+            os.write(now[1], b".")
+            until(lambda: proc.stat(of, asked_for[0])[:1] in (["Z"], []))
+        return interrupt(of, thread)
+
+    def hold():
+        with suppress(OSError), thread_freezer.frozen_siblings(pid, pid, tuple, DescriptorTables()):
+            pass
+
+    monkeypatch.setattr(thread_freezer, "_interrupt", interrupt_late)
+    process.stdout.readline()
+    holding = threading.Thread(target=thread_freezer.run_as_tracer, args=(pid, hold))
+    holding.start()
+    try:
+        holding.join(5)
+        assert not holding.is_alive()
+        until(lambda: proc.name(pid) == "sleep")
+    finally:
+        process.kill()
+        process.communicate()
+        holding.join()
+        for end in never + now:
+            os.close(end)
+
+
+_EXECUTES_AND_RUNS = """
+import os, sys, threading
+def run():
+    while True: pass
+threading.Thread(target=run, daemon=True).start()
+print(flush=True)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_thread_is_looked_at_once_while_program_is_opened(tmp_path, monkeypatch):
+    """Nobody can be traced meanwhile, which takes as long as whoever has a lease on the interpreter likes."""
+    script, interpreter = tmp_path / "script", tmp_path / "interpreter"
+    script.write_text(f"#!{interpreter}\n")
+    interpreter.touch()
+    for file in (script, interpreter):
+        file.chmod(0o755)
+    monkeypatch.setattr(thread_freezer, "_PATIENCE_S", 0.01)
+    default = signal.signal(signal.SIGIO, signal.SIG_IGN)  # the kernel asks for the lease by it
+    with interpreter.open("w") as leased:
+        fcntl.fcntl(leased, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        process = subprocess.Popen([sys.executable, "-c", _EXECUTES_AND_RUNS, str(script)], stdout=subprocess.PIPE)
+        try:
+            process.stdout.readline()
+            until(lambda: "break_lease" in proc.wchan(process.pid, process.pid))
+            (runs,) = proc.threads(process.pid) - {process.pid}
+            before = threading.active_count()
+            for _ in range(9):
+                assert not thread_freezer.leaves_kernel(runs, lambda: True, time.monotonic())
+            looks = threading.active_count() - before
+        finally:
+            process.kill()
+            process.communicate()
+            signal.signal(signal.SIGIO, default)
+
+    assert looks == 1
+    until(lambda: threading.active_count() == before)

@@ -229,7 +229,7 @@ class ObjectTable(ObjectTree):
         parent = fact["parent"] or fact["client"]
         same_as = (fact["same_as"][0], fact["same_as"][1]) if fact.get("same_as") else None
         rm = RmObject(fact["client"], fact["handle"], parent, fact["class"], fact["detail"], same_as=same_as)
-        rm.uses = tuple(fact.get("uses", ()))
+        rm.uses, rm.written = tuple(fact.get("uses", ())), tuple(fact.get("written", ()))
         if rm.client not in self.clients or not self._hangs_together(rm):
             return
         if (before := self.objects.get(rm.key)) is not None:

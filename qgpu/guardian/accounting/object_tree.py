@@ -32,6 +32,8 @@ class ObjectTree:
     _children: SetsByKey[Key, int] = field(default_factory=SetsByKey)
     #: By object, the handles of the objects that use it.
     _users: SetsByKey[Key, int] = field(default_factory=SetsByKey, compare=False)
+    #: By memory and what lies above it, the handles of the TSGs and channels for which the card writes it.
+    _writers: SetsByKey[Key, int] = field(default_factory=SetsByKey, compare=False)
     #: By device instance, the types of the copy engines on the compute engine's runlist (GRCEs).
     grces: Mapping[int, Collection[int]] = field(default_factory=dict, compare=False)
     devices: HandlesByClient = field(default_factory=HandlesByClient, compare=False)
@@ -53,6 +55,8 @@ class ObjectTree:
         self._children.add((rm.client, rm.parent), rm.handle)
         for used in rm.uses:
             self._users.add((rm.client, used), rm.handle)
+        for written in rm.written:
+            self._writers.add((rm.client, written), rm.handle)
         if rm.rm_class == abi.NV01_DEVICE_0:
             self.devices.add(pod, *rm.key)
             if rm.detail == NO_INSTANCE:
@@ -72,6 +76,8 @@ class ObjectTree:
         self._children.discard((rm.client, rm.parent), rm.handle)
         for used in rm.uses:
             self._users.discard((rm.client, used), rm.handle)
+        for written in rm.written:
+            self._writers.discard((rm.client, written), rm.handle)
         self._subdevices.discard((rm.client, rm.parent), rm.handle)
         self._tsgs.drop(rm.key)
         for kind in self._kinds_by_class():
@@ -114,6 +120,34 @@ class ObjectTree:
                 if above not in reached and len(reached) < _MOST_ABOVE:
                     reached.add(above)
                     at.append(above)
+        return False
+
+    def writers_of(self, key: Key) -> list[Key]:
+        """List the TSGs and channels for which the card writes memory that goes with an object, while they stay.
+
+        It needs no lock.
+        """
+        client = key[0]
+        if key not in self._writers and (client == key[1] or key not in self._children):
+            return []
+        handles = (*self.tsg_handles.of(client), *self.channel_handles.of(client))
+        found = (self.objects.get((client, handle)) for handle in dict.fromkeys(handles))
+        return [
+            rm.key
+            for rm in found
+            if rm is not None
+            and not self._lies_below(rm.key, key)
+            and any(self._lies_below((client, handle), key) for handle in rm.written)
+        ]
+
+    def _lies_below(self, at: Key, key: Key) -> bool:
+        """Tell whether an object is another one or lies below it."""
+        for _ in range(_DEEPEST):
+            if at == key:
+                return True
+            if (rm := self.objects.get(at)) is None:
+                return False
+            at = (rm.client, rm.parent)
         return False
 
     def spaces_of(self, client: int) -> list[int]:

@@ -32,6 +32,8 @@ class RmObject:
     same_as: Key | None = None
     #: TSGs, context shares and channels: the handles of what they use, with each of which RM may free them.
     uses: tuple[int, ...] = ()
+    #: TSGs and channels: the handles of memory that the card writes for them, and of what lies above it.
+    written: tuple[int, ...] = ()
 
     @property
     def key(self) -> Key:
@@ -63,4 +65,6 @@ def object_fact(rm: RmObject) -> Fact:
         fact["same_as"] = list(rm.same_as)
     if rm.uses:
         fact["uses"] = list(rm.uses)
+    if rm.written:
+        fact["written"] = list(rm.written)
     return fact

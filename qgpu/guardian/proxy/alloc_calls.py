@@ -150,8 +150,16 @@ class AllocHandler(Handler):
             block.patch_u64(_RIGHTS_AT, rights.at)
         detail = rm_calls.detail(asked.rm_class, params.data) if params else 0
         rm = RmObject(asked.client, asked.handle, asked.parent, asked.rm_class, detail)
-        rm.uses = rm_calls.uses(asked.rm_class, params.data) if params else ()
+        if params is not None:
+            rm.uses = rm_calls.uses(asked.rm_class, params.data)
+            rm.written = self._with_parents(pod_call.file, rm.client, rm_calls.written(asked.rm_class, params.data))
         return _AllocRequest(pod_call, escape, block, asked, params, rights, rm)
+
+    def _with_parents(self, file: int, client: int, memories: tuple[int, ...]) -> tuple[int, ...]:
+        """Return handles of memory, and of what those lie below that no table keeps."""
+        unknown = (each for each in memories if (client, each) not in self._shared.table.objects)
+        found = (self._gpu_ops.object_info(file, client, each) for each in unknown)
+        return (*memories, *{about[1] for about in found if about is not None} - {client})
 
     def _refuse(self, request: _AllocRequest, status: int, what: str | None = None) -> int:
         """Answer with a status and the pod's own pointers; count the refusal if it has a name."""

@@ -40,6 +40,8 @@ class FreeHandler(Handler):
         ours = self._freed_memory.is_ours(key) and key in self._shared.table.objects
         if ours or self._is_made_for_channels(pod_call.file, key):
             return self._ctx.answer(block, status_at, abi.NV_ERR_OBJECT_NOT_FOUND)
+        if not self._free_writers(pod_call, key):
+            return self._ctx.answer(block, status_at, abi.NV_ERR_STATE_IN_USE)
         was, channels = self._shared.table.objects.get(key), list[Key]()
         gone, error, patched = False, 0, False
         holds_others = client == handle or (was is not None and was.rm_class in _ABOVE_PROFILERS)
@@ -74,6 +76,20 @@ class FreeHandler(Handler):
         if not error:
             block.store()
         return error
+
+    def _free_writers(self, pod_call: PodCall, key: Key) -> bool:
+        """Free the TSGs and channels for which the card writes memory that goes with an object; False if one stays.
+
+        RM keeps them, and the card would write into memory that may be another pod's by then. libcuda frees memory
+        before channels when a process is suspended.
+        """
+        table = self._shared.table
+        if not (writers := table.writers_of(key)) or self._gpu_ops.object_info(pod_call.file, *key) is None:
+            return True
+        for each in writers:
+            if each in table.objects:  # else it went with its TSG
+                self.discard(pod_call, each)
+        return not any(self._gpu_ops.exists(each) for each in writers)
 
     def _is_made_for_channels(self, file: int, key: Key) -> bool:
         """Tell whether RM made an object by itself for a TSG or channel: no program frees it.

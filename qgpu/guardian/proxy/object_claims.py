@@ -14,10 +14,8 @@ from qgpu.nvidia import abi
 #: How many objects a pod may have: freeing a client walks all of them.
 _MOST_OBJECTS = 100_000
 TOO_MANY = "too many objects of RM"
-#: Classes of objects with which RM may free channels: of USERD memory only a process's own pages (``rm_calls.uses``).
-_WITH_CHANNELS = GATED | {
-    *(abi.NV01_DEVICE_0, abi.NV20_SUBDEVICE_0, abi.FERMI_VASPACE_A, abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR),
-}
+#: Classes of objects with which RM may free channels.
+_WITH_CHANNELS = GATED | {abi.NV01_DEVICE_0, abi.NV20_SUBDEVICE_0, abi.FERMI_VASPACE_A}
 #: This many devices of a pod are allowed even when their memory does not fit.
 _FREE_DEVICES = 16
 
@@ -185,10 +183,6 @@ class ObjectClaims(SharedPart):
             return []
         self._shared.open_for_free(channels)
         return channels
-
-    def takes_channels(self, key: Key) -> bool:
-        """Tell whether channels may go with memory that the table does not keep: only RM_FREE opens their gates."""
-        return key not in self._table.objects and bool(self._table.channels_freed_with(key))
 
     def end_free(self, key: Key, was: RmObject | None, channels: list[Key], *, gone: bool) -> None:
         """Forget what RM has freed, or gate the channels again if RM freed nothing.

@@ -103,7 +103,7 @@ class Passthrough(Handler):
                 yield
                 begun.wait()
 
-        return thread_freezer.begin_as_tracer(steps())
+        return thread_freezer.begin_as_tracer(pod_call.pid, steps())
 
     def has_device(self, client: int) -> bool:
         """Tell whether a client has a device, or may have one whose handle is unknown."""
@@ -124,7 +124,7 @@ class Passthrough(Handler):
         arguments. So the kernel makes one root client on a file, and any other object needs a client that exists.
         """
         try:
-            refusal = thread_freezer.run_as_tracer(lambda: self._continue_while_frozen(pod_call, device))
+            refusal = thread_freezer.run_as_tracer(pod_call.pid, lambda: self._continue_while_frozen(pod_call, device))
         except OSError as error:
             if error.errno in fd_budget.OUT_OF_FDS:  # the call has not begun; it is retried
                 raise

@@ -182,21 +182,42 @@ def detail(rm_class: int, params: bytes | bytearray) -> int:
     return int.from_bytes(params[at : at + size], "little")
 
 
-#: Offsets of the handles of what an object uses: RM frees it with each of these (refAddDependant). Of a channel's USERD
-#: memory RM looks at the first handle alone, without SLI, and frees the channel only with a process's own pages.
+#: Offsets of the handles of what an object uses: RM frees it with each of these (refAddDependant).
 _USES: Mapping[int, tuple[int, ...]] = {
     abi.KEPLER_CHANNEL_GROUP_A: (abi.offsetof("NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS", "hVASpace"),),
     abi.FERMI_CONTEXT_SHARE_A: (abi.offsetof("NV_CTXSHARE_ALLOCATION_PARAMETERS", "hVASpace"),),
     **dict.fromkeys(
         abi.GPFIFO_CLASSES,
-        tuple(abi.offsetof("NV_CHANNEL_ALLOC_PARAMS", each) for each in ("hContextShare", "hVASpace", "hUserdMemory")),
+        tuple(abi.offsetof("NV_CHANNEL_ALLOC_PARAMS", each) for each in ("hContextShare", "hVASpace")),
+    ),
+}
+#: Those of memory that the card or its firmware writes for an object: error notifiers, and a channel's USERD, of which
+#: RM reads the first handle alone, without SLI. RM keeps neither for the object (kchannelGetNotifierInfo,
+#: vidmemPmaFree).
+_NOTIFIERS = ("hObjectError", "hObjectEccError")
+_WRITTEN: Mapping[int, tuple[int, ...]] = {
+    abi.KEPLER_CHANNEL_GROUP_A: tuple(
+        abi.offsetof("NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS", each) for each in _NOTIFIERS
+    ),
+    **dict.fromkeys(
+        abi.GPFIFO_CLASSES,
+        tuple(abi.offsetof("NV_CHANNEL_ALLOC_PARAMS", each) for each in (*_NOTIFIERS, "hUserdMemory")),
     ),
 }
 
 
 def uses(rm_class: int, params: bytes | bytearray) -> tuple[int, ...]:
-    """Return the handles of what an object of the same client uses: address space, context share, USERD memory."""
-    return tuple(filter(None, (int.from_bytes(params[at : at + 4], "little") for at in _USES.get(rm_class, ()))))
+    """Return the handles of what an object of the same client uses: address space, context share."""
+    return _handles_at(_USES.get(rm_class, ()), params)
+
+
+def written(rm_class: int, params: bytes | bytearray) -> tuple[int, ...]:
+    """Return the handles of memory that the card writes for an object of the same client: notifiers, USERD."""
+    return _handles_at(_WRITTEN.get(rm_class, ()), params)
+
+
+def _handles_at(places: tuple[int, ...], params: bytes | bytearray) -> tuple[int, ...]:
+    return tuple(filter(None, (int.from_bytes(params[at : at + 4], "little") for at in places)))
 
 
 _MEMORY_FLAGS_AT, _MEMORY_ATTR2_AT = (abi.offsetof("NV_MEMORY_ALLOCATION_PARAMS", each) for each in ("flags", "attr2"))

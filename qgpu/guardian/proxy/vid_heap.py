@@ -32,8 +32,6 @@ class VidHeapHandler(Handler):
         match asked.function:
             case rm_calls.HEAP_FREE if not self._may_be_memory(asked):
                 return self._ctx.answer(block, asked.status_at, abi.NV_ERR_OBJECT_NOT_FOUND)
-            case rm_calls.HEAP_FREE if self._shared.claims.takes_channels((asked.client, asked.handle)):
-                return self._ctx.answer(block, asked.status_at, abi.NV_ERR_STATE_IN_USE)
             case rm_calls.HEAP_FREE:
                 number = abi.NV_ESC_RM_VID_HEAP_CONTROL
                 return self._free_handler.free(pod_call, number, block, asked.client, asked.handle, asked.status_at)

@@ -473,7 +473,7 @@ def test_free_opens_gates_only_where_rm_would_accept_it(on_card, how, opened):
     assert on_card.left == opened
 
 
-SPACE, SHARE, USERD = 40, 41, 42
+SPACE, SHARE, USERD, WRITTEN = 40, 41, 42, 43
 
 
 def channel_using(share=0, space=0, userd=0):
@@ -557,18 +557,63 @@ def test_a_client_with_many_spaces_gets_no_second_handle(spaces):
     assert spaces.shared.refusals.counts["web", "second handle"] == 1
 
 
-@pytest.mark.parametrize("rm_class", [abi.NV01_MEMORY_SYSTEM, abi.NV01_MEMORY_LOCAL_USER])
-def test_other_memory_for_userd_opens_no_gate(spaces, rm_class):
-    """RM keeps the channel, so a pod could open its gate by making channels over and over."""
-    spaces.rm.objects[7, USERD] = (rm_class, 2)
+@pytest.fixture(params=[abi.NV01_MEMORY_SYSTEM, abi.NV01_MEMORY_LOCAL_USER], ids=["host memory", "card memory"])
+def written(spaces, request):
+    """A pod with memory below its subdevice, for the card to write, and a TSG."""
+    if request.param == abi.NV01_MEMORY_LOCAL_USER:
+        allocate(spaces, WRITTEN, PAGE, parent=3)
+    else:
+        spaces.rm.objects[7, WRITTEN] = (request.param, 3)
     spaces.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
-    spaces.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), channel_using(userd=USERD))
-    for _ in range(3):
-        spaces.call(abi.NV_ESC_RM_FREE, free(USERD))
-        assert alloc_status(spaces.call(abi.NV_ESC_RM_ALLOC, alloc(USERD, 3, 0x90E6), bytes(4))[2]) == abi.NV_OK
+    return spaces
 
-    assert spaces.left == []
-    assert (7, 21) in spaces.shared.table.objects
+
+def named_by(pod, how):
+    """Make a channel of a TSG, one of which names the memory."""
+    if how == "TSG":
+        group = struct.pack("<IIIII", WRITTEN, 0, 0, 1, 0)
+        pod.call(abi.NV_ESC_RM_ALLOC, alloc(22, 2, abi.KEPLER_CHANNEL_GROUP_A), group)
+        pod.call(abi.NV_ESC_RM_ALLOC, alloc(21, 22, 0xC86F), bytes(368))
+    else:
+        params = bytearray(channel_using(userd=WRITTEN if how == "USERD" else 0))
+        struct.pack_into("<I", params, 0, WRITTEN if how == "notifier" else 0)
+        pod.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), bytes(params))
+    assert pod.shared.table.objects[7, 21].confirmed
+
+
+@pytest.mark.parametrize("freed", [WRITTEN, 3], ids=["it", "what it lies below"])
+@pytest.mark.parametrize("how", ["USERD", "notifier", "TSG"])
+def test_channels_are_freed_before_memory_that_the_card_writes(written, how, freed):
+    """RM keeps the channel, and gives the memory to the next who asks, in any pod."""
+    named_by(written, how)
+    order, perform = [], written.rm.free
+    written.rm.free = lambda file, client, handle: (
+        order.append((7, freed) in written.rm.objects),
+        perform(7, 7, handle),
+    )
+    answer = written.call(abi.NV_ESC_RM_FREE, free(freed))[2]
+
+    assert struct.unpack_from("<I", answer, 12)[0] == abi.NV_OK
+    assert (7, 21) not in written.rm.objects | written.shared.table.objects
+    assert (order, written.left) == ([True], [(7, 21)])
+
+
+def test_memory_stays_if_the_channel_that_names_it_does(written):
+    named_by(written, "USERD")
+    written.rm.free = lambda file, client, handle: None
+    answer = written.call(abi.NV_ESC_RM_FREE, free(WRITTEN))[2]
+
+    assert struct.unpack_from("<I", answer, 12)[0] == abi.NV_ERR_STATE_IN_USE
+    assert {(7, WRITTEN), (7, 21)} <= written.rm.objects.keys()
+
+
+def test_a_successor_knows_which_memory_the_card_writes(written):
+    named_by(written, "notifier")
+    table = ObjectTable()
+    for fact in written.shared.journal.read()[1]:
+        table.note(fact)
+
+    assert table.writers_of((7, WRITTEN)) == table.writers_of((7, 3)) == [(7, 21)]
 
 
 def test_an_events_handle_opens_no_gate_after_memorys(spaces):
@@ -580,7 +625,7 @@ def test_an_events_handle_opens_no_gate_after_memorys(spaces):
         spaces.call(abi.NV_ESC_RM_FREE, free(70))
         assert alloc_status(spaces.call(abi.NV_ESC_RM_ALLOC, alloc(70, 3, 0x79), bytes(24))[2]) == abi.NV_OK
 
-    assert spaces.left == []
+    assert spaces.left == [(7, 21)]  # once: the channel is freed
 
 
 def test_of_a_channels_userd_handles_the_first_counts(spaces):
@@ -610,9 +655,10 @@ def test_a_large_free_gates_again_the_channels_that_rm_kept(spaces, monkeypatch)
     spaces.call(abi.NV_ESC_RM_ALLOC, device(4), DEVICE_PARAMS)
     spaces.call(abi.NV_ESC_RM_ALLOC, alloc(5, 4, abi.NV20_SUBDEVICE_0), bytes(4))
     for handle in (60, 61, 62):
-        allocate(spaces, handle, PAGE, parent=4)
+        spaces.call(abi.NV_ESC_RM_ALLOC, alloc(handle, 4, abi.FERMI_VASPACE_A), bytes(64))
     spaces.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
-    spaces.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), channel_using(userd=60))
+    spaces.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), channel_using(space=60))
+    spaces.rm.used[7, 21] = set()
     monkeypatch.setattr(object_claims.ObjectClaims, "_wait_until_forgotten", lambda self, key: spaces.settle())
     spaces.call(abi.NV_ESC_RM_FREE, free(4))
 
@@ -634,14 +680,15 @@ def test_a_duplicate_gets_the_handle_of_what_rm_freed_along(spaces, rm_class):
     assert spaces.rm.objects[7, 20][0] == rm_class
 
 
-def test_the_heap_frees_no_memory_that_channels_go_with(spaces):
+def test_the_heap_frees_channels_before_memory(spaces):
     spaces.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
     spaces.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), channel_using(userd=USERD))
     asked = bytearray(heap(USERD))
     struct.pack_into("<I", asked, 8, 3)
     answer = spaces.call(abi.NV_ESC_RM_VID_HEAP_CONTROL, bytes(asked))[2]
 
-    assert (heap_status(answer), spaces.left) == (abi.NV_ERR_STATE_IN_USE, [])
+    assert (heap_status(answer), spaces.left) == (abi.NV_OK, [(7, 21)])
+    assert (7, 21) not in spaces.rm.objects
 
 
 def test_free_opens_gates_when_all_else_has_been_looked_at(on_card):

@@ -173,7 +173,7 @@ def test_profilers_capability_holds_for_their_calls_only(profiled, monkeypatch):
 
 
 def test_debugged_process_is_refused_a_client_by_name(pod, monkeypatch):
-    def fail(_act):
+    def fail(*_):
         raise OSError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(thread_freezer, "run_as_tracer", fail)
