@@ -70,6 +70,10 @@ TURN_PART, MOST_PART = 0.5, 0.75
 CHEAP_TURN_NS = 15 * NS_PER_MS
 MIN_TURN_NS = 2 * NS_PER_MS
 
+#: The period is so long that turns have the ratio of weights. But a pod with less than one part in this many of the
+#: card may get that much instead: for its token turn alone others would wait for seconds.
+_TOKEN_PARTS = 200
+
 #: A period of turns by gate is one of these multiples of the operator's period, so that a second holds a whole number
 #: of the usual periods.
 _TIMES = (1, 1.5, 2, 2.5, 5, 10)
@@ -108,12 +112,11 @@ def by_weights(snapshot: Snapshot, weights: Sequence[int], *, gates: bool = True
         weight if works and not pod.satisfied else 0
         for pod, works, weight in zip(snapshot.pods, busy, weights, strict=True)
     ]
+    drivers_ns = DRIVER_SLICE_NS * sum([pod.busy_tsgs for pod in snapshot.pods if pod.busy])
     if sharing.by_gate and not (gates and sum(turn > 0 for turn in turns) > 1):
-        sharing = Sharing(round_ns=sum(busy) * DRIVER_SLICE_NS)
+        sharing = Sharing(round_ns=drivers_ns)
     if not gates and sharing.round_ns is not None:
-        working = [weight for weight, works in zip(weights, busy, strict=True) if works]
-        least_ns = DRIVER_SLICE_NS * sum(working) // max(working)
-        sharing = Sharing(round_ns=max(sharing.round_ns, least_ns))
+        sharing = Sharing(round_ns=max(sharing.round_ns, drivers_ns))
     if not gates and sharing.slice_factors:
         sharing = replace(sharing, slice_factors=())
     if starting := True in [pod.starting for pod in snapshot.pods]:
@@ -124,7 +127,7 @@ def by_weights(snapshot: Snapshot, weights: Sequence[int], *, gates: bool = True
         pods = snapshot.pods if gates else tuple([pod._replace(debt_ns=0, fits_slice=False) for pod in snapshot.pods])
         parts = in_round(parts, pods, sharing.round_ns)
     if not sharing.by_gate:
-        parts = _with_factors(parts, sharing)
+        parts = with_factors(parts, sharing)
         return Plan(snapshot.pgpu, snapshot.period_ns, parts, offline=None if starting else sharing)
     if 0 in [turn for turn, works in zip(turns, busy, strict=True) if works]:
         # A satisfied pod competes with only one of the pods that take turns at a time, so that pod stands for all of
@@ -157,7 +160,7 @@ def in_round(parts: Sequence[PodPlan], pods: Sequence[Pod], round_ns: int) -> tu
     )
 
 
-def _with_factors(parts: tuple[PodPlan, ...], sharing: Sharing) -> tuple[PodPlan, ...]:
+def with_factors(parts: tuple[PodPlan, ...], sharing: Sharing) -> tuple[PodPlan, ...]:
     """Shorten the slices of the pods that have a factor."""
     if not sharing.slice_factors:
         return parts
@@ -247,7 +250,9 @@ def period_of_turns(period_ns: int, weights: Sequence[int], mean_ns: int | None 
     """
     if mean_ns is None:
         mean_ns = max(round(TURN_PART * period_ns), min(CHEAP_TURN_NS, round(MOST_PART * period_ns)))
-    wanted_ns = max(len(weights) * mean_ns, MIN_TURN_NS * sum(weights) // min(weights))
+    tokens = sum([weight * _TOKEN_PARTS < sum(weights) for weight in weights])
+    exact_ns = MIN_TURN_NS * sum(weights) // min(weights)
+    wanted_ns = max(len(weights) * mean_ns, min(exact_ns, MIN_TURN_NS * _TOKEN_PARTS * max(1, tokens)))
     fitting = (round(times * period_ns) for times in _TIMES if times * period_ns >= wanted_ns)
     return min(MAX_PERIOD_NS, next(fitting, max(round(_TIMES[-1] * period_ns), wanted_ns)))
 

@@ -48,6 +48,7 @@ from qgpu.policies.mechanism import (
     shortened_to,
     slices_within_windows,
     split,
+    with_factors,
 )
 
 #: Mean slice among several online pods without a target, so that they do not wait a second for each other.
@@ -69,8 +70,11 @@ LOOSE_TARGET_NS = 2 * NS_PER_MS
 LOOSE_TARGET_TURN_NS = 100 * NS_PER_MS
 
 
-def online_first(offline: Policy, online: Policy) -> Policy:
-    """Compose a policy that serves online pods by ``online`` and leaves the rest to ``offline``."""
+def online_first(offline: Policy, online: Policy, *, guarantees: bool) -> Policy:
+    """Compose a policy that serves online pods by ``online`` and leaves the rest to ``offline``.
+
+    ``guarantees`` tells whether quotas are floors under ``online``.
+    """
 
     def plan(snapshot: Snapshot) -> Plan:
         if True not in [pod.online for pod in snapshot.pods]:
@@ -101,7 +105,8 @@ def online_first(offline: Policy, online: Policy) -> Policy:
             online_parts = _online_slices(
                 online_plan, present, waits, offline_floor.online_round_us(snapshot), hardware
             )
-            online_parts, among = _fit_online_round(online_parts, online_plan, present, snapshot.online)
+            sharing = snapshot.online if guarantees else replace(snapshot.online, slice_factors=())
+            online_parts, among = _fit_online_round(online_parts, online_plan, present, sharing)
             owed_us = offline_floor.offline_round_us(snapshot, _round_us(online_parts, present))
             short_us = max(slice_us, owed_us)
             offline_parts = _offline_parts(offline_plan, rest, _last_end(online_plan), short_us, debtless_end_ns)
@@ -131,7 +136,7 @@ def _fit_online_round(
     longest_ns = sum(part.timeslice_us * pod.busy_tsgs for part, pod in busy) * NS_PER_US
     if sharing.round_ns is None or sharing.by_gate or sharing.round_ns >= longest_ns:
         return online_parts, Sharing(round_ns=longest_ns)
-    return in_round(online_parts, present, sharing.round_ns), sharing
+    return with_factors(in_round(online_parts, present, sharing.round_ns), sharing), sharing
 
 
 def _debtless(pods: tuple[Pod, ...]) -> tuple[Pod, ...]:

@@ -47,7 +47,8 @@ def find(name: str) -> str:
 
 def compose(offline: str, online: str) -> Policy:
     """Build the loop's policy: online pods first, then gangs, then all others; copies share in the same ratio."""
-    return _remembered(share_copy_engines(online_first(gangs_first(POLICIES[offline].plan), POLICIES[online].plan)))
+    behind, front = gangs_first(POLICIES[offline].plan), POLICIES[online]
+    return _remembered(share_copy_engines(online_first(behind, front.plan, guarantees=front.guarantees)))
 
 
 def _remembered(policy: Policy) -> Policy:

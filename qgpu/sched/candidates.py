@@ -29,7 +29,6 @@ _AS_GOOD = 0.97
 
 #: A longer round, and gates, are worth a trial once switches take more than these parts of the time.
 _SWITCHING_LOW, _SWITCHING_HIGH = 0.02, 0.05
-_WELL_SERVED = 0.95
 
 #: Two rounds are alike if one is less than a fifth longer than the other: the difference of their logarithms, base 2.
 _ALIKE = 0.25
@@ -112,7 +111,8 @@ def shorter_slices(now: Tuning, best: Trial, pods: Mapping[str, RoundEntry]) -> 
     None if that is not so, or no slice can be shorter, or this was on trial; also for equal slices, because those by
     weight serve quotas better.
     """
-    if best.sharing.equal or not owed(best, now.satisfied, pods):
+    has_quotas = any(entry.grant.cores is not None for entry in pods.values())
+    if best.sharing.equal or not has_quotas or not owed(best, now.satisfied, pods):
         return None
     factors = dict(best.sharing.slice_factors)
     for name, entry in pods.items():
@@ -171,8 +171,6 @@ def gates_may_pay(now: Tuning, best: Trial, pods: Mapping[str, RoundEntry]) -> b
     weights = {name: entry.weight for name, entry in pods.items()}
     asking = weights.keys() - now.satisfied
     if len(asking) < 2 or asking & best.uneven or not owed(best, now.satisfied, pods):
-        return False
-    if score(best, now.trials, pods) >= _WELL_SERVED:
         return False
     return best.switching > _SWITCHING_HIGH or bool(short_of_share(best, weights, _SHORT) - now.satisfied)
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qgpu.load.workload import Workload
-from qgpu.model import NS_PER_MS, NS_PER_S, Grant, PodClass
+from qgpu.model import MIN_TIMESLICE_US, NS_PER_MS, NS_PER_S, Grant, Pod, PodClass, Sharing, Snapshot, Tsg
 from qgpu.policies.online_first import TURN_NS
-from qgpu.policies.registry import POLICIES
+from qgpu.policies.registry import POLICIES, compose
 from tests.simulation import FLOOD, MORE, Simulation, batches, every
 
 SERVICE = every(10_000, 100)
@@ -53,6 +54,42 @@ def test_a_floor_holds_under_every_policy(policy: str, online: str) -> None:
 
     # Quotas that cap let these two on the card for a fifth of the time, of which half is asked.
     assert offline_share(simulation) >= (0.07 if POLICIES[policy].caps else 0.095)
+
+
+@settings(max_examples=30 * MORE, deadline=None)
+@given(
+    factor=st.sampled_from([0.5, 0.25, 0.125]),
+    cores=st.integers(1, 99),
+    round_ns=st.integers(2 * NS_PER_MS, 12 * NS_PER_MS),
+    online=st.sampled_from(sorted(POLICIES)),
+)
+def test_online_slices_have_the_factors_that_a_plan_names(
+    factor: float, cores: int, round_ns: int, online: str
+) -> None:
+    pods = tuple(
+        Pod(name, Grant(PodClass.ONLINE, quota), (Tsg(f"{name}/0", busy=True),))
+        for name, quota in (("owner", cores), ("guest", None))
+    )
+    whole = Snapshot(0, 100 * NS_PER_MS, pods, online=Sharing(round_ns=round_ns))
+    asked = replace(whole, online=replace(whole.online, slice_factors=(("guest", factor),)))
+    before, after = (compose("burst-share", online)(snapshot) for snapshot in (whole, asked))
+    named = dict(after.online.slice_factors) if after.online is not None else {}
+
+    assert bool(named) is (online == "burst-share" and after.online == asked.online)
+    for part, full in zip(after.pods, before.pods, strict=True):
+        assert part.timeslice_us == max(MIN_TIMESLICE_US, round(full.timeslice_us * named.get(part.pod, 1)))
+
+
+@pytest.mark.parametrize("step_us", [1500, 3000])
+def test_online_pod_that_waits_has_its_quota_before_guests(step_us: float) -> None:
+    simulation = Simulation("burst-share", online="burst-share")
+    simulation.add("owner", Grant(PodClass.ONLINE, cores=60), batches(step_us))
+    for name in ("guest", "other"):
+        simulation.add(name, Grant(PodClass.ONLINE), FLOOD)
+    simulation.pass_by(5)
+    seconds = list(simulation.seconds(4))
+
+    assert sum(second.work["owner"] for second in seconds) / len(seconds) >= 0.57
 
 
 def test_without_a_floor_unending_online_work_has_the_card() -> None:

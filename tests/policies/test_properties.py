@@ -14,7 +14,9 @@ from qgpu.model import (
     MAX_TIMESLICE_US,
     MIN_LATENCY_TARGET_NS,
     MIN_TIMESLICE_US,
+    NS_PER_S,
     NS_PER_US,
+    Grant,
     Plan,
     Pod,
     PodClass,
@@ -242,6 +244,18 @@ def test_a_quota_is_a_floor_where_the_policy_guarantees_it(case: Case, data: st.
             assert shares[pod.name] >= (pod.grant.cores or 0) / 100 - exact
 
 
+@fresh
+@given(cores=st.integers(1, 99), guests=st.integers(1, 2))
+def test_guests_of_a_sold_card_cost_no_quota_and_no_long_turn(cores: int, guests: int) -> None:
+    quotas = [cores, 100 - cores, *[None] * guests]
+    pods = tuple(busier(Pod(f"pod{n}", Grant(cores=quota)), 1) for n, quota in enumerate(quotas))
+    plan = POLICIES["burst-share"].plan(Snapshot(0, 100_000_000, pods, offline=Sharing(by_gate=True)))
+
+    assert plan.period_ns <= NS_PER_S
+    for part, quota in zip(plan.pods, quotas, strict=True):
+        assert (part.turn_ns or 0) >= plan.period_ns * ((quota or 0) / 100 - TOLERANCE)
+
+
 @over(CAPPING)
 @fresh
 @anything
@@ -293,8 +307,9 @@ def test_best_effort_closes_no_gate_and_keeps_the_drivers_round(snapshot: Snapsh
     long = [(part, pod.busy_tsgs) for part, pod in zip(longest.pods, snapshot.pods, strict=True) if pod.busy]
     round_us, long_us = (sum(part.timeslice_us * tsgs for part, tsgs in each) for each in (busy, long))
 
+    turns = sum(tsgs for _, tsgs in busy)
     assert not plan.gated
-    assert round_us >= min(long_us, len(busy) * DRIVER_SLICE_NS // NS_PER_US) - sum(tsgs for _, tsgs in busy)
+    assert round_us >= min(long_us, turns * DRIVER_SLICE_NS // NS_PER_US) - turns
 
 
 @each_composed

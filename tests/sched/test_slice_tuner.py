@@ -52,7 +52,7 @@ class Card:
     """Pods that take turns as a policy plans for what the law found; a model, to which every turn always comes."""
 
     programs: dict[str, Program]
-    cores: Mapping[str, int]
+    cores: Mapping[str, int | None]
     #: The part of the time in which kernels run while pods take turns by gate; None where nobody tells.
     utilization: float | None = None
     policy: str = "burst-share"
@@ -306,6 +306,23 @@ def test_what_a_policy_would_not_do_is_never_asked_of_it_again(step_ms: float) -
     assert card.refused
     assert len(set(card.refused)) == len(card.refused) <= 3
     assert known.settled
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    programs=st.lists(st.just(Program()) | st.builds(steps, st.floats(0.05, 20)), min_size=2, max_size=6),
+    utilization=st.sampled_from([None, 0.5, 1.0]),
+)
+def test_no_slice_shrinks_for_a_quota_that_nobody_has(programs: list[Program], utilization: float | None) -> None:
+    names = "abcdef"[: len(programs)]
+    card = Card(
+        {name: replace(program) for name, program in zip(names, programs, strict=True)},
+        dict.fromkeys(names),
+        utilization,
+    )
+    card.run(20)
+
+    assert not any(sharing.slice_factors for sharing in card.tried)
 
 
 def entry(run_ms: float, starts: int, *, starting: bool = False) -> RoundEntry:
