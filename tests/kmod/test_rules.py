@@ -199,21 +199,14 @@ def test_the_memory_of_an_export_is_a_handle_that_the_row_knows(said):
             assert at in {place.at for place in controls.ALLOWED[number].handles}, hex(number)
 
 
-def test_rows_name_module_action_iff_guardian_does_more():
-    """Pointers and descriptors apart: the module works in the process whose they are."""
-    for row in controls.ROWS:
-        if row.why is Why.PROFILING:  # the module refuses it
-            continue
-        acts = row.number in (abi.NVA06C_SET_TIMESLICE, abi.NV00DE_REQUEST_DATA_POLL)
-        more = bool(row.inspection or row.adds_reference or row.firmware) or acts
-        assert (row.in_module is not None) is more, row.name
+def test_a_class_that_holds_memory_names_an_action():
     for row in classes.ROWS:
         if row.holds_memory_at is not None:
             assert row.module is InModule.FURTHER_HANDLE, row.name
 
 
 def test_every_action_of_the_module_is_some_rows():
-    used = {row.in_module for row in controls.ROWS} & kernel_header.ACTIONS
+    used = {row.module for row in controls.ROWS} & kernel_header.ACTIONS
     names = {f"QGPU_CONTROL_{action.name}" for action in used} | {"QGPU_CONTROL_PASS", "QGPU_CONTROL_SCHEDULES"}
 
     assert used == kernel_header.ACTIONS
@@ -222,7 +215,7 @@ def test_every_action_of_the_module_is_some_rows():
 
 def test_what_one_plane_alone_lets_a_pod_do_is_declared():
     """A timeslice of its own, which the module notes each time and the guardian once."""
-    only = [row.number for row in controls.ROWS if not row.why.allowed and row.module is not None]
+    only = [row.number for row in controls.ROWS if not row.why.allowed and row.module not in (None, InModule.FIRMWARE)]
 
     assert only == [abi.NVA06C_SET_TIMESLICE]
     assert controls.CONTROLS[only[0]].why is Why.SCHEDULING

@@ -23,20 +23,13 @@ ALLOWED = {row.number: row for row in ROWS if row.why.allowed}
 #: Controls for some pods only: those whose grant allows profiling, and those on MIG instances.
 ALLOWED_TO_SOME = ALLOWED | {row.number: row for row in ROWS if row.why in {Why.PROFILING, Why.INSTANCE}}
 
-#: Controls that are neither inspected nor patched, and may be asked as often as a pod likes; they take the fast path
+#: Controls with which the guardian and the module do nothing but issue them; they take the fast path
 #: (``proxy/fast_path.py``).
 PLAIN = frozenset(
     row.number
     for row in ALLOWED.values()
-    if not (
-        row.inspection
-        or row.clients
-        or row.pointers
-        or row.descriptor_at is not None
-        or row.adds_reference
-        or row.firmware
-    )
-) - {abi.NV00DE_REQUEST_DATA_POLL}
+    if not (row.clients or row.pointers or row.descriptor_at is not None or row.module)
+)
 
 
 def name(number: int) -> str:

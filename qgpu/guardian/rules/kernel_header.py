@@ -73,8 +73,8 @@ def action(row: Control) -> str | None:
     """Return what the module does with a control; None if it refuses the control as unknown."""
     if row.why is Why.PROFILING:
         return None
-    if row.in_module in ACTIONS:
-        return f"QGPU_CONTROL_{row.in_module.name}"
+    if row.module in ACTIONS:
+        return f"QGPU_CONTROL_{row.module.name}"
     if row.why.allowed:
         return "QGPU_CONTROL_PASS"
     return "QGPU_CONTROL_SCHEDULES" if row.why is Why.SCHEDULING else None

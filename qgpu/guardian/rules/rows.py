@@ -111,21 +111,12 @@ class Pointer(NamedTuple):
     count_at: int | None = 0
 
 
-class Inspection(enum.Enum):
-    """Why the guardian inspects the parameters of an allowed control."""
-
-    JUDGE = "its parameters may get it refused"
-    OBSERVE = "the guardian records what it says"
-    REWRITE = "its answer is adapted to the pod"
-
-
 class Control(NamedTuple):
     """One control of RM."""
 
     number: int
     name: str
     why: Why
-    inspection: Inspection | None = None
     #: Handles of clients; they must be the pod's own (0 for none).
     clients: tuple[Handle, ...] = ()
     #: All other handles, by where RM looks them up.
@@ -133,19 +124,20 @@ class Control(NamedTuple):
     pointers: tuple[Pointer, ...] = ()
     #: A file descriptor of the caller (4 bytes).
     descriptor_at: int | None = None
-    #: It adds a reference to memory, in the kernel or in a client.
-    adds_reference: bool = False
     #: It unregisters what another control has registered, and reports an error if that is gone.
     unregisters: bool = False
-    #: RM sends it to firmware unread, and does not check whose client it is issued on.
-    firmware: bool = False
     #: What the kernel module does if the guardian does more than issue the control.
     module: InModule | None = None
 
     @property
-    def in_module(self) -> InModule | None:
-        """Return what the module does with it in addition to passing or refusing it; None for nothing."""
-        return InModule.FIRMWARE if self.firmware else self.module
+    def adds_reference(self) -> bool:
+        """Tell whether it adds a reference to memory, in the kernel or in a client."""
+        return self.module in (InModule.EXPORT, InModule.IMPORT)
+
+    @property
+    def firmware(self) -> bool:
+        """Tell whether RM sends it to firmware unread, and does not check whose client it is issued on."""
+        return self.module is InModule.FIRMWARE
 
 
 def handles(places: Iterable[Handle], params: bytes | bytearray) -> Iterator[int]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import struct
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from qgpu.guardian.proxy import client_ownership, rm_calls
+from qgpu.guardian.proxy import client_ownership, control_calls, rm_calls
 from qgpu.guardian.rules import allowed_controls, classes, controls, escapes, refused_controls, rows
 from qgpu.nvidia import abi, versions
 from tests import rm_data
@@ -82,10 +83,7 @@ def test_a_controls_name_begins_with_its_class():
 
 
 def test_what_is_refused_has_nothing_to_be_carried_out_by():
-    bare = (
-        *("inspection", "clients", "handles", "pointers", "descriptor_at"),
-        *("adds_reference", "unregisters", "firmware"),
-    )
+    bare = ("clients", "handles", "pointers", "descriptor_at", "adds_reference", "unregisters", "firmware")
 
     for row in controls.ROWS:
         allowed = row.number in controls.ALLOWED_TO_SOME
@@ -96,7 +94,16 @@ def test_plain_controls_are_allowed_and_unremarkable():
     assert controls.ALLOWED.keys() > controls.PLAIN
     for number in controls.PLAIN:
         row = controls.ALLOWED[number]
-        assert (row.inspection, row.clients, row.pointers, row.descriptor_at) == (None, (), (), None)
+        assert (row.clients, row.pointers, row.descriptor_at, row.module) == ((), (), None, None)
+
+
+def test_a_control_that_the_handler_knows_is_not_plain():
+    """It would take the fast path, past the handler."""
+    source = Path(control_calls.__file__).read_text()
+    named = {getattr(abi, name) for name in re.findall(r"abi\.(NV[0-9A-F]{4}_\w+)", source)}
+
+    assert named & controls.ALLOWED.keys()
+    assert not named & controls.PLAIN
 
 
 @pytest.mark.parametrize("trace", RECORDINGS, ids=by_trace)

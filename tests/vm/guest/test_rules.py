@@ -10,11 +10,12 @@ import nv
 import pytest
 
 from qgpu.guardian.rules import classes, controls, escapes, scheduling
-from qgpu.guardian.rules.rows import Inspection
+from qgpu.guardian.rules.rows import InModule
 from tests import rm_data
 
 #: Refused for what they say, or answered by the module itself: tests of their own.
-JUDGED = {row.number for row in controls.ROWS if row.inspection is Inspection.JUDGE or row.number == 0xA06C0103}
+_BY_PARAMETERS = {InModule.TIMESLICE, InModule.PREEMPTION_MODE, InModule.SHARE_POLICY, InModule.PREEMPT}
+JUDGED = {row.number for row in controls.ROWS if row.module in _BY_PARAMETERS}
 #: Not of any driver.
 UNKNOWN = (0x00000100, 0x12345, 0x20800000, 0x20807FFF, 0x2080FFF1, 0xA06C8105, 0xC86F0103, 0xFFFFFFFF)
 
