@@ -32,62 +32,40 @@ class Escape(NamedTuple):
     in_module: Refused | None = None
 
 
+def _row(name: str, *sizes: str | int, refused: Refused | None = None, in_module: Refused | None = None) -> Escape:
+    """Make the row of an escape of ``abi.py``, given its structures, or their sizes where those are not declared."""
+    in_bytes = tuple(abi.sizeof(size) if isinstance(size, str) else size for size in sizes)
+    return Escape(getattr(abi, name), name, in_bytes, refused, in_module)
+
+
+_ALWAYS, _UNDER_LIMIT = Refused.ALWAYS, Refused.UNDER_LIMIT
+
 ROWS = (
-    Escape(abi.NV_ESC_RM_ALLOC_MEMORY, "NV_ESC_RM_ALLOC_MEMORY", (abi.sizeof("NVOS02_PARAMETERS_WITH_FD"),)),
-    Escape(abi.NV_ESC_RM_ALLOC_OBJECT, "NV_ESC_RM_ALLOC_OBJECT", (abi.sizeof("NVOS05_PARAMETERS"),)),
-    Escape(abi.NV_ESC_RM_FREE, "NV_ESC_RM_FREE", (abi.sizeof("NVOS00_PARAMETERS"),)),
-    Escape(abi.NV_ESC_RM_CONTROL, "NV_ESC_RM_CONTROL", (abi.sizeof("NVOS54_PARAMETERS"),)),
-    Escape(abi.NV_ESC_RM_ALLOC, "NV_ESC_RM_ALLOC", (abi.sizeof("NVOS21_PARAMETERS"), abi.sizeof("NVOS64_PARAMETERS"))),
-    Escape(abi.NV_ESC_RM_DUP_OBJECT, "NV_ESC_RM_DUP_OBJECT", (abi.sizeof("NVOS55_PARAMETERS"),)),
-    Escape(abi.NV_ESC_RM_VID_HEAP_CONTROL, "NV_ESC_RM_VID_HEAP_CONTROL", (abi.sizeof("NVOS32_PARAMETERS"),)),
+    _row("NV_ESC_RM_ALLOC_MEMORY", "NVOS02_PARAMETERS_WITH_FD"),
+    _row("NV_ESC_RM_ALLOC_OBJECT", "NVOS05_PARAMETERS"),
+    _row("NV_ESC_RM_FREE", "NVOS00_PARAMETERS"),
+    _row("NV_ESC_RM_CONTROL", "NVOS54_PARAMETERS"),
+    _row("NV_ESC_RM_ALLOC", "NVOS21_PARAMETERS", "NVOS64_PARAMETERS"),
+    _row("NV_ESC_RM_DUP_OBJECT", "NVOS55_PARAMETERS"),
+    _row("NV_ESC_RM_VID_HEAP_CONTROL", "NVOS32_PARAMETERS"),
     # RM checks neither whose object is shared, nor whose client's registry it reads.
-    Escape(abi.NV_ESC_RM_SHARE, "NV_ESC_RM_SHARE", (abi.sizeof("NVOS57_PARAMETERS"),)),
-    Escape(abi.NV_ESC_RM_I2C_ACCESS, "NV_ESC_RM_I2C_ACCESS", (abi.I2C_ACCESS_BYTES,), refused=Refused.ALWAYS),
-    Escape(abi.NV_ESC_RM_IDLE_CHANNELS, "NV_ESC_RM_IDLE_CHANNELS", (abi.IDLE_CHANNELS_BYTES,), refused=Refused.ALWAYS),
-    Escape(
-        abi.NV_ESC_RM_ACCESS_REGISTRY,
-        "NV_ESC_RM_ACCESS_REGISTRY",
-        (abi.ACCESS_REGISTRY_BYTES,),
-        refused=Refused.ALWAYS,
-    ),
-    Escape(abi.NV_ESC_RM_MAP_MEMORY, "NV_ESC_RM_MAP_MEMORY", (abi.sizeof("NVOS33_PARAMETERS_WITH_FD"),)),
-    Escape(abi.NV_ESC_RM_UNMAP_MEMORY, "NV_ESC_RM_UNMAP_MEMORY", (abi.sizeof("NVOS34_PARAMETERS"),)),
-    Escape(
-        abi.NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO,
-        "NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO",
-        (abi.sizeof("NVOS56_PARAMETERS"),),
-    ),
-    Escape(abi.NV_ESC_REGISTER_FD, "NV_ESC_REGISTER_FD", (4,)),
-    Escape(
-        abi.NV_ESC_RM_ALLOC_CONTEXT_DMA2,
-        "NV_ESC_RM_ALLOC_CONTEXT_DMA2",
-        (abi.sizeof("NVOS39_PARAMETERS"),),
-        in_module=Refused.ALWAYS,  # only graphics asks for it
-    ),
-    Escape(
-        abi.NV_ESC_RM_BIND_CONTEXT_DMA,
-        "NV_ESC_RM_BIND_CONTEXT_DMA",
-        (abi.BIND_CONTEXT_DMA_BYTES,),
-        refused=Refused.ALWAYS,
-    ),
-    Escape(abi.NV_ESC_ATTACH_GPUS_TO_FD, "NV_ESC_ATTACH_GPUS_TO_FD", (), in_module=Refused.ALWAYS),  # likewise
-    Escape(abi.NV_ESC_ALLOC_OS_EVENT, "NV_ESC_ALLOC_OS_EVENT", (abi.sizeof("nv_ioctl_os_event_t"),)),
-    Escape(abi.NV_ESC_FREE_OS_EVENT, "NV_ESC_FREE_OS_EVENT", (abi.sizeof("nv_ioctl_os_event_t"),)),
-    Escape(abi.NV_ESC_IOCTL_XFER_CMD, "NV_ESC_IOCTL_XFER_CMD", (abi.sizeof("nv_ioctl_xfer_t"),)),
-    Escape(
-        abi.NV_ESC_EXPORT_TO_DMABUF_FD,
-        "NV_ESC_EXPORT_TO_DMABUF_FD",
-        abi.EXPORT_TO_DMABUF_FD_BYTES,
-        refused=Refused.UNDER_LIMIT,
-        in_module=Refused.ALWAYS,
-    ),
-    Escape(
-        abi.NV_ESC_RM_MAP_MEMORY_DMA,
-        "NV_ESC_RM_MAP_MEMORY_DMA",
-        tuple(abi.MAP_MEMORY_DMA),
-        refused=Refused.UNDER_LIMIT,
-    ),
-    Escape(abi.NV_ESC_RM_UNMAP_MEMORY_DMA, "NV_ESC_RM_UNMAP_MEMORY_DMA", tuple(abi.UNMAP_MEMORY_DMA)),
+    _row("NV_ESC_RM_SHARE", "NVOS57_PARAMETERS"),
+    _row("NV_ESC_RM_I2C_ACCESS", abi.I2C_ACCESS_BYTES, refused=_ALWAYS),
+    _row("NV_ESC_RM_IDLE_CHANNELS", abi.IDLE_CHANNELS_BYTES, refused=_ALWAYS),
+    _row("NV_ESC_RM_ACCESS_REGISTRY", abi.ACCESS_REGISTRY_BYTES, refused=_ALWAYS),
+    _row("NV_ESC_RM_MAP_MEMORY", "NVOS33_PARAMETERS_WITH_FD"),
+    _row("NV_ESC_RM_UNMAP_MEMORY", "NVOS34_PARAMETERS"),
+    _row("NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO", "NVOS56_PARAMETERS"),
+    _row("NV_ESC_REGISTER_FD", 4),
+    _row("NV_ESC_RM_ALLOC_CONTEXT_DMA2", "NVOS39_PARAMETERS", in_module=_ALWAYS),  # only graphics asks for it
+    _row("NV_ESC_RM_BIND_CONTEXT_DMA", abi.BIND_CONTEXT_DMA_BYTES, refused=_ALWAYS),
+    _row("NV_ESC_ATTACH_GPUS_TO_FD", in_module=_ALWAYS),  # likewise
+    _row("NV_ESC_ALLOC_OS_EVENT", "nv_ioctl_os_event_t"),
+    _row("NV_ESC_FREE_OS_EVENT", "nv_ioctl_os_event_t"),
+    _row("NV_ESC_IOCTL_XFER_CMD", "nv_ioctl_xfer_t"),
+    _row("NV_ESC_EXPORT_TO_DMABUF_FD", *abi.EXPORT_TO_DMABUF_FD_BYTES, refused=_UNDER_LIMIT, in_module=_ALWAYS),
+    _row("NV_ESC_RM_MAP_MEMORY_DMA", *abi.MAP_MEMORY_DMA, refused=_UNDER_LIMIT),
+    _row("NV_ESC_RM_UNMAP_MEMORY_DMA", *abi.UNMAP_MEMORY_DMA),
 )
 
 #: The calls that the seccomp filters intercept: (number, bytes).
