@@ -50,39 +50,22 @@ class Class(NamedTuple):
 
 #: Error notifiers, instance buffer, context share, address space, USERD, TSG: NV_CHANNEL_ALLOC_PARAMS.
 _OF_CHANNELS = (Handle(0), Handle(4), Handle(24), Handle(28), Handle(32, 8), Handle(140), Handle(240))
+#: Address space, and the address that RM tells: NV_MEMORY_ALLOCATION_PARAMS.
+_SPACE, _ADDRESS = (Handle(108),), (Handle(96, scope=ANSWER),)
+#: Client and object of an event, and its descriptor: NV0005_ALLOC_PARAMETERS.
+_CLIENT, _OBJECT, _NOTIFIED = (Handle(0),), (Handle(4, scope=NAMED),), (Handle(16, scope=EVENT),)
 
 ROWS = (
     Class(0x0000, "NV01_ROOT", KERNEL),
     Class(0x0001, "NV01_ROOT_NON_PRIV", KERNEL),
     Class(0x0002, "NV01_CONTEXT_DMA", SEEN, handles=(Handle(0), Handle(8))),
     Class(0x0004, "NV01_TIMER", UNUSED),
-    Class(
-        0x0005,
-        "NV01_EVENT",
-        SEEN,
-        clients=(Handle(0),),
-        handles=(Handle(4, scope=NAMED),),
-        addresses=(Handle(16, scope=EVENT),),
-    ),
+    Class(0x0005, "NV01_EVENT", SEEN, clients=_CLIENT, handles=_OBJECT, addresses=_NOTIFIED),
     Class(0x000F, "FABRIC_MANAGER_SESSION", UNUSED),
     Class(0x0020, "NV0020_GPU_MANAGEMENT", UNUSED),
-    Class(
-        0x003E,
-        "NV01_MEMORY_SYSTEM",
-        SEEN,
-        handles=(Handle(108),),
-        addresses=(Handle(96, scope=ANSWER),),
-        by_alloc_memory=True,
-    ),
+    Class(0x003E, "NV01_MEMORY_SYSTEM", SEEN, handles=_SPACE, addresses=_ADDRESS, by_alloc_memory=True),
     Class(0x003F, "NV01_MEMORY_LOCAL_PRIVILEGED", MEMORY, empty_by_alloc_memory=True),
-    Class(
-        0x0040,
-        "NV01_MEMORY_LOCAL_USER",
-        SEEN,
-        handles=(Handle(108),),
-        addresses=(Handle(96, scope=ANSWER),),
-        empty_by_alloc_memory=True,
-    ),
+    Class(0x0040, "NV01_MEMORY_LOCAL_USER", SEEN, handles=_SPACE, addresses=_ADDRESS, empty_by_alloc_memory=True),
     Class(0x0041, "NV01_ROOT_CLIENT", KERNEL),
     Class(0x0042, "NV_MEMORY_EXTENDED_USER", UNUSED),
     Class(0x0060, "NV0060_SYNC_GPU_BOOST", UNUSED),
@@ -90,14 +73,7 @@ ROWS = (
     Class(0x0071, "NV01_MEMORY_SYSTEM_OS_DESCRIPTOR", KERNEL, by_alloc_memory=True),
     Class(0x0073, "NV04_DISPLAY_COMMON", SEEN),
     Class(0x0078, "NV01_EVENT_KERNEL_CALLBACK", INTERNAL),
-    Class(
-        0x0079,
-        "NV01_EVENT_OS_EVENT",
-        SEEN,
-        clients=(Handle(0),),
-        handles=(Handle(4, scope=NAMED),),
-        addresses=(Handle(16, scope=EVENT),),
-    ),
+    Class(0x0079, "NV01_EVENT_OS_EVENT", SEEN, clients=_CLIENT, handles=_OBJECT, addresses=_NOTIFIED),
     Class(0x007D, "NV04_SOFTWARE_TEST", INTERNAL),
     Class(0x007E, "NV01_EVENT_KERNEL_CALLBACK_EX", INTERNAL),
     Class(0x0080, "NV01_DEVICE_0", SEEN, clients=(Handle(4), Handle(8)), handles=(Handle(12, scope=NAMED),)),
@@ -130,7 +106,7 @@ ROWS = (
     Class(0x503B, "NV50_P2P", LIBRARY, handles=(Handle(0), Handle(4))),
     Class(0x503C, "NV50_THIRD_PARTY_P2P", SEEN),
     Class(0x5080, "NV50_DEFERRED_API_CLASS", OTHERS),
-    Class(0x50A0, "NV50_MEMORY_VIRTUAL", SEEN, handles=(Handle(108),), addresses=(Handle(96, scope=ANSWER),)),
+    Class(0x50A0, "NV50_MEMORY_VIRTUAL", SEEN, handles=_SPACE, addresses=_ADDRESS),
     Class(0x83DE, "GT200_DEBUGGER", SEEN, clients=(Handle(0), Handle(4)), handles=(Handle(8, scope=NAMED),)),
     Class(0x844C, "G84_PERFBUFFER", UNUSED),
     Class(0x900E, "MPS_COMPUTE", LIBRARY),
