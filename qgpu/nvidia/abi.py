@@ -47,7 +47,8 @@ ffi.cdef(
                      uint32_t status, pad1; } NVOS56_PARAMETERS;
     typedef struct { uint32_t hRoot, hObjectParent, function, hVASpace; int16_t ivcHeapNumber; uint32_t status;
                      uint64_t total, free; uint32_t owner, hMemory, type, flags, attr, format, comprCovg, zcullCovg,
-                     partitionStride, width, height, pad; uint64_t size; uint8_t rest[88]; } NVOS32_PARAMETERS;
+                     partitionStride, width, height, pad; uint64_t size; uint8_t more[48]; uint32_t attr2;
+                     uint8_t rest[36]; } NVOS32_PARAMETERS;
 
     /* SDK/rs_access.h, nvos.h */
     typedef struct { uint32_t target, accessMask; uint16_t type; uint8_t action, pad; } RS_SHARE_POLICY;

@@ -94,7 +94,7 @@ class AllocHandler(Handler):
 
     def alloc(self, pod_call: PodCall, escape: rm_calls.Escape, block: IoctlBuffer, asked: rm_calls.Alloc) -> int:
         """Make an object, or refuse it."""
-        if asked.serialized:
+        if asked.flags & abi.NVOS64_FLAGS_SERIALIZED:
             return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INVALID_ARGUMENT)
         row = classes.ALLOWED_TO_SOME.get(asked.rm_class)
         if row is None or not self._ctx.may(row.why):

@@ -182,7 +182,7 @@ class ControlHandler(Handler):
         row = controls.ALLOWED_TO_SOME.get(command)
         if row is None or not self._ctx.may(row.why):
             return controls.refusal(command), controls.name(command)
-        if asked.serialized:
+        if asked.flags & abi.NVOS54_FLAGS_SERIALIZED:
             return abi.NV_ERR_INVALID_ARGUMENT, "serialized control"
         if row.firmware and not self._shared.clients.owns(self._pod, asked.client):
             return abi.NV_ERR_INVALID_CLIENT, "control on another pod's client"

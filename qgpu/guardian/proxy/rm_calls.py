@@ -16,17 +16,11 @@ from qgpu.nvidia import abi
 Reader = Callable[[int, int], bytes | None]
 
 _XFER_BYTES = abi.sizeof("nv_ioctl_xfer_t")
-_OS64_FIELDS = struct.Struct("<IIIIQQIIII")
-_OS21_FIELDS = struct.Struct("<IIIIQII")
-_OS54_FIELDS = struct.Struct("<IIIIQII")
-_OS55_FIELDS = struct.Struct("<7I")
 #: Offsets of the class, the handle and the descriptor in the old call for memory.
 MEMORY_CLASS_AT = abi.offsetof("NVOS02_PARAMETERS_WITH_FD", "hClass")
 MEMORY_HANDLE_AT = abi.offsetof("NVOS02_PARAMETERS_WITH_FD", "hObjectNew")
 MEMORY_FD_AT = abi.offsetof("NVOS02_PARAMETERS_WITH_FD", "fd")
-_FOUR = struct.Struct("<IIII")
 _U32 = struct.Struct("<I")
-_U64 = struct.Struct("<Q")
 
 
 class Escape(NamedTuple):
@@ -41,70 +35,70 @@ class Escape(NamedTuple):
 class Alloc(NamedTuple):
     """Allocate an object; ``params`` and ``rights`` are addresses, ``status_at`` is the offset of RM's status."""
 
+    status_at: int
     client: int
     parent: int
     handle: int
     rm_class: int
-    params: int
-    rights: int
-    serialized: bool
-    status_at: int
+    params: int = 0
+    rights: int = 0
+    flags: int = 0
 
 
 class AllocMemory(NamedTuple):
     """Allocate memory by the old call; ``fd`` is the descriptor to map it through, if any."""
 
+    status_at: int
     client: int
     parent: int
     handle: int
     rm_class: int
     fd: int
-    status_at: int
 
 
 class Free(NamedTuple):
     """Free an object and all below it."""
 
+    status_at: int
     client: int
     handle: int
-    status_at: int
 
 
 class Dup(NamedTuple):
     """Give an object a second handle, in the same client or another one."""
 
+    status_at: int
     client: int
     parent: int
     handle: int
     source_client: int
     source: int
-    status_at: int
 
 
 class Control(NamedTuple):
     """Issue a control on an object; ``params`` is the address of its ``size`` bytes of parameters."""
 
+    status_at: int
     client: int
     target: int
     command: int
+    flags: int
     params: int
     size: int
-    serialized: bool
-    status_at: int
 
 
 class VidHeap(NamedTuple):
     """Call the old heap interface; ``function`` is one of NVOS32's."""
 
+    status_at: int
     client: int
     parent: int
     function: int
     handle: int
     flags: int
     attributes: int
-    attributes2: int
     size: int
-    status_at: int
+    attributes2: int
 
 
 Call = Alloc | AllocMemory | Free | Dup | Control | VidHeap
@@ -121,46 +115,45 @@ def unwrap(request: int, argument: int, read: Reader) -> Escape | None:
     return Escape(number, size, address, wrapped=True)
 
 
+_OBJECT = "hRoot hObjectParent hObjectNew hClass"
+_HEAP = "hRoot hObjectParent function hMemory flags attr size attr2"
+#: The structure of each call, and its members that are decoded, in their order.
+_CALLS: tuple[tuple[int, str, type[Call], str], ...] = (
+    (abi.NV_ESC_RM_CONTROL, "NVOS54_PARAMETERS", Control, "hClient hObject cmd flags params paramsSize"),
+    (abi.NV_ESC_RM_ALLOC, "NVOS64_PARAMETERS", Alloc, f"{_OBJECT} pAllocParms pRightsRequested flags"),
+    (abi.NV_ESC_RM_ALLOC, "NVOS21_PARAMETERS", Alloc, f"{_OBJECT} pAllocParms"),
+    (abi.NV_ESC_RM_ALLOC_OBJECT, "NVOS05_PARAMETERS", Alloc, _OBJECT),
+    (abi.NV_ESC_RM_FREE, "NVOS00_PARAMETERS", Free, "hRoot hObjectOld"),
+    (abi.NV_ESC_RM_DUP_OBJECT, "NVOS55_PARAMETERS", Dup, "hClient hParent hObject hClientSrc hObjectSrc"),
+    (abi.NV_ESC_RM_VID_HEAP_CONTROL, "NVOS32_PARAMETERS", VidHeap, _HEAP),
+    (abi.NV_ESC_RM_ALLOC_MEMORY, "NVOS02_PARAMETERS_WITH_FD", AllocMemory, f"{_OBJECT} fd"),
+)
+#: What ``struct`` calls the members' types.
+_CODES = {"uint32_t": "I", "int32_t": "i", "uint64_t": "Q"}
+
+
+def _layout(structure: str, members: str) -> struct.Struct:
+    """Return what unpacks some members of a declared structure, given in their order."""
+    fields, layout, end = dict(abi.ffi.typeof(structure).fields), "<", 0
+    for field in (fields[member] for member in members.split()):
+        layout += f"{field.offset - end}x{_CODES[field.type.cname]}"
+        end = field.offset + abi.ffi.sizeof(field.type)
+    return struct.Struct(layout)
+
+
+#: The same by number and size, with the offset of the status.
+_FORMS = {
+    (number, abi.sizeof(structure)): (kind, abi.offsetof(structure, "status"), _layout(structure, members))
+    for number, structure, kind, members in _CALLS
+}
+
+
 def parse(number: int, data: bytes | bytearray) -> Call | None:
     """Decode a call's structure; None if it is no call that is tracked or checked."""
-    found = _READERS.get((number, len(data)))
-    return found[0](data, found[1]) if found is not None else None
-
-
-def _control(data: bytes | bytearray, status_at: int) -> Control:
-    client, target, command, flags, params, length, _ = _OS54_FIELDS.unpack(data)
-    return Control(client, target, command, params, length, bool(flags & abi.NVOS54_FLAGS_SERIALIZED), status_at)
-
-
-def _alloc(data: bytes | bytearray, status_at: int) -> Alloc:
-    client, parent, handle, rm_class, params, rights, _, flags, _, _ = _OS64_FIELDS.unpack(data)
-    return Alloc(client, parent, handle, rm_class, params, rights, bool(flags & abi.NVOS64_FLAGS_SERIALIZED), status_at)
-
-
-def _short_alloc(data: bytes | bytearray, status_at: int) -> Alloc:
-    client, parent, handle, rm_class, params, _, _ = _OS21_FIELDS.unpack(data)
-    return Alloc(client, parent, handle, rm_class, params, 0, False, status_at)
-
-
-def _bare_alloc(data: bytes | bytearray, status_at: int) -> Alloc:
-    client, parent, handle, rm_class = _FOUR.unpack_from(data)
-    return Alloc(client, parent, handle, rm_class, 0, 0, False, status_at)
-
-
-def _free(data: bytes | bytearray, status_at: int) -> Free:
-    client, _, handle, _ = _FOUR.unpack(data)
-    return Free(client, handle, status_at)
-
-
-def _dup(data: bytes | bytearray, status_at: int) -> Dup:
-    client, parent, handle, source_client, source, _, _ = _OS55_FIELDS.unpack(data)
-    return Dup(client, parent, handle, source_client, source, status_at)
-
-
-def _alloc_memory(data: bytes | bytearray, status_at: int) -> AllocMemory:
-    client, parent, handle, rm_class = _FOUR.unpack_from(data)
-    (fd,) = struct.unpack_from("<i", data, MEMORY_FD_AT)
-    return AllocMemory(client, parent, handle, rm_class, fd, status_at)
+    if (found := _FORMS.get((number, len(data)))) is None:
+        return None
+    kind, status_at, layout = found
+    return kind(status_at, *layout.unpack_from(data))
 
 
 #: Offset and size of the one parameter that is needed of each class.
@@ -224,9 +217,10 @@ _MEMORY_FLAGS_AT, _MEMORY_ATTR2_AT = (abi.offsetof("NV_MEMORY_ALLOCATION_PARAMS"
 
 #: Functions of NVOS32 (nvos.h) that pods may use. Others allocate, too, by sizes of their own; nothing uses them.
 HEAP_ALLOC_SIZE, HEAP_FREE, HEAP_INFO = 2, 3, 5
-#: Offset of the card's total and free bytes in every answer, and of an allocation's flags and size.
-HEAP_TOTAL_AT, HEAP_FLAGS_AT, _HEAP_SIZE_AT, _HEAP_ATTR2_AT = 24, 52, 88, 144
-HEAP_HANDLE_AT = 44
+#: Offset of the card's total and free bytes in every answer, and of an allocation's handle, flags and size.
+HEAP_TOTAL_AT, HEAP_HANDLE_AT, HEAP_FLAGS_AT, HEAP_SIZE_AT = (
+    abi.offsetof("NVOS32_PARAMETERS", each) for each in ("total", "hMemory", "flags", "size")
+)
 #: Without it RM ignores the handle that is asked for and chooses one.
 HEAP_FLAG_HANDLE_PROVIDED = 0x00004000
 _HEAP_FLAG_VIRTUAL = 0x00080000
@@ -234,42 +228,6 @@ _FLAG_FIXED_ADDRESS = 0x00000010
 _FLAG_LAZY, _FLAG_EXTERNALLY_MANAGED, _FLAG_SPARSE = 0x00000400, 0x00400000, 0x04000000
 _HEAP_ATTR_LOCATION = 3 << 25
 _LOCATION_PCI = 1 << 25
-
-
-def _heap(data: bytes | bytearray, status_at: int) -> VidHeap:
-    client, parent, function = struct.unpack_from("<III", data)
-    (handle,) = _U32.unpack_from(data, HEAP_HANDLE_AT)
-    flags, attributes = struct.unpack_from("<II", data, HEAP_FLAGS_AT)
-    (size,), (attributes2,) = _U64.unpack_from(data, _HEAP_SIZE_AT), _U32.unpack_from(data, _HEAP_ATTR2_AT)
-    return VidHeap(client, parent, function, handle, flags, attributes, attributes2, size, status_at)
-
-
-#: Decodes one call's structure, given the offset of its status.
-_Reader = Callable[[bytes | bytearray, int], Call]
-
-
-def _reader(number: int, structure: str, read: _Reader) -> tuple[tuple[int, int], tuple[_Reader, int]]:
-    return (number, abi.sizeof(structure)), (read, abi.offsetof(structure, "status"))
-
-
-#: Decoders by number and size.
-_READERS = dict(
-    (
-        _reader(abi.NV_ESC_RM_CONTROL, "NVOS54_PARAMETERS", _control),
-        _reader(abi.NV_ESC_RM_ALLOC, "NVOS64_PARAMETERS", _alloc),
-        _reader(abi.NV_ESC_RM_ALLOC, "NVOS21_PARAMETERS", _short_alloc),
-        _reader(abi.NV_ESC_RM_ALLOC_OBJECT, "NVOS05_PARAMETERS", _bare_alloc),
-        _reader(abi.NV_ESC_RM_FREE, "NVOS00_PARAMETERS", _free),
-        _reader(abi.NV_ESC_RM_DUP_OBJECT, "NVOS55_PARAMETERS", _dup),
-        _reader(abi.NV_ESC_RM_VID_HEAP_CONTROL, "NVOS32_PARAMETERS", _heap),
-        _reader(abi.NV_ESC_RM_ALLOC_MEMORY, "NVOS02_PARAMETERS_WITH_FD", _alloc_memory),
-    )
-)
-
-
-def heap_size(data: bytes | bytearray) -> int:
-    """Read the size in an allocation, or in its answer."""
-    return int(_U64.unpack_from(data, _HEAP_SIZE_AT)[0])
 
 
 def is_virtual(heap: VidHeap) -> bool:

@@ -75,7 +75,7 @@ class VidHeapHandler(Handler):
                 return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, f"class {about[0]:#x}")
             if about is None or about[0] != abi.NV01_MEMORY_LOCAL_USER:
                 self._shared.claims.cancel(rm.key)
-            elif not self._shared.claims.confirm(rm.key, rm_calls.heap_size(block.data)):
+            elif not self._shared.claims.confirm(rm.key, block.u64(rm_calls.HEAP_SIZE_AT)):
                 self._free_handler.discard(pod_call, rm.key)
                 return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NO_MEMORY, "memory over the limit")
         elif claimed:
