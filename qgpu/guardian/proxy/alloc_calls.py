@@ -20,7 +20,6 @@ from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.proxy.os_events import TOO_MANY
 from qgpu.guardian.proxy.passthrough import Passthrough
-from qgpu.guardian.proxy.untracked_objects import UntrackedObjects
 from qgpu.guardian.rules import classes
 from qgpu.linux import proc
 from qgpu.nvidia import abi, mig
@@ -78,17 +77,9 @@ class _AllocRequest:
 class AllocHandler(Handler):
     """Handles calls that make objects."""
 
-    def __init__(
-        self,
-        ctx: HandlerContext,
-        checks: AllocChecks,
-        free_handler: FreeHandler,
-        passthrough: Passthrough,
-        untracked: UntrackedObjects,
-    ) -> None:
+    def __init__(self, ctx: HandlerContext, free_handler: FreeHandler, passthrough: Passthrough) -> None:
         super().__init__(ctx)
-        self._checks, self._free_handler = checks, free_handler
-        self._passthrough, self._untracked_objects = passthrough, untracked
+        self._checks, self._free_handler, self._passthrough = AllocChecks(ctx), free_handler, passthrough
         #: TSGs that were made preemptible.
         self._preemptible: dict[Key, RmObject] = {}
 
@@ -119,7 +110,7 @@ class AllocHandler(Handler):
         elif asked.rm_class in OWN_BOUNDS:
             refusal = abi.NV_OK
         else:
-            refusal = self._untracked_objects.refusal(asked.client, asked.handle, asked.rm_class)
+            refusal = self._untracked.refusal(asked.client, asked.handle, asked.rm_class)
         if refusal:
             return self._refuse(request, refusal)
         if refusal := self._checks.admit(pod_call.pid, request.rm):
@@ -292,7 +283,7 @@ class AllocHandler(Handler):
     def _complete(self, request: _AllocRequest) -> None:
         """Do what some classes need once RM has made the object."""
         rm, file = request.rm, request.pod_call.file
-        self._untracked_objects.add(rm.client, request.block.u32(_HANDLE_AT), rm.rm_class)
+        self._untracked.add(rm.client, request.block.u32(_HANDLE_AT), rm.rm_class)
         if classes.on_compute_engine(rm.rm_class):
             self._make_preemptible(request)
         elif rm.rm_class in classes.EVENTS:

@@ -9,7 +9,6 @@ from qgpu.guardian.proxy.free_calls import FreeHandler
 from qgpu.guardian.proxy.handler_context import PROCEED, Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.proxy.passthrough_memory import PassthroughMemory
-from qgpu.guardian.proxy.untracked_objects import UntrackedObjects
 from qgpu.guardian.rules import classes
 from qgpu.nvidia import abi
 
@@ -17,16 +16,9 @@ from qgpu.nvidia import abi
 class AllocMemoryHandler(Handler):
     """Handles RM_ALLOC_MEMORY."""
 
-    def __init__(
-        self,
-        ctx: HandlerContext,
-        free_handler: FreeHandler,
-        passthrough_memory: PassthroughMemory,
-        untracked: UntrackedObjects,
-    ) -> None:
+    def __init__(self, ctx: HandlerContext, free_handler: FreeHandler, passthrough_memory: PassthroughMemory) -> None:
         super().__init__(ctx)
         self._free_handler, self._passthrough_memory = free_handler, passthrough_memory
-        self._untracked_objects = untracked
 
     def alloc_memory(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.AllocMemory, *, wrapped: bool) -> int:
         """Make memory by the old call: the process's own memory for the card, or system memory.
@@ -66,7 +58,7 @@ class AllocMemoryHandler(Handler):
             error = self._ctx.with_descriptor(pod_call, abi.NV_ESC_RM_ALLOC_MEMORY, block, rm_calls.MEMORY_FD_AT)
         if not error and block.u32(asked.status_at) == abi.NV_OK:
             made = abi.NV01_MEMORY_VIRTUAL if empty else asked.rm_class
-            self._untracked_objects.add(asked.client, block.u32(rm_calls.MEMORY_HANDLE_AT), made)
+            self._untracked.add(asked.client, block.u32(rm_calls.MEMORY_HANDLE_AT), made)
         return error
 
     def _refusal_by_kernel(self, asked: rm_calls.AllocMemory) -> int:
@@ -77,7 +69,7 @@ class AllocMemoryHandler(Handler):
             return refusal
         if self._gpu_ops.exists((asked.client, asked.handle)):
             return abi.NV_ERR_INSERT_DUPLICATE_NAME
-        return abi.NV_OK if self._untracked_objects.may_make_unnamed() else abi.NV_ERR_INSUFFICIENT_RESOURCES
+        return abi.NV_OK if self._untracked.may_make_unnamed() else abi.NV_ERR_INSUFFICIENT_RESOURCES
 
     def _refusal(self, asked: rm_calls.AllocMemory) -> int:
         """Return why a client may have no other such object, or NV_OK.
@@ -85,7 +77,7 @@ class AllocMemoryHandler(Handler):
         The call comes on a card's file, on which RM tells nothing about clients. So the client must be known: it has a
         device, which was made on its control file.
         """
-        return self._untracked_objects.refusal(asked.client, asked.handle, asked.rm_class)
+        return self._untracked.refusal(asked.client, asked.handle, asked.rm_class)
 
     def _make_empty(self, pod_call: PodCall, block: IoctlBuffer) -> int:
         """Make an object without memory by the old call, instead of one that reaches the whole card.

@@ -17,7 +17,6 @@ from qgpu.guardian.proxy.dma_mappings import DmaMappings, Place
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.proxy.passthrough_memory import UNSEEN, PassthroughMemory
-from qgpu.guardian.proxy.untracked_objects import UntrackedObjects
 from qgpu.guardian.rules import classes, escapes
 from qgpu.nvidia import abi
 
@@ -25,10 +24,9 @@ from qgpu.nvidia import abi
 class CardMappings(Handler):
     """Handles RM's mappings for the card, and context DMAs."""
 
-    def __init__(self, ctx: HandlerContext, passthrough_memory: PassthroughMemory, untracked: UntrackedObjects) -> None:
+    def __init__(self, ctx: HandlerContext, passthrough_memory: PassthroughMemory) -> None:
         super().__init__(ctx)
-        self._passthrough_memory, self._untracked_objects = passthrough_memory, untracked
-        self._mappings = DmaMappings(ctx)
+        self._passthrough_memory, self._mappings = passthrough_memory, DmaMappings(ctx)
 
     def map(self, pod_call: PodCall, block: IoctlBuffer) -> int:
         """Map memory whose class a pod may have."""
@@ -69,11 +67,11 @@ class CardMappings(Handler):
         if asked.hClass != abi.NV01_CONTEXT_DMA:
             return self._ctx.refuse(block, status_at, abi.NV_ERR_INVALID_CLASS, classes.name(asked.hClass))
         owns = self._shared.clients.owns(self._pod, client)
-        if owns and (refusal := self._untracked_objects.refusal(client, asked.hObjectNew, asked.hClass)):
+        if owns and (refusal := self._untracked.refusal(client, asked.hObjectNew, asked.hClass)):
             return self._ctx.answer(block, status_at, refusal)
         error = self._perform(pod_call, abi.NV_ESC_RM_ALLOC_CONTEXT_DMA2, block, client)
         if not error and asked.status == abi.NV_OK:
-            self._untracked_objects.add(client, asked.hObjectNew, asked.hClass)
+            self._untracked.add(client, asked.hObjectNew, asked.hClass)
         return error
 
     def _perform(self, pod_call: PodCall, number: int, block: IoctlBuffer, client: int) -> int:

@@ -18,7 +18,6 @@ import structlog
 from qgpu.guardian.failover.journal import Writes
 from qgpu.guardian.proxy import fast_path, rm_calls
 from qgpu.guardian.proxy.alloc_calls import AllocHandler
-from qgpu.guardian.proxy.alloc_checks import AllocChecks
 from qgpu.guardian.proxy.alloc_memory import AllocMemoryHandler
 from qgpu.guardian.proxy.attached_gpus import AttachedGpus
 from qgpu.guardian.proxy.card_mappings import CardMappings
@@ -39,12 +38,10 @@ from qgpu.guardian.proxy.registered_channels import RegisteredChannels
 from qgpu.guardian.proxy.rm_share import RmShare
 from qgpu.guardian.proxy.seccomp_filter import NUMBER_AND_SIZE, is_mapping
 from qgpu.guardian.proxy.shared_state import SharedState
-from qgpu.guardian.proxy.untracked_objects import UntrackedObjects
 from qgpu.guardian.proxy.uvm_calls import UvmHandler
 from qgpu.guardian.proxy.vid_heap import VidHeapHandler
 from qgpu.guardian.rules import escapes
 from qgpu.linux import fd_budget, proc, seccomp_notify
-from qgpu.linux.inflight_syscalls import InflightSyscalls
 from qgpu.linux.seccomp_notify import Listener, Notification, UnansweredCall
 from qgpu.nvidia import abi, uvm
 
@@ -54,10 +51,6 @@ _log = structlog.get_logger("guardian")
 #: other size.
 _WATCHED = frozenset(size << 16 | number for number, size in escapes.WATCHED)
 _MAPPINGS = frozenset(each for each in _WATCHED if each & 0xFF in escapes.MAPPINGS)
-#: How long a free waits for UVM mappings in progress before it treats their memory as still in use.
-_MAPPING_PATIENCE_S = 0.02
-#: How long a process's first UVM file waits for mappings and registrations that other processes have in progress.
-_FILE_PATIENCE_S = 1.0
 #: How many threads' processes are kept; a full cache starts again. And how many answers: most are of killed threads.
 _MOST_THREADS, _MOST_UNDELIVERED = 4096, 256
 
@@ -75,38 +68,24 @@ class Dispatcher:
         self._proxy = IoctlProxy(shared.perform)
         self._ctx = HandlerContext(shared, pod, self._proxy)
         self._fast_path = fast_path.FastPath(shared.perform, self._proxy.memory, self._proxy.answer)
-        #: UVM mappings that the kernel is making for the pod.
-        self._uvm_mappings, registering = InflightSyscalls(), InflightSyscalls()
-        self._freed_memory = FreedMemory(self._ctx, lambda: self._uvm_mappings.wait(_MAPPING_PATIENCE_S))
-        self._passthrough = Passthrough(self._ctx)
-        untracked, checks = UntrackedObjects(self._ctx), AllocChecks(self._ctx)
-        self._passthrough_memory = PassthroughMemory(
-            self._ctx, self._passthrough.may_have_device, self._uvm_mappings, registering, untracked
-        )
-        self._registered_channels = RegisteredChannels(self._ctx, registering)
-        self._free_handler = FreeHandler(self._ctx, self._freed_memory, self._registered_channels, untracked)
-        self._alloc_handler = AllocHandler(self._ctx, checks, self._free_handler, self._passthrough, untracked)
-        self._alloc_memory = AllocMemoryHandler(self._ctx, self._free_handler, self._passthrough_memory, untracked)
+        self._freed_memory, self._passthrough = FreedMemory(self._ctx), Passthrough(self._ctx)
+        self._passthrough_memory = PassthroughMemory(self._ctx, self._passthrough)
+        self._registered_channels = RegisteredChannels(self._ctx)
+        self._free_handler = FreeHandler(self._ctx, self._freed_memory, self._registered_channels)
+        self._alloc_handler = AllocHandler(self._ctx, self._free_handler, self._passthrough)
+        self._alloc_memory = AllocMemoryHandler(self._ctx, self._free_handler, self._passthrough_memory)
         self._register_fd = RegisterFd(self._ctx, self._passthrough)
         self._rm_share = RmShare(self._ctx, self._passthrough_memory)
-        self._dup_handler = DupHandler(
-            self._ctx, checks, self._free_handler, self._passthrough_memory, self._rm_share, untracked
-        )
+        self._dup_handler = DupHandler(self._ctx, self._free_handler, self._passthrough_memory, self._rm_share)
         self._controls = ControlHandler(self._ctx, self._free_handler, self._dup_handler)
-        self._heap = VidHeapHandler(self._ctx, checks, self._free_handler, untracked)
+        self._heap = VidHeapHandler(self._ctx, self._free_handler)
         self._mmap = MmapHandler(self._ctx)
         self._cpu_mappings = CpuMappings(self._ctx, self._passthrough_memory)
-        self._card_mappings = CardMappings(self._ctx, self._passthrough_memory, untracked)
+        self._card_mappings = CardMappings(self._ctx, self._passthrough_memory)
         self._attached_gpus = AttachedGpus(self._ctx)
         self._os_events = OsEvents(self._ctx)
         self._dma_bufs = DmaBufs(self._ctx, self._passthrough_memory)
-        self._uvm = UvmHandler(
-            self._ctx,
-            self._passthrough,
-            self._freed_memory.unmap,
-            self._mmap.charge_made,
-            lambda: self._uvm_mappings.wait(_FILE_PATIENCE_S) and registering.wait(_FILE_PATIENCE_S),
-        )
+        self._uvm = UvmHandler(self._ctx, self._passthrough, self._freed_memory, self._mmap)
         #: Process by thread.
         self._threads: dict[int, int] = {}
         #: Calls that were performed but whose answer did not arrive, by thread: the call and its answer.
@@ -208,7 +187,7 @@ class Dispatcher:
             self._proxy.answer.extend(kept[1])
             return 0
         self._passthrough.next_call()
-        self._uvm_mappings.remove(call.tid)
+        self._ctx.uvm_mappings.remove(call.tid)
         self._registered_channels.next_call(call.tid)
         self._passthrough_memory.next_call(call.tid)
         self._mmap.next_call(call.tid, pid)
@@ -250,7 +229,7 @@ class Dispatcher:
             self._passthrough_memory.before_mapping(pod_call)
         outcome = self._uvm.handle(pod_call)
         if outcome in (PROCEED, ANSWERED) and maps:
-            self._uvm_mappings.add(pod_call.call, pod_call.pid)
+            self._ctx.uvm_mappings.add(pod_call.call, pod_call.pid)
         elif outcome == ANSWERED and pod_call.call.request == uvm.REGISTER_CHANNEL:
             self._registered_channels.register(pod_call.call, pod_call.pid)
         return outcome

@@ -30,7 +30,6 @@ from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.proxy.passthrough_memory import PassthroughMemory
 from qgpu.guardian.proxy.rm_share import RmShare
-from qgpu.guardian.proxy.untracked_objects import UntrackedObjects
 from qgpu.guardian.rules import classes
 from qgpu.nvidia import abi
 
@@ -52,16 +51,10 @@ class DupHandler(Handler):
     """Handles calls that give an object another handle."""
 
     def __init__(
-        self,
-        ctx: HandlerContext,
-        checks: AllocChecks,
-        free_handler: FreeHandler,
-        passthrough_memory: PassthroughMemory,
-        rm_share: RmShare,
-        untracked: UntrackedObjects,
+        self, ctx: HandlerContext, free_handler: FreeHandler, passthrough_memory: PassthroughMemory, rm_share: RmShare
     ) -> None:
         super().__init__(ctx)
-        self._checks, self._free_handler, self._untracked_objects = checks, free_handler, untracked
+        self._checks, self._free_handler = AllocChecks(ctx), free_handler
         self._passthrough_memory, self._rm_share = passthrough_memory, rm_share
 
     def dup(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Dup) -> int:
@@ -144,13 +137,7 @@ class DupHandler(Handler):
         return error
 
     def admit_handle(
-        self,
-        pod_call: PodCall,
-        key: Key,
-        parent: int,
-        number: int | None,
-        *,
-        is_import: bool = True,
+        self, pod_call: PodCall, key: Key, parent: int, number: int | None, *, is_import: bool = True
     ) -> int:
         """Charge what RM put under a new handle; free it if it cannot stay. Return a status.
 
@@ -167,12 +154,12 @@ class DupHandler(Handler):
         if keeps and is_import and self._ctx.limited():
             return self._discard(pod_call, key, MULTICAST)
         if about[0] not in OWN_BOUNDS:
-            if refusal := self._untracked_objects.refusal(*key, about[0]):
+            if refusal := self._untracked.refusal(*key, about[0]):
                 self._free_handler.discard(pod_call, key)
                 return refusal
             if about[0] in classes.KEPT:
                 return self._record(pod_call, RmObject(*key, about[1] or parent, about[0], 0), None)
-            self._untracked_objects.add(*key, about[0])
+            self._untracked.add(*key, about[0])
             return abi.NV_OK
         on_fabric = about[0] == abi.NV_MEMORY_FABRIC
         rm = RmObject(*key, about[1] or parent, about[0], 0)

@@ -10,7 +10,6 @@ from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.proxy.os_events import EVENT_OBJECTS, PodEvents
 from qgpu.guardian.proxy.registered_channels import RegisteredChannels
-from qgpu.guardian.proxy.untracked_objects import UntrackedObjects
 from qgpu.guardian.rules import classes
 from qgpu.nvidia import abi
 
@@ -21,16 +20,9 @@ _ABOVE_PROFILERS = frozenset({abi.NV01_DEVICE_0, abi.NV20_SUBDEVICE_0})
 class FreeHandler(Handler):
     """Handles calls that free objects."""
 
-    def __init__(
-        self,
-        ctx: HandlerContext,
-        freed_memory: FreedMemory,
-        registered_channels: RegisteredChannels,
-        untracked: UntrackedObjects,
-    ) -> None:
+    def __init__(self, ctx: HandlerContext, freed_memory: FreedMemory, registered_channels: RegisteredChannels) -> None:
         super().__init__(ctx)
         self._freed_memory, self._registered_channels = freed_memory, registered_channels
-        self._untracked_objects = untracked
         #: The pod's event objects.
         self.events = PodEvents(ctx, EVENT_OBJECTS, lambda key: self._gpu_ops.exists(key))
 
@@ -68,7 +60,7 @@ class FreeHandler(Handler):
             self._end_free(key, was, channels, gone=gone)
         if gone:
             self.events.discard(client, handle)
-            self._untracked_objects.discard(key)
+            self._untracked.discard(key)
         if gone and unbinds:
             self._shared.monitors.unbound(self._pod, client)
         if gone and client == handle and not patched:  # RM has freed it, so the file has no other root client
@@ -97,7 +89,7 @@ class FreeHandler(Handler):
         RM would free channels with it, and wait under its lock for their work behind a closed gate.
         """
         table = self._shared.table
-        if not table.has_channels(key[0]) or key in table.objects or self._untracked_objects.has(key):
+        if not table.has_channels(key[0]) or key in table.objects or self._untracked.has(key):
             return False
         about = self._gpu_ops.object_info(file, *key)
         return about is not None and about[0] in classes.MADE_FOR_CHANNELS
@@ -129,7 +121,7 @@ class FreeHandler(Handler):
         finally:
             self._end_free(key, was, channels, gone=gone)
         if gone:
-            self._untracked_objects.discard(key)
+            self._untracked.discard(key)
 
     def _end_free(self, key: Key, was: RmObject | None, channels: list[Key], *, gone: bool) -> None:
         numbers = self._registered_channels.keep(channels) if gone else []

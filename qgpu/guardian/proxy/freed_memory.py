@@ -25,6 +25,8 @@ from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 
 _log = structlog.get_logger("guardian")
 
+#: How long a free waits for UVM mappings in progress before it treats their memory as still in use.
+_MAPPING_PATIENCE_S = 0.02
 #: Our handles in pods' clients start here, far from those that libcuda chooses.
 _FIRST_HANDLE, _HANDLES = 0x6FFF0000, 0x10000
 #: How many of them are tried; without an unused one, RM's figures decide whether the memory is gone.
@@ -36,10 +38,8 @@ _FEW = 1000
 class FreedMemory(Handler):
     """Frees and unmaps for one pod."""
 
-    def __init__(self, ctx: HandlerContext, wait_for_mappings: Callable[[], bool]) -> None:
-        """Take ``wait_for_mappings``: it waits until no mapping is in progress; False if one takes too long."""
+    def __init__(self, ctx: HandlerContext) -> None:
         super().__init__(ctx)
-        self._wait_for_mappings = wait_for_mappings
         self._next = _FIRST_HANDLE
 
     def free(self, pod_call: PodCall, key: Key, carry_out: Callable[[], bool]) -> bool:
@@ -58,7 +58,7 @@ class FreedMemory(Handler):
         if entry is None or not (memories or on_fabric):
             pod_call.begin()
             return carry_out()
-        quiet = self._wait_for_mappings()
+        quiet = self._ctx.uvm_mappings.wait(_MAPPING_PATIENCE_S)
         with self._shared.pod_lock(entry.pod):
             if not memories:
                 return self._free_on_fabric(pod_call, on_fabric, carry_out, quiet=quiet)
@@ -112,7 +112,7 @@ class FreedMemory(Handler):
             if carry_out():
                 self._shared.quota.unmap(pid, base, length, card)
             return
-        quiet = self._wait_for_mappings()
+        quiet = self._ctx.uvm_mappings.wait(_MAPPING_PATIENCE_S)
         with self._shared.pod_lock(self._pod):
             if not carry_out():
                 return

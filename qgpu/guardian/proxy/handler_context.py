@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from qgpu.guardian.accounting.rm_object import RmObject
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer, IoctlProxy
 from qgpu.guardian.proxy.shared_state import SharedState
+from qgpu.guardian.proxy.untracked_objects import UntrackedObjects
 from qgpu.guardian.rules.rows import Why
 from qgpu.linux import capabilities, kcmp, proc
+from qgpu.linux.inflight_syscalls import InflightSyscalls
 from qgpu.linux.seccomp_notify import Listener, Notification, UnansweredCall
 from qgpu.nvidia import abi
 from qgpu.nvidia.rm_client import take
@@ -65,6 +67,13 @@ class HandlerContext:
     proxy: IoctlProxy
     #: Looks for mappings that the pod's processes have removed; True if there are any.
     rescan_mappings: Callable[[], bool] = field(default=lambda: False)
+    untracked: UntrackedObjects = field(init=False)
+    #: UVM's calls that the kernel is making for the pod: mappings, and registrations of channels.
+    uvm_mappings: InflightSyscalls = field(default_factory=InflightSyscalls)
+    registering: InflightSyscalls = field(default_factory=InflightSyscalls)
+
+    def __post_init__(self) -> None:
+        self.untracked = UntrackedObjects(self.shared, self.pod)
 
     def take_fd(self, pod_call: PodCall, fd: int) -> int:
         """Take a descriptor of the calling process, for ``close_fd``. Raises OSError."""
@@ -190,7 +199,7 @@ class Handler:
 
     def __init__(self, ctx: HandlerContext) -> None:
         self._ctx, self._pod, self._proxy = ctx, ctx.pod, ctx.proxy
-        self._shared, self._gpu_ops = ctx.shared, ctx.shared.gpu_ops
+        self._shared, self._gpu_ops, self._untracked = ctx.shared, ctx.shared.gpu_ops, ctx.untracked
 
     def _count(self, what: str) -> None:
         """Count a refusal."""

@@ -17,14 +17,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import structlog
 
 from qgpu.guardian.accounting.rm_object import Key
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
-from qgpu.guardian.proxy.untracked_objects import UntrackedObjects
+from qgpu.guardian.proxy.passthrough import Passthrough
 from qgpu.linux import fd_budget, proc, thread_freezer
 from qgpu.linux.inflight_syscalls import InflightSyscalls
 from qgpu.linux.pod_processes import each_task
@@ -45,20 +45,10 @@ _ENDING_S, _ENDING_LOOK_S = 10.0, 0.05
 class PassthroughMemory(Handler):
     """Follows the calls that the kernel continues, and frees what they may not have made."""
 
-    def __init__(
-        self,
-        ctx: HandlerContext,
-        may_have_device: Callable[[int], bool],
-        uvm_mappings: InflightSyscalls,
-        registering: InflightSyscalls,
-        untracked: UntrackedObjects,
-    ) -> None:
-        """Take what tells whether a client may have a device of unknown handle, and UVM's calls in progress."""
+    def __init__(self, ctx: HandlerContext, passthrough: Passthrough) -> None:
         super().__init__(ctx)
-        self._registering = registering
-        self._may_have_device, self._untracked_objects = may_have_device, untracked
-        self._uvm_mappings, self._cpu_mappings = uvm_mappings, InflightSyscalls()
-        self._calls, self._asked = InflightSyscalls(), list[Key]()
+        self._passthrough = passthrough
+        self._calls, self._cpu_mappings, self._asked = InflightSyscalls(), InflightSyscalls(), list[Key]()
         self._continued = True  # a dead guardian may have let one continue
         self._found_left = False
         #: Clients that were not looked at since, and until when mappings wait for them to end.
@@ -82,17 +72,17 @@ class PassthroughMemory(Handler):
         for calls, is_wanted in (
             (self._calls, lambda request: request & 0xFF == abi.NV_ESC_RM_ALLOC_MEMORY),
             (self._cpu_mappings, lambda request: request & 0xFF == abi.NV_ESC_RM_MAP_MEMORY),
-            (self._uvm_mappings, lambda request: request in uvm.KERNEL_MAPPINGS),
-            (self._registering, lambda request: request == uvm.REGISTER_CHANNEL),
+            (self._ctx.uvm_mappings, lambda request: request in uvm.KERNEL_MAPPINGS),
+            (self._ctx.registering, lambda request: request == uvm.REGISTER_CHANNEL),
         ):
             calls.find(threads, is_wanted)
 
     def begin(self, pod_call: PodCall, key: Key, rm_class: int) -> None:
         """Record a call that the kernel is about to continue, and its object. Raises OSError if its thread is gone."""
-        _wait(self._uvm_mappings, pod_call)
+        _wait(self._ctx.uvm_mappings, pod_call)
         _wait(self._cpu_mappings, pod_call)
         self._calls.add(pod_call.call, pod_call.pid)
-        self._untracked_objects.add(*key, rm_class)
+        self._untracked.add(*key, rm_class)
         self._asked.append(key)
         self._continued = True
 
@@ -113,7 +103,7 @@ class PassthroughMemory(Handler):
         if self._continued:
             _wait(self._calls, pod_call)
             self._continued = False
-            self._untracked_objects.count_unnamed(self._asked)
+            self._untracked.count_unnamed(self._asked)
             self._asked = []
             self._patience_ends = time.monotonic() + _ENDING_S
             self._look_through(self._shared.table.clients_of(self._pod))
@@ -143,7 +133,7 @@ class PassthroughMemory(Handler):
         if client not in self._shared.table.clients:
             return True
         found = None
-        if not self._may_have_device(client):
+        if not self._passthrough.may_have_device(client):
             devices = tuple(self._shared.table.devices.of(client))
             found = self._gpu_ops.free_children(client, devices, abi.CLASS_IDS_BY_ADDRESS, file)
         if found:

@@ -18,8 +18,7 @@ from collections.abc import Sequence
 
 from qgpu.guardian.accounting.allocations import Allocation
 from qgpu.guardian.accounting.rm_object import Key
-from qgpu.guardian.proxy.handler_context import PROCEED, Handler, HandlerContext
-from qgpu.linux.inflight_syscalls import InflightSyscalls
+from qgpu.guardian.proxy.handler_context import PROCEED, Handler
 from qgpu.linux.seccomp_notify import Notification
 from qgpu.nvidia import abi, uvm
 
@@ -30,19 +29,15 @@ _PATIENCE_S = 1.0
 class RegisteredChannels(Handler):
     """Follows the registrations that the kernel makes, and ends them."""
 
-    def __init__(self, ctx: HandlerContext, registering: InflightSyscalls) -> None:
-        super().__init__(ctx)
-        self._registering = registering
-
     def register(self, call: Notification, pid: int) -> int:
         """Let the kernel register a channel: RM lets UVM duplicate a TSG for its own process alone."""
         if self._ctx.limited():
-            self._registering.add(call, pid)
+            self._ctx.registering.add(call, pid)
         return PROCEED
 
     def next_call(self, tid: int) -> None:
         """Record that a thread makes its next call: its last one is over."""
-        self._registering.remove(tid)
+        self._ctx.registering.remove(tid)
 
     def keep(self, channels: Sequence[Key]) -> list[int]:
         """Charge the TSGs of a client's channels on, before these are forgotten, and return their numbers."""
@@ -65,7 +60,7 @@ class RegisteredChannels(Handler):
     def _end(self, channels: Sequence[Key]) -> bool:
         """End registrations in the pod's UVM files, where each is in one at most; False if one may be left."""
         table, until = self._shared.table, time.monotonic() + _PATIENCE_S
-        if self._shared.pod_uvm_files.moved.get(self._pod) or not self._registering.wait(_PATIENCE_S):
+        if self._shared.pod_uvm_files.moved.get(self._pod) or not self._ctx.registering.wait(_PATIENCE_S):
             return False
         left = {key for key in channels if key not in table.objects or not self._gpu_ops.exists(key)}
         entry = table.clients.get(channels[0][0])

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from qgpu.guardian.accounting.rm_object import Key
-from qgpu.guardian.proxy.handler_context import HandlerContext
 from qgpu.guardian.proxy.object_claims import TOO_MANY
+from qgpu.guardian.proxy.shared_state import SharedState
 from qgpu.guardian.rules import classes
 from qgpu.nvidia import abi
 
@@ -29,8 +29,8 @@ _MOST_UNNAMED = 1 << 15
 class UntrackedObjects:
     """A pod's objects of which only the handles are known, and others of the object table."""
 
-    def __init__(self, ctx: HandlerContext) -> None:
-        self._shared, self._pod = ctx.shared, ctx.pod
+    def __init__(self, shared: SharedState, pod: str) -> None:
+        self._shared, self._pod = shared, pod
 
     def refusal(self, client: int, handle: int, rm_class: int) -> int:
         """Return why a client may have no other object under a handle, or NV_OK; forget those that are gone before.

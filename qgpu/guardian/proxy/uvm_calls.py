@@ -13,8 +13,10 @@ import struct
 from collections.abc import Callable, Set
 
 from qgpu.guardian.proxy import client_ownership
+from qgpu.guardian.proxy.freed_memory import FreedMemory
 from qgpu.guardian.proxy.handler_context import ANSWERED, PROCEED, Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
+from qgpu.guardian.proxy.mmap_calls import MmapHandler
 from qgpu.guardian.proxy.passthrough import Passthrough
 from qgpu.linux import fd_budget, kcmp
 from qgpu.linux.seccomp_notify import Notification
@@ -22,6 +24,8 @@ from qgpu.nvidia import abi, mig, uvm
 
 TOO_MANY_FILES = "too many UVM files"
 _OTHERS_RUN = "call while other threads run"
+#: How long a process's first UVM file waits for mappings and registrations that other processes have in progress.
+_FILE_PATIENCE_S = 1.0
 #: Stands for an object's handles: no object.
 NOTHING = (0, 0)
 #: How many mappings, one behind the other, are looked through for the end of a range.
@@ -31,28 +35,16 @@ _ATTRIBUTES_AT, _ATTRIBUTES_BYTES = 24, 36
 
 #: Lets the kernel perform a call on the file that was checked.
 Continue = Callable[[PodCall], None]
-#: Performs an unmapping and records it: (call, base, length, card or all, how).
-Unmap = Callable[[PodCall, int, int, bytes | None, Callable[[], bool]], None]
 
 
 class UvmHandler(Handler):
     """Handles one pod's calls on /dev/nvidia-uvm."""
 
     def __init__(
-        self,
-        ctx: HandlerContext,
-        passthrough: Passthrough,
-        unmap: Unmap,
-        charge_mappings: Callable[[], bool],
-        in_flight_done: Callable[[], bool],
+        self, ctx: HandlerContext, passthrough: Passthrough, freed_memory: FreedMemory, mmap: MmapHandler
     ) -> None:
-        """Take ``charge_mappings``, which charges all that the pod maps, and ``in_flight_done``.
-
-        The latter waits for UVM's calls that the kernel performs. Both return False if something takes too long.
-        """
         super().__init__(ctx)
-        self._passthrough, self._unmap = passthrough, unmap
-        self._charge_mappings, self._in_flight_done = charge_mappings, in_flight_done
+        self._passthrough, self._freed_memory, self._mmap = passthrough, freed_memory, mmap
 
     def handle(self, pod_call: PodCall) -> int:
         """Perform a call, or let the kernel do so; return an errno, 0, or PROCEED."""
@@ -168,7 +160,9 @@ class UvmHandler(Handler):
 
     def _others_are_done(self, pid: int) -> bool:
         """Before a process has its first UVM file, wait for calls that were allowed because no other one had any."""
-        return not self._shared.uvm_files.has_none(pid) or self._in_flight_done()
+        if not self._shared.uvm_files.has_none(pid):
+            return True
+        return self._ctx.uvm_mappings.wait(_FILE_PATIENCE_S) and self._ctx.registering.wait(_FILE_PATIENCE_S)
 
     def _may_register(self, call: Notification, pid: int, file: int, place: int | None, *, limited: bool) -> int:
         """Return NV_OK if a card may be registered: the pod has a grant on it, and its UVM file is without HMM."""
@@ -179,7 +173,7 @@ class UvmHandler(Handler):
             return abi.NV_OK
         self._shared.clients.forget_previous_program(self._pod, pid)
         self._shared.quota.will_use_uvm(pid)  # it is then charged itself for what it maps
-        if not self._others_are_done(pid) or not self._charge_mappings():
+        if not self._others_are_done(pid) or not self._mmap.charge_made():
             self._count("UVM while a mapping is made")
             return abi.NV_ERR_BUSY_RETRY
         if not self._shared.quota.start_using_uvm(self._pod, pid):
@@ -266,7 +260,7 @@ class UvmHandler(Handler):
             pod_call.begin()
             carry_out()
         else:
-            self._unmap(pod_call, base, length, card, carry_out)
+            self._freed_memory.unmap(pod_call, base, length, card, carry_out)
         return error
 
     def _length_at(self, pod_call: PodCall, base: int) -> int:

@@ -11,7 +11,6 @@ from qgpu.guardian.proxy.alloc_checks import AllocChecks
 from qgpu.guardian.proxy.free_calls import FreeHandler
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
-from qgpu.guardian.proxy.untracked_objects import UntrackedObjects
 from qgpu.nvidia import abi
 
 #: The classes that a pod may make by this interface. From 550 on RM makes NV_MEMORY_EXTENDED_USER by it, too.
@@ -21,11 +20,9 @@ _MADE = frozenset({abi.NV01_MEMORY_LOCAL_USER, abi.NV01_MEMORY_SYSTEM, abi.NV50_
 class VidHeapHandler(Handler):
     """Handles calls to the heap."""
 
-    def __init__(
-        self, ctx: HandlerContext, checks: AllocChecks, free_handler: FreeHandler, untracked: UntrackedObjects
-    ) -> None:
+    def __init__(self, ctx: HandlerContext, free_handler: FreeHandler) -> None:
         super().__init__(ctx)
-        self._checks, self._free_handler, self._untracked_objects = checks, free_handler, untracked
+        self._checks, self._free_handler = AllocChecks(ctx), free_handler
 
     def heap(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.VidHeap) -> int:
         """Handle a call."""
@@ -58,7 +55,7 @@ class VidHeapHandler(Handler):
         if rm_calls.heap_chooses_place(asked) and self._ctx.limited():
             return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, CHOSEN_PLACE)
         self._free_handler.undo_interrupted(pod_call, (asked.client, asked.handle))
-        if refusal := self._untracked_objects.refusal(asked.client, asked.handle, abi.NV01_MEMORY_SYSTEM):
+        if refusal := self._untracked.refusal(asked.client, asked.handle, abi.NV01_MEMORY_SYSTEM):
             return self._ctx.answer(block, asked.status_at, refusal)
         if claimed and (refusal := self._checks.admit(pod_call.pid, rm) or self._ctx.claim(rm)):
             return self._ctx.answer(block, asked.status_at, refusal)
@@ -83,7 +80,7 @@ class VidHeapHandler(Handler):
         made = asked.client, block.u32(rm_calls.HEAP_HANDLE_AT)
         kept = claimed and made in self._shared.table.objects
         if not error and block.u32(asked.status_at) == abi.NV_OK and not kept:
-            self._untracked_objects.add(*made, abi.NV01_MEMORY_SYSTEM)
+            self._untracked.add(*made, abi.NV01_MEMORY_SYSTEM)
         return self._shown(block, asked, error)
 
     def _shown(self, block: IoctlBuffer, asked: rm_calls.VidHeap, error: int) -> int:

@@ -13,6 +13,7 @@ from qgpu.guardian.accounting.object_table import OTHER_TSG_BYTES, ObjectTable
 from qgpu.guardian.proxy import alloc_checks, client_ownership, client_registry, dup_calls, object_claims, os_events
 from qgpu.guardian.rules import classes
 from qgpu.linux import fd_budget
+from qgpu.linux.inflight_syscalls import InflightSyscalls
 from qgpu.nvidia import abi
 from qgpu.nvidia.rm_client import take
 from tests.guardian.asked import (
@@ -697,7 +698,13 @@ def test_free_opens_gates_when_all_else_has_been_looked_at(on_card):
     on_card.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), bytes(368))
     allocate(on_card, 10, PAGE)
     opened, handler = [], on_card.dispatcher._freed_memory
-    handler._wait_for_mappings = lambda: opened.append(list(on_card.left)) or True
+
+    class Looked(InflightSyscalls):
+        def wait(self, patience_s):
+            opened.append(list(on_card.left))
+            return True
+
+    on_card.dispatcher._ctx.uvm_mappings = Looked()
     look = handler._private_bytes
     handler._private_bytes = lambda *which: opened.append(list(on_card.left)) or look(*which)
     on_card.call(abi.NV_ESC_RM_FREE, free(2))

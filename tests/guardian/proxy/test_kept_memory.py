@@ -16,9 +16,9 @@ from qgpu.guardian.accounting import memory_quota
 from qgpu.guardian.accounting.allocations import Allocations
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.failover.journal import Journal
-from qgpu.guardian.proxy import dispatcher, held_uvm_files, passthrough
+from qgpu.guardian.proxy import held_uvm_files, passthrough, uvm_calls
 from qgpu.linux import proc
-from qgpu.linux.inflight_syscalls import InflightSyscall
+from qgpu.linux.inflight_syscalls import InflightSyscall, InflightSyscalls
 from qgpu.linux.seccomp_notify import Listener
 from qgpu.nvidia import abi, uvm
 from tests.guardian.asked import alloc, free, uvm_mapping, uvm_mapping_status, uvm_range
@@ -63,6 +63,13 @@ def exported(on_card, carrier):
     allocate(on_card, 10, MOST)
     on_card.shared.quota.export(7, [10], carrier[0])
     return on_card
+
+
+class Endless(InflightSyscalls):
+    """Calls in progress that do not end."""
+
+    def wait(self, patience_s):
+        return False
 
 
 def look(pod):
@@ -140,7 +147,7 @@ def test_memory_without_a_handle_left_for_it_stays_charged(told):
 def test_what_is_freed_beside_a_mapping_in_the_making_counts_on(on_card):
     """It may be mapped by that, and what RM shows to be free may be another's."""
     allocate(on_card, 10, MOST)
-    on_card.dispatcher._freed_memory._wait_for_mappings = lambda: False
+    on_card.dispatcher._ctx.uvm_mappings = Endless()
     free_10(on_card)
 
     assert memory(on_card) == MOST
@@ -149,7 +156,7 @@ def test_what_is_freed_beside_a_mapping_in_the_making_counts_on(on_card):
 def test_unmap_beside_mapping_in_flight_stays_charged(told):
     free_10(told)
     told.rm.unmaps = True
-    told.dispatcher._freed_memory._wait_for_mappings = lambda: False
+    told.dispatcher._ctx.uvm_mappings = Endless()
     told.uvm(uvm.UNMAP_EXTERNAL, uvm_range(1 << 40, PAGE))
 
     assert memory(told) == MOST
@@ -526,7 +533,7 @@ def test_pod_with_many_calls_in_the_kernel_waits_for_the_next(beside_another, fo
 
 def test_registration_on_a_checked_file_is_in_progress(beside_another, followed):
     beside_another.uvm(uvm.REGISTER_CHANNEL, bytes(56))
-    registering = beside_another.dispatcher._registered_channels._registering
+    registering = beside_another.dispatcher._ctx.registering
 
     assert list(registering.calls) == [beside_another.process.pid]
     followed.over.set()
@@ -554,11 +561,11 @@ def test_uvm_gets_no_file_of_a_threads_own_table(on_card, request_, argument):
 
 def test_a_first_uvm_file_waits_for_mappings_in_progress(on_card, monkeypatch):
     """They were allowed while no other process had a file; their threads may be late in the kernel."""
-    monkeypatch.setattr(dispatcher, "_FILE_PATIENCE_S", 0.01)
+    monkeypatch.setattr(uvm_calls, "_FILE_PATIENCE_S", 0.01)
     process = subprocess.Popen(["sleep", "1000"])
     until(lambda: "nanosleep" in proc.wchan(process.pid, process.pid))
     call = InflightSyscall(process.pid, process.pid, proc.syscall(process.pid, process.pid))
-    on_card.dispatcher._uvm_mappings.calls[process.pid] = call
+    on_card.dispatcher._ctx.uvm_mappings.calls[process.pid] = call
     before = on_card.uvm(uvm.REGISTER_GPU, bytes(40))[2]
     process.kill()
     process.wait()

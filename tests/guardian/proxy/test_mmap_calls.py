@@ -234,7 +234,7 @@ def test_uvm_gets_no_card_without_a_grant(on_card):
 
 def test_uvm_gets_no_card_beside_a_mapping_in_the_making(on_card):
     """That could become managed memory which nothing was charged for."""
-    on_card.dispatcher._uvm._charge_mappings = lambda: False
+    on_card.dispatcher._mmap.charge_made = lambda: False
     answer = on_card.uvm(uvm.REGISTER_GPU, bytes(40))
 
     assert struct.unpack_from("<I", answer[2], 36)[0] == abi.NV_ERR_BUSY_RETRY

@@ -94,7 +94,7 @@ def test_memory_by_address_is_freed_before_uvm_maps_it_for_peers(on_card):
     on_card.uvm(uvm.ALLOC_DEVICE_P2P, bytes(40) + struct.pack("<iIIi", 0, 7, 30, 0))
 
     assert (7, 30) not in on_card.rm.objects
-    assert len(on_card.dispatcher._uvm_mappings.calls) == 1  # the next call for memory waits for it
+    assert len(on_card.dispatcher._ctx.uvm_mappings.calls) == 1  # the next call for memory waits for it
 
 
 def test_memory_below_another_pods_client_is_refused(on_card):

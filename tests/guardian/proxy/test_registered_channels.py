@@ -91,7 +91,7 @@ def registering(registered, monkeypatch):
     process = subprocess.Popen(["sleep", "1000"])
     until(lambda: "nanosleep" in proc.wchan(process.pid, process.pid))
     call = InflightSyscall(process.pid, process.pid, proc.syscall(process.pid, process.pid))
-    registered.dispatcher._registered_channels._registering.calls[process.pid] = call
+    registered.dispatcher._ctx.registering.calls[process.pid] = call
     yield registered
     process.kill()
     process.wait()
