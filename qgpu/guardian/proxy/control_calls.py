@@ -70,8 +70,7 @@ class ControlHandler(Handler):
 
     def __init__(self, ctx: HandlerContext, free_handler: FreeHandler, dup_handler: DupHandler) -> None:
         super().__init__(ctx)
-        self._free_handler = free_handler
-        self._dup_handler = dup_handler
+        self._free_handler, self._dup_handler = free_handler, dup_handler
         #: When the pod has waited long enough for its rare controls so far.
         self._rare_due_ns = 0
 
@@ -82,25 +81,21 @@ class ControlHandler(Handler):
                 return self._ctx.answer(block, asked.status_at, abi.NV_OK)
             return self._ctx.refuse(block, asked.status_at, *refusal)
         if (request := self._copy_in(pod_call, block, asked)) is None:
-            block.restore(_PARAMS_AT, 8)
             return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INVALID_ADDRESS)
         params = request.params
         if (refusal := self._refused_by_params(asked, params)) is not None:
-            block.restore(_PARAMS_AT, 8)
             return self._ctx.refuse(block, asked.status_at, *refusal)
         if asked.command == abi.NV0000_CLIENT_SET_INHERITED_SHARE_POLICY and beyond_process(_share_type(params)):
-            block.restore(_PARAMS_AT, 8)
             return self._share_all(pod_call, block, asked)
-        self._undo_interrupted_import(request)
+        for key in _named_by_import(request):
+            self._free_handler.undo_interrupted(pod_call, key)
         if self._imports_over(request):
-            block.restore(_PARAMS_AT, 8)
             return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INSERT_DUPLICATE_NAME)
         taken = self._take_descriptor(pod_call, asked.command, params)
         try:
             try:
                 self._record_export(pod_call, asked, params, taken)
             except OSError as why:
-                block.restore(_PARAMS_AT, 8)
                 return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INSUFFICIENT_RESOURCES, str(why.strerror))
             error = self._perform(request, taken)
         finally:
@@ -117,22 +112,17 @@ class ControlHandler(Handler):
         return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INSUFFICIENT_RESOURCES, TOO_MANY)
 
     def _copy_in(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Control) -> _ControlRequest | None:
-        """Copy what the call points to, and point the call at the copies; None if that is missing or not readable."""
+        """Copy what the call points to; None if that is missing or not readable."""
         row = controls.ALLOWED_TO_SOME[asked.command]
         if not asked.params or not asked.size:
             missing = row.pointers or row.descriptor_at is not None
             return None if missing else _ControlRequest(pod_call, block, asked, None, [])
         if (params := self._proxy.read(pod_call.call.tid, asked.params, asked.size)) is None:
             return None
-        block.patch_u64(_PARAMS_AT, params.at)
         if asked.command == abi.NV00DE_REQUEST_DATA_POLL:
             virtualize.leave_out_processes(params.data)
         nested = self._proxy.read_nested(pod_call.call.tid, params, row.pointers)
         return _ControlRequest(pod_call, block, asked, params, nested) if nested is not None else None
-
-    def _undo_interrupted_import(self, request: _ControlRequest) -> None:
-        for key in _named_by_import(request):
-            self._free_handler.undo_interrupted(request.pod_call, key)
 
     def _imports_over(self, request: _ControlRequest) -> bool:
         """Tell whether an import names a handle that is in use in this client of the file's.
@@ -146,8 +136,10 @@ class ControlHandler(Handler):
         )
 
     def _perform(self, request: _ControlRequest, taken: int | None) -> int:
-        """Call RM, under the owner's lock if the control makes a handle on its memory; return an errno."""
+        """Call RM with our copies, under the owner's lock if that makes a handle on its memory; return an errno."""
         pod_call, block, asked = request.pod_call, request.block, request.asked
+        if request.params is not None:
+            block.patch_u64(_PARAMS_AT, request.params.at)
         owner = self._shared.table.clients.get(asked.client)
         pod = owner.pod if owner is not None else self._pod
         row = controls.ALLOWED_TO_SOME[asked.command]
