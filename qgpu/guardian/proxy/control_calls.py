@@ -41,17 +41,10 @@ _RARE = {
 _RARE_PARTS, _MOST_REST_NS, _AHEAD_NS = 21, 10**9, 2 * 10**7
 #: About so many processes RM is asked at once: for each it looks through all of its objects, once for each device.
 _MOST_PIDS = 16
-_HANDLE_OF_EXPORT_AT, _HANDLES_OF_EXPORTS_AT, _MOST_EXPORTS = 12, 76, 512
-#: Where the places of an import of several objects begin, and how many there are.
-_PLACES_AT, _PLACES = 8, 128
-#: Imports, with the offset of their handles and the most handles.
-_IMPORTED = {
-    abi.NV0000_OS_UNIX_IMPORT_OBJECT_FROM_FD: (16, 1),
-    abi.NV0000_OS_UNIX_IMPORT_OBJECTS_FROM_FD: (_PLACES_AT, _PLACES),
-}
-#: What follows the places in an import of several objects: a byte for the type of each, 0 for none, and their number.
-_TYPES_AT = _PLACES_AT + 4 * _PLACES
-_COUNT_AT = _TYPES_AT + _PLACES
+#: What follows the handles in an import of several objects: a byte for the type of each, 0 for none, and their number.
+_PLACES = controls.ALLOWED[abi.NV0000_OS_UNIX_IMPORT_OBJECTS_FROM_FD].handles[-1]
+_TYPES_AT = _PLACES.at + 4 * _PLACES.number
+_COUNT_AT = _TYPES_AT + _PLACES.number
 
 
 @dataclass(slots=True)  # not frozen: see Notification
@@ -239,13 +232,9 @@ class ControlHandler(Handler):
             return
         if not self._gpu_ops.reaches(pod_call.file, asked.client):
             return
-        match asked.command:
-            case abi.NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD:
-                handles = _handles(params.data, _HANDLE_OF_EXPORT_AT, 1)
-            case abi.NV0000_OS_UNIX_EXPORT_OBJECTS_TO_FD:
-                handles = _handles(params.data, _HANDLES_OF_EXPORTS_AT, _MOST_EXPORTS)
-            case _:
-                return
+        if controls.ALLOWED_TO_SOME[asked.command].module is not rows.InModule.EXPORT:
+            return
+        handles = [handle for handle in _of_memory(asked.command, params.data) if handle]
         self._dup_handler.check_exports(pod_call.file, asked.client, handles)
         self._shared.quota.export(asked.client, handles, file)
 
@@ -332,12 +321,10 @@ class ControlHandler(Handler):
                 virtualize.show_gpus(params.data, self._gpu_ops.gpu_ids(self._shared.allowance(self._pod).minors))
             case abi.NVA06C_GPFIFO_SCHEDULE | abi.NVA06F_GPFIFO_SCHEDULE:
                 self._shared.wake()
-            case abi.NV00FD_ATTACH_MEM:
-                self._shared.quota.pin_handles(asked.client, [params.u32(4)])
-            case abi.NVC56F_GET_KMB:  # kernel_channel.c duplicates it under a handle that it tells nobody
-                handles = rows.handles(controls.ALLOWED_TO_SOME[asked.command].handles, params.data)
-                self._shared.quota.pin_handles(asked.client, handles)
-            case command if command in _IMPORTED:
+            case abi.NV00FD_ATTACH_MEM | abi.NVC56F_GET_KMB:
+                # Of the latter kernel_channel.c makes a duplicate under a handle that it tells nobody.
+                self._shared.quota.pin_handles(asked.client, _of_memory(asked.command, params.data))
+            case command if _is_import(command):
                 return self._imported(pod_call, asked.client, _imported(command, params.data))
         return abi.NV_OK
 
@@ -380,7 +367,7 @@ def _was_done(command: int, status: int) -> bool:
 
 def _named_by_import(request: _ControlRequest) -> list[Key]:
     """List the handles that an import asks for."""
-    if request.params is None or request.asked.command not in _IMPORTED:
+    if request.params is None or not _is_import(request.asked.command):
         return []
     asked = request.asked
     return [(asked.client, handle) for handle in _import_places(asked.command, request.params.data) if handle]
@@ -396,18 +383,20 @@ def _imported(command: int, params: bytearray) -> list[int]:
 
 def _import_places(command: int, params: bytearray) -> list[int]:
     """List the handles in an import's parameters that RM looks at. It refuses parameters of another size."""
-    at, most = _IMPORTED[command]
+    found = _of_memory(command, params)
     if command == abi.NV0000_OS_UNIX_IMPORT_OBJECTS_FROM_FD:
-        most = min(most, *struct.unpack_from("<H", params.ljust(_COUNT_AT + 2, b"\0"), _COUNT_AT))
-    return _u32s(params, at, most)
+        (count,) = _U16.unpack_from(params.ljust(_COUNT_AT + 2, b"\0"), _COUNT_AT)
+        found = found[:count]
+    return found
 
 
-def _handles(params: bytearray, at: int, most: int) -> list[int]:
-    return [handle for handle in _u32s(params, at, most) if handle]
+def _is_import(command: int) -> bool:
+    return controls.ALLOWED_TO_SOME[command].module is rows.InModule.IMPORT
 
 
-def _u32s(params: bytearray, at: int, most: int) -> list[int]:
-    return list(struct.unpack_from(f"<{max(0, min(most, (len(params) - at) // 4))}I", params, at))
+def _of_memory(command: int, params: bytearray) -> list[int]:
+    """List the handles of memory in the parameters of an export or import."""
+    return list(rows.handles(controls.ALLOWED_TO_SOME[command].handles[-1:], params))
 
 
 def _share_type(params: IoctlBuffer | None) -> int:

@@ -28,22 +28,12 @@ _OPENING = """\
 
 #include "rule_lookup.h"
 """
-#: Actions that the module has code for; the other values of InModule say why it needs none.
-ACTIONS = {
-    InModule.TIMESLICE,
-    InModule.PREEMPTION_MODE,
-    InModule.SHARE_POLICY,
-    InModule.PREEMPT,
-    InModule.PAID,
-    InModule.PIDS_BY_NAMESPACE,
-    InModule.START_CHANNELS,
-    InModule.FB_INFO,
-    InModule.EXPORT,
-    InModule.IMPORT,
-    InModule.FIRMWARE,
+#: Actions on controls that the module has code for; two other values of InModule say why it needs none, two are of
+#: classes.
+ACTIONS = set(InModule) - {
+    *(InModule.SAMPLES_BY_NAMESPACE, InModule.GPUS_BY_NODES),
+    *(InModule.FURTHER_HANDLE, InModule.HOLDS_MEMORY),
 }
-#: Offset of the memory's handle in the parameters of an export.
-_MEMORY_OF_EXPORT = {abi.NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD: 12, abi.NV00FD_ATTACH_MEM: 4, abi.NVC56F_GET_KMB: 124}
 _WORD = 4
 _MOST_COLUMNS = 120
 
@@ -85,8 +75,8 @@ def _control(row: Control) -> str | None:
     if act is None:
         return None
     members = [f"0x{row.number:08x}", act]
-    if row.number in _MEMORY_OF_EXPORT:
-        members.append(f".memory_at = {_MEMORY_OF_EXPORT[row.number]}")
+    if row.module is InModule.EXPORT and row.handles[-1].number == 1:
+        members.append(f".memory_at = {row.handles[-1].at}")
     members += _clients(row.clients)
     members += [f".clients_size = {place.size}" for place in row.clients if place.size is not None]
     return _row(members, row.name or "for firmware")

@@ -119,7 +119,7 @@ class Control(NamedTuple):
     why: Why
     #: Handles of clients; they must be the pod's own (0 for none).
     clients: tuple[Handle, ...] = ()
-    #: All other handles, by where RM looks them up.
+    #: All other handles, by where RM looks them up; in an export or import, those of the memory last.
     handles: tuple[Handle, ...] = ()
     pointers: tuple[Pointer, ...] = ()
     #: A file descriptor of the caller (4 bytes).
