@@ -1,7 +1,7 @@
 """Maps memory into an address space of the card by RM's own calls, for pods without a memory limit.
 
 Memory by physical address could be another pod's. No pod may make any, but one call for memory is the kernel's to
-perform (``alloc_memory.py``), and another thread may change its class meanwhile. So what it made is looked at here,
+perform (``old_memory_calls.py``), and another thread may change its class meanwhile. So what it made is looked at here,
 before the card can reach it.
 """
 

@@ -2,9 +2,8 @@
 
 The guardian performs a call in the pod's place (``ioctl_proxy.py``), so RM acts on exactly the arguments that were
 checked. Each kind of call has a handler: ``alloc_calls.py``, ``dup_calls.py`` and ``free_calls.py`` for RM objects,
-``passthrough.py`` for root clients and first devices, ``control_calls.py`` for RM controls, ``alloc_memory.py`` and
-``vid_heap.py`` for RM's older calls for memory, ``uvm_calls.py`` for UVM, ``mmap_calls.py`` and ``cpu_mappings.py``
-for mappings.
+``passthrough.py`` for root clients and first devices, ``control_calls.py`` for RM controls, ``old_memory_calls.py`` for
+RM's older calls for memory, ``uvm_calls.py`` for UVM, ``mmap_calls.py`` and ``cpu_mappings.py`` for mappings.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import structlog
 from qgpu.guardian.failover.journal import Writes
 from qgpu.guardian.proxy import fast_path, rm_calls
 from qgpu.guardian.proxy.alloc_calls import AllocHandler
-from qgpu.guardian.proxy.alloc_memory import AllocMemoryHandler
 from qgpu.guardian.proxy.attached_gpus import AttachedGpus
 from qgpu.guardian.proxy.card_mappings import CardMappings
 from qgpu.guardian.proxy.control_calls import ControlHandler
@@ -30,6 +28,7 @@ from qgpu.guardian.proxy.freed_memory import FreedMemory
 from qgpu.guardian.proxy.handler_context import ANSWERED, PROCEED, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlProxy
 from qgpu.guardian.proxy.mmap_calls import MmapHandler
+from qgpu.guardian.proxy.old_memory_calls import OldMemoryHandler
 from qgpu.guardian.proxy.os_events import OsEvents
 from qgpu.guardian.proxy.passthrough import Passthrough
 from qgpu.guardian.proxy.passthrough_memory import PassthroughMemory
@@ -39,7 +38,6 @@ from qgpu.guardian.proxy.rm_share import RmShare
 from qgpu.guardian.proxy.seccomp_filter import NUMBER_AND_SIZE, is_mapping
 from qgpu.guardian.proxy.shared_state import SharedState
 from qgpu.guardian.proxy.uvm_calls import UvmHandler
-from qgpu.guardian.proxy.vid_heap import VidHeapHandler
 from qgpu.guardian.rules import escapes
 from qgpu.linux import fd_budget, proc, seccomp_notify
 from qgpu.linux.seccomp_notify import Listener, Notification, UnansweredCall
@@ -73,12 +71,11 @@ class Dispatcher:
         self._registered_channels = RegisteredChannels(self._ctx)
         self._free_handler = FreeHandler(self._ctx, self._freed_memory, self._registered_channels)
         self._alloc_handler = AllocHandler(self._ctx, self._free_handler, self._passthrough)
-        self._alloc_memory = AllocMemoryHandler(self._ctx, self._free_handler, self._passthrough_memory)
+        self._old_memory = OldMemoryHandler(self._ctx, self._free_handler, self._passthrough_memory)
         self._register_fd = RegisterFd(self._ctx, self._passthrough)
         self._rm_share = RmShare(self._ctx, self._passthrough_memory)
         self._dup_handler = DupHandler(self._ctx, self._free_handler, self._passthrough_memory, self._rm_share)
         self._controls = ControlHandler(self._ctx, self._free_handler, self._dup_handler)
-        self._heap = VidHeapHandler(self._ctx, self._free_handler)
         self._mmap = MmapHandler(self._ctx)
         self._cpu_mappings = CpuMappings(self._ctx, self._passthrough_memory)
         self._card_mappings = CardMappings(self._ctx, self._passthrough_memory)
@@ -284,9 +281,9 @@ class Dispatcher:
             case rm_calls.Dup() as asked:
                 return self._dup_handler.dup(pod_call, block, asked)
             case rm_calls.VidHeap() as asked:
-                return self._heap.heap(pod_call, block, asked)
+                return self._old_memory.heap(pod_call, block, asked)
             case rm_calls.AllocMemory() as asked:
-                return self._alloc_memory.alloc_memory(pod_call, block, asked, wrapped=escape.wrapped)
+                return self._old_memory.alloc_memory(pod_call, block, asked, wrapped=escape.wrapped)
         match escape.number:
             case number if number in escapes.MAPPINGS and not escape.wrapped:
                 return self._cpu_mappings.handle(pod_call, number, block)

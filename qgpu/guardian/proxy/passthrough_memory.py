@@ -1,8 +1,8 @@
 """Looks at what the kernel made where it continued a pod's RM_ALLOC_MEMORY.
 
-RM pins the caller's own pages, so the kernel performs that call (``alloc_memory.py``). Another thread can change its
-class meanwhile, to one that reaches any memory or all registers of the card. Such an object is freed before anything
-can use it:
+RM pins the caller's own pages, so the kernel performs that call (``old_memory_calls.py``). Another thread can change
+its class meanwhile, to one that reaches any memory or all registers of the card. Such an object is freed before
+anything can use it:
 
 - The call starts when no mapping is in progress, because the kernel may perform mappings, too, and their arguments can
   change as well.
