@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from qgpu.guardian.accounting.allocations import Allocation, Allocations
 from qgpu.guardian.accounting.client_entries import ALL_OBJECTS, MOST_USERS, UNRESTORABLE, PodEntry, RmClientEntry
 from qgpu.guardian.accounting.ended_processes import EndedProcesses, LatelyEnded
-from qgpu.guardian.accounting.handles_by_client import HandlesByClient
 from qgpu.guardian.accounting.object_tree import ObjectTree
 from qgpu.guardian.accounting.rm_object import Fact, Key, RmObject, object_fact
-from qgpu.guardian.accounting.sets_by_key import Counts, SetsByKey, while_there
+from qgpu.guardian.accounting.sets_by_key import Counts, HandlesByClient, SetsByKey, while_there
 from qgpu.ipc.codec import grants_from_json, grants_to_json
 from qgpu.linux import cgroup
 from qgpu.nvidia import abi

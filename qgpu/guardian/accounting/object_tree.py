@@ -6,9 +6,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
-from qgpu.guardian.accounting.handles_by_client import HandlesByClient
 from qgpu.guardian.accounting.rm_object import NO_INSTANCE, Key, RmObject
-from qgpu.guardian.accounting.sets_by_key import SetsByKey
+from qgpu.guardian.accounting.sets_by_key import HandlesByClient, SetsByKey
 from qgpu.guardian.accounting.tsg_handles import TsgHandles
 from qgpu.nvidia import abi
 
