@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from qgpu.guardian.accounting.client_entries import PEER_ACCESS
 from qgpu.guardian.accounting.object_tree import OWN_BOUNDS
 from qgpu.guardian.accounting.rm_object import NO_INSTANCE, Key, RmObject, confirm_fact
-from qgpu.guardian.proxy import client_ownership, control_files, rm_calls, virtualize
+from qgpu.guardian.proxy import control_files, rm_calls, virtualize
 from qgpu.guardian.proxy.alloc_checks import AllocChecks
+from qgpu.guardian.proxy.client_registry import OTHER_PROCESS, of_others
 from qgpu.guardian.proxy.free_calls import FreeHandler
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
@@ -95,7 +96,7 @@ class AllocHandler(Handler):
         if (request := self._copy_in(pod_call, escape, block, asked)) is None:
             return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INVALID_ADDRESS)
         if self._names_foreign_client(request):
-            return self._refuse(request, abi.NV_ERR_INVALID_OBJECT_HANDLE, client_ownership.name(row.name))
+            return self._refuse(request, abi.NV_ERR_INVALID_OBJECT_HANDLE, of_others(row.name))
         if asked.rm_class in classes.EVENTS and not self._free_handler.events.has_room():
             return self._refuse(request, abi.NV_ERR_INSUFFICIENT_RESOURCES, TOO_MANY)
         if asked.rm_class == abi.FERMI_VASPACE_A and _is_whole_cards(request.params):
@@ -163,8 +164,8 @@ class AllocHandler(Handler):
         """Tell whether the parameters name another pod's client."""
         if request.params is None:
             return False
-        places, clients = classes.ALLOWED_TO_SOME[request.rm.rm_class].clients, self._shared.clients
-        return client_ownership.names_any(clients, self._pod, request.rm.client, places, request.params.data)
+        places = classes.ALLOWED_TO_SOME[request.rm.rm_class].clients
+        return self._shared.clients.names_others(self._pod, request.rm.client, places, request.params.data)
 
     def _is_ours(self, request: _AllocRequest) -> bool:
         """Tell whether the object's client is the pod's. RM checks that the call's file reaches it."""
@@ -211,7 +212,7 @@ class AllocHandler(Handler):
         if not self._shared.clients.may_have_another(self._pod):
             return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INSUFFICIENT_RESOURCES)
         if not self._shared.files.makers.claim(pod_call.file, pod_call.pid, control_files.mark_of(self._pod)):
-            return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INVALID_CLIENT, client_ownership.OTHER_PROCESS)
+            return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INVALID_CLIENT, OTHER_PROCESS)
         if (request := self._copy_in(pod_call, escape, block, asked)) is None:
             return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INVALID_ADDRESS)
         self._passthrough.end_on(pod_call.file)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from qgpu.guardian.proxy import client_ownership
+from qgpu.guardian.proxy.client_registry import of_others
 from qgpu.guardian.proxy.dma_mappings import DmaMappings, Place
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
@@ -77,7 +77,7 @@ class CardMappings(Handler):
     def _perform(self, pod_call: PodCall, number: int, block: IoctlBuffer, client: int) -> int:
         unseen = self._passthrough_memory.is_unseen(client)
         if unseen or not self._shared.clients.owns(self._pod, client):
-            self._count(UNSEEN if unseen else client_ownership.name(escapes.name(number)))
+            self._count(UNSEEN if unseen else of_others(escapes.name(number)))
             return errno.EPERM
         return self._ctx.perform(pod_call, number, block)
 

@@ -10,12 +10,14 @@ from qgpu.guardian.accounting.allocations import Allocation, charged_bytes
 from qgpu.guardian.accounting.client_entries import MOST_USERS, RmClientEntry
 from qgpu.guardian.accounting.rm_object import Key, gone_fact
 from qgpu.guardian.gpu.reconciler import BATCH
-from qgpu.guardian.proxy import client_ownership
 from qgpu.guardian.proxy.pod_uvm_files import PodUvmFiles
 from qgpu.guardian.proxy.shared_table import SharedPart, SharedTable
+from qgpu.guardian.rules.rows import Handle, handles
 from qgpu.linux import fd_budget, proc
 from qgpu.nvidia import abi, uvm
 
+#: The refusal of clients of another process: made by it, or to be made on a file on which it makes them.
+OTHER_PROCESS = "client on another process's file"
 #: Limits per pod.
 _MOST_CLIENTS, _MOST_PROCESSES = 1 << 12, 1 << 12
 #: How many clients of a pod may have a maker that has ended. Each reserves its maker's pid: no process of another pod
@@ -33,6 +35,11 @@ TOO_MANY_TSGS, TOO_MANY_CHANNELS = "too many TSGs", "too many channels"
 _ALL_PROCESSES = 1 << 14
 #: Stands for an unknown address; no process has addresses this high.
 _SOMEWHERE, _NO_CARD = 1 << 63, b"\xff" * uvm.UUID_BYTES
+
+
+def of_others(asked: str) -> str:
+    """Return the name under which a call on another pod's client is counted."""
+    return f"{asked} on another pod's client"
 
 
 class ClientRegistry(SharedPart):
@@ -96,7 +103,7 @@ class ClientRegistry(SharedPart):
         if entry is not None and entry.pod != pod and not self._gpu_ops.pod_has_file(client, entry.pod, file):
             reused = self._has_made(pid, file)
             if not reused and self._may_be_mapped_by_maker(entry):
-                self._shared.refusals.count(pod, client_ownership.OTHER_PROCESS)
+                self._shared.refusals.count(pod, OTHER_PROCESS)
                 return False
             if not self.may_have_another(pod):
                 return False
@@ -107,7 +114,7 @@ class ClientRegistry(SharedPart):
                 self._shared.refusals.count(pod, "another pod's memory over the limit")
                 return False
         elif not made_here and not (entry.pod == pod if entry is not None else self._has_made(pid, file)):
-            self._shared.refusals.count(pod, client_ownership.OTHER_PROCESS)
+            self._shared.refusals.count(pod, OTHER_PROCESS)
             return False
         elif entry is None and not self.may_have_another(pod):
             return False
@@ -228,6 +235,14 @@ class ClientRegistry(SharedPart):
         """Tell whether a client belongs to a pod."""
         entry = self._table.clients.get(client)
         return entry is not None and entry.pod == pod
+
+    def names_others(self, pod: str, own: int, places: Iterable[Handle], params: bytes | bytearray) -> bool:
+        """Tell whether parameters name a client that is neither the call's own nor the pod's; 0 names none.
+
+        RM checks a call's own client against the file of the call. It does not check a client that the parameters name,
+        or hands it to firmware, which accepts any client.
+        """
+        return any(client not in (0, own) and not self.owns(pod, client) for client in handles(places, params))
 
     def share_with_all(self, client: int, handle: int, *, there: bool) -> bool:
         """Record that a pod shares an object with all, or no longer; ALL_OBJECTS of a client. False for too many."""

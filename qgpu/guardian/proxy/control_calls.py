@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from qgpu.guardian.accounting.client_entries import ALL_OBJECTS, IMPORTED
 from qgpu.guardian.accounting.rm_object import Key
-from qgpu.guardian.proxy import bound_monitors, client_ownership, rm_calls, virtualize
+from qgpu.guardian.proxy import bound_monitors, rm_calls, virtualize
+from qgpu.guardian.proxy.client_registry import of_others
 from qgpu.guardian.proxy.dup_calls import DupHandler
 from qgpu.guardian.proxy.free_calls import FreeHandler
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
@@ -186,10 +187,9 @@ class ControlHandler(Handler):
                 return abi.NV_ERR_INSUFFICIENT_PERMISSIONS, row.name
         if row.why is rows.Why.PROFILING and profiling.refuses(command, params.data if params is not None else b""):
             return abi.NV_ERR_INSUFFICIENT_PERMISSIONS, f"{controls.name(command)} with other arguments"
-        if params is not None and client_ownership.names_any(
-            self._shared.clients, self._pod, asked.client, row.clients, params.data
-        ):
-            return abi.NV_ERR_INVALID_OBJECT_HANDLE, client_ownership.name(row.name)
+        names_others = self._shared.clients.names_others
+        if params is not None and names_others(self._pod, asked.client, row.clients, params.data):
+            return abi.NV_ERR_INVALID_OBJECT_HANDLE, of_others(row.name)
         return None
 
     def _changes_preemption(self, params: IoctlBuffer) -> bool:

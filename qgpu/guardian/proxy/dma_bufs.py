@@ -11,7 +11,7 @@ import errno
 import os
 import struct
 
-from qgpu.guardian.proxy import client_ownership
+from qgpu.guardian.proxy.client_registry import of_others
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.proxy.passthrough_memory import PassthroughMemory
@@ -35,7 +35,7 @@ class DmaBufs(Handler):
         fd, client = _FIELDS.unpack_from(block.data)
         number, status_at = abi.NV_ESC_EXPORT_TO_DMABUF_FD, len(block.data) - _STATUS_FROM_END
         if not self._shared.clients.owns(self._pod, client) or self._passthrough_memory.is_unseen(client):
-            what = client_ownership.name(escapes.name(number))
+            what = of_others(escapes.name(number))
             return self._ctx.refuse(block, status_at, abi.NV_ERR_INVALID_CLIENT, what)
         if fd >= 0:
             return self._ctx.with_descriptor(pod_call, number, block, 0)

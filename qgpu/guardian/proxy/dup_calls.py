@@ -23,8 +23,9 @@ from qgpu.guardian.accounting.allocations import Allocation
 from qgpu.guardian.accounting.client_entries import IMPORTED
 from qgpu.guardian.accounting.object_tree import OWN_BOUNDS
 from qgpu.guardian.accounting.rm_object import Key, RmObject
-from qgpu.guardian.proxy import client_ownership, rm_calls
+from qgpu.guardian.proxy import rm_calls
 from qgpu.guardian.proxy.alloc_checks import AllocChecks
+from qgpu.guardian.proxy.client_registry import of_others
 from qgpu.guardian.proxy.free_calls import FreeHandler
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
@@ -64,7 +65,7 @@ class DupHandler(Handler):
         known = self._register(pod_call, asked.client)
         unseen = self._passthrough_memory.is_unseen(asked.source_client)
         if not self._may_take_from(pod_call, asked.source_client) or unseen:
-            what = client_ownership.name("NV_ESC_RM_DUP_OBJECT")
+            what = of_others("NV_ESC_RM_DUP_OBJECT")
             return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INSUFFICIENT_PERMISSIONS, what)
         if not known or (source is not None and source.rm_class in classes.GATED and not self._may_share(source)):
             return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, _SECOND_HANDLE)

@@ -10,9 +10,10 @@ import errno
 import struct
 
 from qgpu.guardian.accounting.rm_object import RmObject
-from qgpu.guardian.proxy import client_ownership, rm_calls
+from qgpu.guardian.proxy import rm_calls
 from qgpu.guardian.proxy.alloc_calls import CHOSEN_PLACE, PAGE_TABLES
 from qgpu.guardian.proxy.alloc_checks import AllocChecks
+from qgpu.guardian.proxy.client_registry import OTHER_PROCESS, of_others
 from qgpu.guardian.proxy.free_calls import FreeHandler
 from qgpu.guardian.proxy.handler_context import PROCEED, Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
@@ -40,7 +41,7 @@ class OldMemoryHandler(Handler):
         """
         entry = self._shared.table.clients.get(asked.client)
         if entry is not None and entry.pod != self._pod:
-            what = client_ownership.name(classes.name(asked.rm_class))
+            what = of_others(classes.name(asked.rm_class))
             return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INVALID_CLIENT, what)
         by_kernel = entry is None or not entry.made_here
         if asked.rm_class == abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR or (
@@ -49,7 +50,7 @@ class OldMemoryHandler(Handler):
             if wrapped:
                 return errno.EINVAL
             if not self._shared.files.makers.is_by(pod_call.file, pod_call.pid):
-                what = client_ownership.OTHER_PROCESS
+                what = OTHER_PROCESS
                 return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INVALID_CLIENT, what)
             if refusal := self._refusal_by_kernel(asked):
                 return self._ctx.answer(block, asked.status_at, refusal)

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable, Set
 
 from qgpu.guardian.accounting.rm_object import Key
-from qgpu.guardian.proxy import client_ownership
+from qgpu.guardian.proxy.client_registry import of_others
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.rules import escapes
@@ -77,7 +77,7 @@ class OsEvents(Handler):
         if number == abi.NV_ESC_FREE_OS_EVENT and client not in self._shared.table.clients:
             return self._ctx.answer(block, _STATUS_AT, abi.NV_ERR_INVALID_CLIENT)  # its events went with it
         if not self._shared.clients.owns(self._pod, client):
-            what = client_ownership.name(escapes.name(number))
+            what = of_others(escapes.name(number))
             return self._ctx.refuse(block, _STATUS_AT, abi.NV_ERR_INVALID_CLIENT, what)
         if makes and not self._made.has_room():
             return self._ctx.refuse(block, _STATUS_AT, abi.NV_ERR_INSUFFICIENT_RESOURCES, TOO_MANY)

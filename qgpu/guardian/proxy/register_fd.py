@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 
-from qgpu.guardian.proxy import client_ownership, control_files
+from qgpu.guardian.proxy import control_files
+from qgpu.guardian.proxy.client_registry import OTHER_PROCESS
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.proxy.passthrough import Passthrough
@@ -56,8 +57,8 @@ class RegisterFd(Handler):
         if not makes:
             of_pod = any(files.makers.is_by(control_file, each) for each in self._shared.table.pids_of(self._pod))
             if by_debugger or not of_pod:
-                self._count(client_ownership.OTHER_PROCESS)
-                raise OSError(errno.EINVAL, client_ownership.OTHER_PROCESS)
+                self._count(OTHER_PROCESS)
+                raise OSError(errno.EINVAL, OTHER_PROCESS)
             files.makers.rule_out(pod_call.file, mark)
         if by_debugger:
             self._passthrough.end_on(pod_call.file)

@@ -15,7 +15,7 @@ import struct
 from contextlib import AbstractContextManager, nullcontext
 
 from qgpu.guardian.accounting.rm_object import Key, RmObject
-from qgpu.guardian.proxy import client_ownership
+from qgpu.guardian.proxy.client_registry import of_others
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.proxy.passthrough_memory import PassthroughMemory
@@ -52,7 +52,7 @@ class RmShare(Handler):
         own = self._shared.clients.owns(self._pod, client) and not self._passthrough_memory.is_unseen(client)
         own = own and (share_type != abi.RS_SHARE_TYPE_CLIENT or self._shared.clients.owns(self._pod, target))
         if not own or self._gpu_ops.find_object(RmObject(client, handle, client, 0)) is None:
-            what = client_ownership.name("NV_ESC_RM_SHARE")
+            what = of_others("NV_ESC_RM_SHARE")
             return self._ctx.refuse(block, _STATUS_AT, abi.NV_ERR_INSUFFICIENT_PERMISSIONS, what)
         if beyond_process(share_type):
             there = not action & abi.RS_SHARE_ACTION_FLAG_REVOKE

@@ -12,7 +12,7 @@ import errno
 import struct
 from collections.abc import Callable, Set
 
-from qgpu.guardian.proxy import client_ownership
+from qgpu.guardian.proxy.client_registry import of_others
 from qgpu.guardian.proxy.freed_memory import FreedMemory
 from qgpu.guardian.proxy.handler_context import ANSWERED, PROCEED, Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
@@ -194,7 +194,7 @@ class UvmHandler(Handler):
         assert layout.client_at is not None
         client, memory = uvm.CLIENT_AND_OBJECT.unpack_from(block.data, layout.client_at)
         if not self._shared.clients.owns(self._pod, client):
-            return client_ownership.name("UVM_MAP_EXTERNAL_ALLOCATION")
+            return of_others("UVM_MAP_EXTERNAL_ALLOCATION")
         base, length = uvm.BASE_AND_LENGTH.unpack_from(block.data)
         end = layout.status_at - 20
         (count,) = _U64.unpack_from(block.data, end)

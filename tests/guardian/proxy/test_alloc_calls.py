@@ -10,7 +10,7 @@ import pytest
 
 from qgpu.guardian.accounting import memory_quota
 from qgpu.guardian.accounting.object_table import OTHER_TSG_BYTES, ObjectTable
-from qgpu.guardian.proxy import alloc_checks, client_ownership, client_registry, dup_calls, object_claims, os_events
+from qgpu.guardian.proxy import alloc_checks, client_registry, dup_calls, object_claims, os_events
 from qgpu.guardian.rules import classes
 from qgpu.linux import fd_budget
 from qgpu.linux.inflight_syscalls import InflightSyscalls
@@ -295,7 +295,7 @@ def test_a_client_is_used_first_by_the_process_that_made_it(pod):
 
     assert alloc_status(answer[2]) == abi.NV_ERR_INVALID_CLIENT
     assert pod.shared.table.clients == {}
-    assert pod.shared.refusals.counts["web", client_ownership.OTHER_PROCESS] == 1
+    assert pod.shared.refusals.counts["web", client_registry.OTHER_PROCESS] == 1
 
 
 def test_the_process_that_made_a_client_may_use_it(pod):

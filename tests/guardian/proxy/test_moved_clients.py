@@ -7,7 +7,7 @@ import os
 import pytest
 
 from qgpu.guardian.accounting.rm_object import RmObject, object_fact
-from qgpu.guardian.proxy import client_ownership, client_registry, shared_table
+from qgpu.guardian.proxy import client_registry, shared_table
 from qgpu.linux.open_file_set import FileSets
 from qgpu.nvidia import abi
 from tests.guardian.asked import alloc, alloc_status, control, dup, dup_status, free, memory_params
@@ -66,7 +66,7 @@ def test_a_client_stays_while_its_maker_could_map_its_memory(on_card):
     """RM lets UVM map it for that process, whosever the client is by now."""
     assert not pass_on(on_card, 9, maker_ends=False)
     assert both(on_card) == [MOST, 0]
-    assert on_card.shared.refusals.counts["web", client_ownership.OTHER_PROCESS] == 1
+    assert on_card.shared.refusals.counts["web", client_registry.OTHER_PROCESS] == 1
 
 
 def test_client_stays_while_a_uvm_file_of_its_maker_is_not_empty(on_card):

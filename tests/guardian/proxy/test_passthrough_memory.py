@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from qgpu.guardian.proxy import client_ownership, passthrough_memory
+from qgpu.guardian.proxy import client_registry, passthrough_memory
 from qgpu.guardian.proxy.passthrough_memory import BY_ADDRESS, UNSEEN, PassthroughMemory
 from qgpu.guardian.rules import escapes
 from qgpu.linux import cgroup, proc, thread_freezer
@@ -66,14 +66,14 @@ def test_such_a_call_continues_on_files_of_its_process_alone(on_card, others, mo
     if others:
         files.makers.claim(file, 1, 0)
     pin(on_card)
-    before = on_card.shared.refusals.counts["web", client_ownership.OTHER_PROCESS]
+    before = on_card.shared.refusals.counts["web", client_registry.OTHER_PROCESS]
     on_card.call(abi.NV_ESC_REGISTER_FD, struct.pack("<i", on_card.open(CONTROL)))
     pin(on_card)
     for fd in (file, pidfd, files.fd):
         os.close(fd)
 
     assert before == 1
-    assert on_card.shared.refusals.counts["web", client_ownership.OTHER_PROCESS] == 1 + others
+    assert on_card.shared.refusals.counts["web", client_registry.OTHER_PROCESS] == 1 + others
 
 
 def test_devices_are_looked_through_once_after_a_call(on_card):

@@ -9,7 +9,7 @@ import struct
 import pytest
 
 from qgpu.guardian.proxy import control_files
-from qgpu.guardian.proxy.client_ownership import OTHER_PROCESS
+from qgpu.guardian.proxy.client_registry import OTHER_PROCESS
 from qgpu.linux.open_file_set import FileSet, FileSets
 from qgpu.nvidia import abi
 from qgpu.nvidia.rm_client import take

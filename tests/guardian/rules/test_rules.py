@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from qgpu.guardian.proxy import client_ownership, control_calls, rm_calls
+from qgpu.guardian.proxy import control_calls, rm_calls
+from qgpu.guardian.proxy.client_registry import ClientRegistry
 from qgpu.guardian.rules import allowed_controls, classes, controls, escapes, refused_controls, rows
 from qgpu.nvidia import abi, versions
 from tests import rm_data
@@ -255,7 +256,7 @@ class _Owners:
 def test_a_client_in_any_place_is_looked_at(client, refused):
     params = bytes(12) + client.to_bytes(4, "little") + bytes(4)
 
-    assert client_ownership.names_any(_Owners(), "web", 7, (rows.Handle(4, 2, 8),), params) is refused
+    assert ClientRegistry.names_others(_Owners(), "web", 7, (rows.Handle(4, 2, 8),), params) is refused
 
 
 def test_a_place_counts_in_parameters_of_its_size():
