@@ -17,12 +17,12 @@ import structlog
 from qgpu.guardian.failover.journal import Writes
 from qgpu.guardian.proxy import fast_path, rm_calls
 from qgpu.guardian.proxy.alloc_calls import AllocHandler
-from qgpu.guardian.proxy.attached_gpus import AttachedGpus
 from qgpu.guardian.proxy.card_mappings import CardMappings
 from qgpu.guardian.proxy.control_calls import ControlHandler
 from qgpu.guardian.proxy.cpu_mappings import CpuMappings
 from qgpu.guardian.proxy.dma_bufs import DmaBufs
 from qgpu.guardian.proxy.dup_calls import DupHandler
+from qgpu.guardian.proxy.file_ties import FileTies
 from qgpu.guardian.proxy.free_calls import FreeHandler
 from qgpu.guardian.proxy.freed_memory import FreedMemory
 from qgpu.guardian.proxy.handler_context import ANSWERED, PROCEED, HandlerContext, PodCall
@@ -32,7 +32,6 @@ from qgpu.guardian.proxy.old_memory_calls import OldMemoryHandler
 from qgpu.guardian.proxy.os_events import OsEvents
 from qgpu.guardian.proxy.passthrough import Passthrough
 from qgpu.guardian.proxy.passthrough_memory import PassthroughMemory
-from qgpu.guardian.proxy.register_fd import RegisterFd
 from qgpu.guardian.proxy.registered_channels import RegisteredChannels
 from qgpu.guardian.proxy.rm_share import RmShare
 from qgpu.guardian.proxy.seccomp_filter import NUMBER_AND_SIZE, is_mapping
@@ -72,14 +71,13 @@ class Dispatcher:
         self._free_handler = FreeHandler(self._ctx, self._freed_memory, self._registered_channels)
         self._alloc_handler = AllocHandler(self._ctx, self._free_handler, self._passthrough)
         self._old_memory = OldMemoryHandler(self._ctx, self._free_handler, self._passthrough_memory)
-        self._register_fd = RegisterFd(self._ctx, self._passthrough)
+        self._file_ties = FileTies(self._ctx, self._passthrough)
         self._rm_share = RmShare(self._ctx, self._passthrough_memory)
         self._dup_handler = DupHandler(self._ctx, self._free_handler, self._passthrough_memory, self._rm_share)
         self._controls = ControlHandler(self._ctx, self._free_handler, self._dup_handler)
         self._mmap = MmapHandler(self._ctx)
         self._cpu_mappings = CpuMappings(self._ctx, self._passthrough_memory)
         self._card_mappings = CardMappings(self._ctx, self._passthrough_memory)
-        self._attached_gpus = AttachedGpus(self._ctx)
         self._os_events = OsEvents(self._ctx)
         self._dma_bufs = DmaBufs(self._ctx, self._passthrough_memory)
         self._uvm = UvmHandler(self._ctx, self._passthrough, self._freed_memory, self._mmap)
@@ -290,7 +288,7 @@ class Dispatcher:
             case abi.NV_ESC_RM_SHARE if not escape.wrapped:
                 return self._rm_share.share(pod_call, block)
             case abi.NV_ESC_REGISTER_FD:
-                return self._register_fd.register(pod_call, block, minor)
+                return self._file_ties.register(pod_call, block, minor)
             case abi.NV_ESC_ALLOC_OS_EVENT | abi.NV_ESC_FREE_OS_EVENT if not escape.wrapped:
                 return self._os_events.handle(pod_call, escape.number, block)
             case abi.NV_ESC_EXPORT_TO_DMABUF_FD if not self._ctx.limited() and not escape.wrapped:
@@ -302,7 +300,7 @@ class Dispatcher:
             case abi.NV_ESC_RM_ALLOC_CONTEXT_DMA2 if not escape.wrapped:
                 return self._card_mappings.context_dma(pod_call, block)
             case abi.NV_ESC_ATTACH_GPUS_TO_FD if not escape.wrapped:
-                return self._attached_gpus.attach(pod_call, block)
+                return self._file_ties.attach_gpus(pod_call, block)
         # These calls end here. A dma-buf keeps memory without a handle. RM's own mappings take page tables on the card
         # that nobody can count (CUDA uses UVM's mappings). RM_IDLE_CHANNELS reads lists of handles under RM's locks.
         # No library wraps a mapping.

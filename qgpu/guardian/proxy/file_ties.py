@@ -1,4 +1,4 @@
-"""Ties one pod's files to its control files: RM then lets a file reach the clients of a control file."""
+"""One pod's calls that let a file of it reach more: the clients of a control file, or cards."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from qgpu.guardian.rules import tools
 from qgpu.linux import proc
 from qgpu.nvidia import abi
 
+_WORD = 4
 
-class RegisterFd(Handler):
-    """Handles REGISTER_FD."""
+
+class FileTies(Handler):
+    """Handles REGISTER_FD, and the call that attaches cards to a control file."""
 
     def __init__(self, ctx: HandlerContext, passthrough: Passthrough) -> None:
         super().__init__(ctx)
@@ -39,9 +41,7 @@ class RegisterFd(Handler):
                 self._tie(pod_call, control_file, by_debugger=by_debugger)
 
         error = self._ctx.with_descriptor(pod_call, abi.NV_ESC_REGISTER_FD, block, 0, before)
-        if pod_call.is_retry and error == errno.EINVAL:
-            error = 0  # RM accepts it only once
-        return error
+        return 0 if pod_call.is_retry and error == errno.EINVAL else error  # RM accepts it only once
 
     def _tie(self, pod_call: PodCall, control_file: int, *, by_debugger: bool) -> None:
         """Note that a file is about to reach a control file's clients. Raises OSError if it may not.
@@ -65,3 +65,17 @@ class RegisterFd(Handler):
             self._passthrough.end_on(control_file)
         files.tied.add(control_file)
         files.tied.add(pod_call.file)
+
+    def attach_gpus(self, pod_call: PodCall, block: IoctlBuffer) -> int:
+        """Attach the pod's own cards, by RM's GPU ids, of which the call names as many as fit; it has no status.
+
+        The driver attaches any card of the host, whatever device nodes there are.
+        """
+        if len(block.data) % _WORD:
+            return errno.EINVAL
+        named = set(memoryview(block.data).cast("I")) - {0}
+        if not named <= self._gpu_ops.gpu_ids(self._shared.allowance(self._pod).minors):
+            self._count("card without a grant")
+            return errno.EPERM
+        error = self._ctx.perform(pod_call, abi.NV_ESC_ATTACH_GPUS_TO_FD, block)
+        return 0 if pod_call.is_retry and error == errno.EINVAL else error  # the driver attaches once
