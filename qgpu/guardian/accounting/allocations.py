@@ -281,10 +281,9 @@ class Allocations:
         else:
             self._unmapped(pid, space, gone)
 
-    def overlaps(self, pid: int, base: int, length: int, most: int) -> int:
-        """Return how many of a process's mappings reach into a range; count no further than ``most``."""
-        space = self.mappings.get(pid) or AddressSpace("")
-        return space.count_overlaps(base, base + length, most)
+    def space_of(self, pid: int) -> AddressSpace:
+        """Return what UVM has mapped of a process, to look at."""
+        return self.mappings.get(pid) or AddressSpace("")
 
     def _add(self, pid: int, space: AddressSpace, mapping: Mapping, *, is_piece: bool = False) -> None:
         if space.add(mapping, is_piece=is_piece):
@@ -320,11 +319,6 @@ class Allocations:
     def set_managed_left(self, pod: str, size: int) -> None:
         """Charge a pod for bytes that could be managed memory and that no process of it is charged for."""
         self.managed_left.change(pod, size - self.managed_left[pod])
-
-    def more_tables(self, pid: int, uuid: bytes, base: int, length: int) -> int:
-        """Return how many more bytes page tables on a card may take with one more mapping."""
-        space = self.mappings.get(pid) or AddressSpace("")
-        return space.more_tables(uuid, base, length)
 
     def _unmapped(self, pid: int, space: AddressSpace, gone: list[Mapping]) -> None:
         self._record(space.pod, -len(gone))
@@ -431,11 +425,6 @@ class Allocations:
     def _count(self, memory: Allocation, times: int) -> None:
         self._record(memory.pod, times)
         self.held.change((memory.pod, memory.instance), times * charged_bytes(memory.size))
-
-    def reaching_into(self, pid: int, base: int, length: int) -> list[Mapping]:
-        """List a process's mappings that reach into a range, and perhaps others."""
-        space = self.mappings.get(pid) or AddressSpace("")
-        return space.reaching_into(base, base + length)
 
     def among(self, mappings: Iterable[Mapping], base: int, uuid: bytes | None) -> list[Allocation]:
         """List the allocations among mappings that end above an address, for one card or for all.

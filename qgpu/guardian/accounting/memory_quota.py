@@ -129,13 +129,14 @@ class MemoryQuota:
         if length > _MOST_BYTES:
             return False
         with self._lock:
-            overlaps = self._table.allocations.overlaps(pid, base, length, _MOST_OVERLAPS)
+            overlaps = self._table.allocations.space_of(pid).count_overlaps(base, base + length, _MOST_OVERLAPS)
             return overlaps < _MOST_OVERLAPS and self.may_record(pod)
 
     def fits_mapping(self, pod: str, pid: int, base: int, length: int, uuids: Iterable[bytes]) -> bool:
         """Tell whether there is room for the page tables of one more mapping."""
         with self._lock:
-            more = {uuid: self._table.allocations.more_tables(pid, uuid, base, length) for uuid in uuids}
+            space = self._table.allocations.space_of(pid)
+            more = {uuid: space.more_tables(uuid, base, length) for uuid in uuids}
         return all(self.fits(pod, [self._uuids()[uuid]], size) for uuid, size in more.items())
 
     def over_limit(self, pod: str, instance: int, more: int = 0) -> bool:

@@ -101,7 +101,7 @@ class FreedMemory(Handler):
         pid, allocations = pod_call.pid, self._shared.table.allocations
         pod_call.begin()
         with self._shared.lock:
-            reach = allocations.reaching_into(pid, base, length)
+            reach = allocations.space_of(pid).reaching_into(base, base + length)
             every = list(allocations.memories.values()) if pod_call.is_retry else []
         # Without the lock: a process can have very many mappings.
         mapped = allocations.among(reach, base, card)

@@ -271,7 +271,7 @@ class UvmHandler(Handler):
         layout, end = self._shared.uvm_layouts[uvm.VALIDATE_VA_RANGE], base
         for _ in range(_MOST_PARTS):
             with self._shared.lock:
-                reach = self._shared.table.allocations.reaching_into(pod_call.pid, end, 1)
+                reach = self._shared.table.allocations.space_of(pod_call.pid).reaching_into(end, end + 1)
             ends = sorted({each.end for each in reach if base <= each.base <= end < each.end})
             for end in ends:
                 block = self._proxy.block(uvm.BASE_AND_LENGTH.pack(base, end - base) + bytes(8))

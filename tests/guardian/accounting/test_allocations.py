@@ -75,7 +75,7 @@ def test_unmapping_finds_short_mappings_beside_a_very_long_one():
     found.map(5, 0, 1 << 46, CARD, 1)
     for at in range(1, 100):
         found.map(5, at << 30, 4096, OTHER, 1)
-    looked = found.reaching_into(5, 50 << 30, 4096)
+    looked = found.space_of(5).reaching_into(50 << 30, (50 << 30) + 4096)
     found.unmap(5, 50 << 30, 4096, OTHER)
 
     assert len(looked) <= 3
@@ -96,10 +96,10 @@ def test_overlaps_are_counted_no_further_than_asked():
 
     space = found.mappings[5]
     space.by_kind = {kind: Counted(like) for kind, like in space.by_kind.items()}
-    few = found.overlaps(5, 0, 1 << 63, 10), len(looked) < 100
+    few = found.space_of(5).count_overlaps(0, 1 << 63, 10), len(looked) < 100
 
     assert few == (10, True)
-    assert found.overlaps(5, 0, 1 << 63, 5000) == 1000
+    assert found.space_of(5).count_overlaps(0, 1 << 63, 5000) == 1000
 
 
 def test_unmapping_for_another_card_looks_at_no_mapping():
@@ -236,7 +236,7 @@ def test_page_table_charge_keeps_its_peak_until_all_are_gone():
         found.map(5, at << 30, 4096, CARD, 1)
     found.unmap(5, 1 << 30, 2 << 30)
     fewer = found.tables_of["", CARD]
-    again = found.more_tables(5, CARD, 1 << 30, 4096), found.more_tables(5, CARD, 1 << 30, 1 << 30)
+    again = [found.space_of(5).more_tables(CARD, 1 << 30, length) for length in (4096, 1 << 30)]
     found.unmap(5, 0, 1 << 40)
 
     assert (fewer, again[0], again[1] > 0, found.tables_of["", CARD]) == (12 * TABLE, 0, True, 0)

@@ -9,7 +9,7 @@ import struct
 import pytest
 
 from qgpu.guardian.accounting import memory_quota, object_table
-from qgpu.guardian.accounting.allocations import Allocations
+from qgpu.guardian.accounting.address_space import AddressSpace
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.accounting.rm_object import NO_INSTANCE, RmObject
 from qgpu.guardian.failover.journal import Journal
@@ -229,7 +229,7 @@ def test_mappings_over_many_others_are_refused(on_card, monkeypatch):
 
 def test_mapping_longer_than_an_address_space_is_refused(on_card, monkeypatch):
     """Before all mappings in it are looked at: UVM refuses it, so a pod can ask for ever."""
-    monkeypatch.setattr(Allocations, "overlaps", lambda *_: pytest.fail("looked"))
+    monkeypatch.setattr(AddressSpace, "count_overlaps", lambda *_: pytest.fail("looked"))
     answer = on_card.uvm(uvm.MAP_EXTERNAL_ALLOCATION, uvm_mapping(1 << 21, 1 << 63, 10))[2]
 
     assert uvm_mapping_status(answer) == abi.NV_ERR_NO_MEMORY
