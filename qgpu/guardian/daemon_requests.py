@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qgpu.errors import RefusedError, no_pod
+from qgpu.guardian.accounting.client_entries import PodEntry
 from qgpu.guardian.daemon_sessions import Answer, DaemonSession, Operation
 from qgpu.guardian.gpu.gpu import Gpu
 from qgpu.guardian.gpu.reconciler import BATCH
@@ -68,7 +69,7 @@ class DaemonRequests:
     def _op_attach(self, _: DaemonSession, message: dict[str, Any], fds: list[int]) -> Answer:
         """Bring a process and its listener into a pod. Again, after an answer that was lost, it changes nothing."""
         name, pid = message["name"], message["pid"]
-        self._known(name)
+        pod = self._known(name)
         try:
             listener = fd_budget.check_headroom(fds.pop())
         except (OSError, IndexError) as error:  # the kernel drops a passed descriptor if no number is free
@@ -78,7 +79,6 @@ class DaemonRequests:
             return {"listener": number}, []
         number = 0
         try:
-            pod = self._shared.table.pods[name]
             cgroup.ensure_in(name, pid, pod.cgroup, pod.joined)
             number = self._shared.listeners.add(name, listener)
             self._serve(number)
@@ -131,8 +131,7 @@ class DaemonRequests:
         self._set_grants(message)
 
     def _op_join(self, _: DaemonSession, message: dict[str, Any], __: list[int]) -> None:
-        self._known(message["name"])
-        pod = self._shared.table.pods[message["name"]]
+        pod = self._known(message["name"])
         self._set_grants({"name": message["name"], "grants": grants_to_json(pod.grants), "joined": message["cgroups"]})
 
     def _op_retire(self, _: DaemonSession, message: dict[str, Any], __: list[int]) -> None:
@@ -203,6 +202,7 @@ class DaemonRequests:
             if card is not None and any(table.pod_of(tsg) == name for tsg in table.tsgs_on(card.device.instance)):
                 raise RefusedError(f"pod {name}: it runs on pGPU {index}; stop its work there first")
 
-    def _known(self, name: str) -> None:
-        if name not in self._shared.table.pods:
+    def _known(self, name: str) -> PodEntry:
+        if (pod := self._shared.table.pods.get(name)) is None:
             raise no_pod(name)
+        return pod

@@ -369,22 +369,16 @@ class Guardian:
         """Find closed files that keep memory; a pod can have very many files."""
         self._file_work.retry()
         for pod in self.shared.uvm_files.pods():
-            self._look(pod, partial(self._release_closed, pod))
+            self._look(pod, partial(self.shared.pod_uvm_files.release_closed, pod))
         for pod in self.shared.quota.search.pods():
             self._search_mappings(pod)
         if self.table.allocations.carries("")[1] and self._looked_ns >= self._list_exports_ns:
             self._look("", self._look_at_carriers)
 
-    def _look(self, pod: str, look: Callable[[], None]) -> None:
+    def _look(self, pod: str, look: Callable[[], object]) -> None:
         """Look for closed files, unless the pod's thread still works."""
         if not self._file_work.waiting(pod):
             self._file_work.do(pod, look)
-
-    def _release_closed(self, pod: str) -> None:
-        """Empty UVM files that a pod's processes have closed: their memory stays for as long as we hold them."""
-        for pid, files in self.shared.uvm_files.take_closed(self.table.pids_of(pod)).items():
-            self.shared.uvm_files.release(files)
-            self._in_main_loop(partial(self.shared.pod_uvm_files.released, pid, files))
 
     def _look_at_carriers(self) -> None:
         """Discharge exported memory whose exporting file is closed everywhere."""

@@ -95,11 +95,12 @@ class AllocHandler(Handler):
             )
         if (request := self._copy_in(pod_call, escape, block, asked)) is None:
             return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INVALID_ADDRESS)
-        if self._names_foreign_client(request):
+        params, names_others = request.params, self._shared.clients.names_others
+        if params is not None and names_others(self._pod, asked.client, row.clients, params.data):
             return self._refuse(request, abi.NV_ERR_INVALID_OBJECT_HANDLE, of_others(row.name))
         if asked.rm_class in classes.EVENTS and not self._free_handler.events.has_room():
             return self._refuse(request, abi.NV_ERR_INSUFFICIENT_RESOURCES, TOO_MANY)
-        if asked.rm_class == abi.FERMI_VASPACE_A and _is_whole_cards(request.params):
+        if asked.rm_class == abi.FERMI_VASPACE_A and _is_whole_cards(params):
             return self._refuse(request, abi.NV_ERR_INVALID_ARGUMENT, WHOLE_CARDS)
         self._free_handler.undo_interrupted(pod_call, request.rm.key)
         if (memory := self._uncounted_memory(request)) is not None:
@@ -159,13 +160,6 @@ class AllocHandler(Handler):
         if what is None:
             return self._ctx.answer(request.block, request.asked.status_at, status)
         return self._ctx.refuse(request.block, request.asked.status_at, status, what)
-
-    def _names_foreign_client(self, request: _AllocRequest) -> bool:
-        """Tell whether the parameters name another pod's client."""
-        if request.params is None:
-            return False
-        places = classes.ALLOWED_TO_SOME[request.rm.rm_class].clients
-        return self._shared.clients.names_others(self._pod, request.rm.client, places, request.params.data)
 
     def _is_ours(self, request: _AllocRequest) -> bool:
         """Tell whether the object's client is the pod's. RM checks that the call's file reaches it."""

@@ -11,6 +11,7 @@ from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.proxy.passthrough import Passthrough
 from qgpu.guardian.rules import tools
+from qgpu.guardian.rules.rows import Why
 from qgpu.linux import proc
 from qgpu.nvidia import abi
 
@@ -31,7 +32,7 @@ class FileTies(Handler):
         kernel makes nothing more on either file.
         """
         by_debugger = minor == abi.NV_CONTROL_MINOR
-        if by_debugger and not self._ctx.may_profile():
+        if by_debugger and not self._ctx.may(Why.PROFILING):
             self._count(tools.LINKED)
             return errno.EINVAL
 

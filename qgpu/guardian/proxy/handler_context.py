@@ -115,15 +115,11 @@ class HandlerContext:
         self.shared.refusals.count(self.pod, what)
         return self.answer(block, status_at, status)
 
-    def may_profile(self) -> bool:
-        """Tell whether the pod's grants allow profilers of hardware counters."""
-        return self.shared.allowance(self.pod).profiling
-
     def may(self, why: Why) -> bool:
         """Tell whether the pod is one of those to which a call is allowed for this reason."""
         match why:
             case Why.PROFILING:
-                return self.may_profile()
+                return self.shared.allowance(self.pod).profiling
             case Why.INSTANCE:
                 return self.shared.allowance(self.pod).on_instance
             case Why.GRAPHICS:
