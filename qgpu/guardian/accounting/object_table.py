@@ -542,12 +542,12 @@ class ObjectTable(ObjectTree):
 
         It needs no lock, and takes as long as there are objects.
         """
-        going = {rm.key for rm in self._below(key) if rm.rm_class == abi.NV01_MEMORY_LOCAL_USER}
+        going = {rm.key for rm in self.below(key) if rm.rm_class == abi.NV01_MEMORY_LOCAL_USER}
         return [each for each in self.allocations.behind(going) if not self._handles_besides(each, going)]
 
     def contexts_with(self, key: Key) -> list[Allocation]:
         """List what the TSGs among an object and those below it are charged as, and the one of a channel."""
-        keys = [rm.key for rm in self._below(key) if rm.key in self._tsgs]
+        keys = [rm.key for rm in self.below(key) if rm.key in self._tsgs]
         if (rm := self.objects.get(key)) is not None and rm.rm_class in abi.GPFIFO_CLASSES:
             keys.append((rm.client, rm.parent))
         return self.allocations.behind(keys)

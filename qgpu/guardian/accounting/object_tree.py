@@ -86,23 +86,22 @@ class ObjectTree:
         """Return the kinds of handles that follow from objects' classes."""
         return (self.devices, self.unplaced_devices, self.tsg_handles, self.channel_handles, self.other_handles)
 
-    def below(self, key: Key) -> list[RmObject]:
-        """List an object and everything below it, parents first; a client's handle stands for the client itself."""
-        return list(self._below(key))
-
     def count_below(self, key: Key, most: int) -> int:
-        """Return how many objects ``below`` lists, or a number above ``most`` if they are more."""
-        return sum(1 for _ in islice(self._below(key), most + 1))
+        """Return how many objects ``below`` yields, or a number above ``most`` if they are more."""
+        return sum(1 for _ in islice(self.below(key), most + 1))
 
-    def _below(self, key: Key) -> Iterator[RmObject]:
-        """Yield what ``below`` lists. It needs no lock: what comes or goes meanwhile may be listed or not."""
+    def below(self, key: Key) -> Iterator[RmObject]:
+        """Yield an object and everything below it, parents first; a client's handle stands for the client itself.
+
+        It needs no lock: what comes or goes meanwhile may be listed or not.
+        """
         whole_client = key[0] == key[1]
         if (rm := self.objects.get(key)) is not None and not whole_client:
             yield rm
         handles = self.handles.of(key[0]) if whole_client else self._children.of(key)
         for handle in list(handles):
             if not whole_client and (key[0], handle) in self._children:
-                yield from self._below((key[0], handle))
+                yield from self.below((key[0], handle))
             elif (rm := self.objects.get((key[0], handle))) is not None:
                 yield rm
 
@@ -212,7 +211,7 @@ class ObjectTree:
 
     def fabric_below(self, key: Key) -> list[Key]:
         """List the fabric's objects among an object and those below it. It takes as long as there are objects."""
-        return [rm.key for rm in self._below(key) if rm.rm_class == abi.NV_MEMORY_FABRIC]
+        return [rm.key for rm in self.below(key) if rm.rm_class == abi.NV_MEMORY_FABRIC]
 
     def instances_of(self, client: int) -> set[int]:
         """Return the device instances of the cards on which a client has devices."""

@@ -183,7 +183,7 @@ class Reconciler:
             recheck.include_memory |= recheck.gone and there  # the handle was reused: ask RM about each object
             recheck.gone = not there
         if recheck.remaining is None:
-            recheck.remaining = self._table.below(recheck.key)
+            recheck.remaining = list(self._table.below(recheck.key))
         while recheck.remaining and most > 0:
             rm = recheck.remaining.pop()
             most -= 1

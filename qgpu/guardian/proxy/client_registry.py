@@ -196,7 +196,7 @@ class ClientRegistry(SharedPart):
         A multicast object may keep more memory of its pod, so it does not move. This takes as long as the client has
         objects, so it needs no lock.
         """
-        by_handle, moved = self._table.allocations.by_handle, self._table.below((client, client))
+        by_handle, moved = self._table.allocations.by_handle, list(self._table.below((client, client)))
         if self._shared.multicast_keeps and any(rm.rm_class == abi.NV_MEMORY_MULTICAST_FABRIC for rm in moved):
             return False
         behind = (by_handle.get(rm.key) for rm in moved)

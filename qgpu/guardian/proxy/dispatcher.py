@@ -273,9 +273,7 @@ class Dispatcher:
                     return self._alloc_handler.root_client(pod_call, escape, block, asked)
                 return self._alloc_handler.alloc(pod_call, escape, block, asked)
             case rm_calls.Free() as asked:
-                return self._free_handler.free(
-                    pod_call, escape.number, block, asked.client, asked.handle, asked.status_at
-                )
+                return self._free_handler.free(pod_call, escape.number, block, asked)
             case rm_calls.Dup() as asked:
                 return self._dup_handler.dup(pod_call, block, asked)
             case rm_calls.VidHeap() as asked:

@@ -10,6 +10,7 @@ from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.proxy.os_events import EVENT_OBJECTS, PodEvents
 from qgpu.guardian.proxy.registered_channels import RegisteredChannels
+from qgpu.guardian.proxy.rm_calls import Free, VidHeap
 from qgpu.guardian.rules import classes
 from qgpu.nvidia import abi
 
@@ -26,8 +27,9 @@ class FreeHandler(Handler):
         #: The pod's event objects.
         self.events = PodEvents(ctx, EVENT_OBJECTS, lambda key: self._gpu_ops.exists(key))
 
-    def free(self, pod_call: PodCall, number: int, block: IoctlBuffer, client: int, handle: int, status_at: int) -> int:
+    def free(self, pod_call: PodCall, number: int, block: IoctlBuffer, asked: Free | VidHeap) -> int:
         """Free an object and all below it."""
+        client, handle, status_at = asked.client, asked.handle, asked.status_at
         key = client, handle
         ours = self._freed_memory.is_ours(key) and key in self._shared.table.objects
         if ours or self._is_made_for_channels(pod_call.file, key):

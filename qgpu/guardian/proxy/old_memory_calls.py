@@ -101,8 +101,7 @@ class OldMemoryHandler(Handler):
             case rm_calls.HEAP_FREE if not self._may_be_memory(asked):
                 return self._ctx.answer(block, asked.status_at, abi.NV_ERR_OBJECT_NOT_FOUND)
             case rm_calls.HEAP_FREE:
-                number = abi.NV_ESC_RM_VID_HEAP_CONTROL
-                return self._free_handler.free(pod_call, number, block, asked.client, asked.handle, asked.status_at)
+                return self._free_handler.free(pod_call, abi.NV_ESC_RM_VID_HEAP_CONTROL, block, asked)
             case rm_calls.HEAP_INFO:
                 error = self._proxy.escape(pod_call.file, abi.NV_ESC_RM_VID_HEAP_CONTROL, block)
                 return self._shown(block, asked, error)

@@ -79,11 +79,16 @@ class UvmHandler(Handler):
             return self._on_checked_file(pod_call, self._passthrough.continue_on, block, layout)
         if call.request == uvm.REGISTER_GPU:
             card = bytes(block.data[: uvm.UUID_BYTES])
-            place = self._place_of(card)
+            instance = self._shared.uuids.get(card)
+            place = self._shared.allowance(self._pod).place_on(instance) if instance is not None else None
             if (status := self._may_register(call, pid, file, place, limited=limited)) != abi.NV_OK:
                 return self._ctx.answer(block, layout.status_at, status)
             if place is not None and mig.numbers_at(place) is not None:
-                return self._register_instance(pod_call, block, layout)
+                # UVM duplicates the pod's subscription, which RM allows to the client's own process alone
+                # (nv_gpu_ops.c:getSwizzIdFromUserSmcPartHandle, client_resource.c:cliresShareCallback_IMPL). Another
+                # process may change the arguments meanwhile: UVM takes no other pod's subscription, and no card whose
+                # node is not open.
+                return self._continue_on(pod_call, self._passthrough.continue_on, block, layout)
             if pod_call.is_retry:  # it may be registered already, and UVM takes no second registration: undo the first
                 self._proxy.uvm(file, uvm.UNREGISTER_GPU, self._proxy.block(card + bytes(4)))
             pod_call.begin()
@@ -110,20 +115,6 @@ class UvmHandler(Handler):
         block.patch_u64(0, uvm.INIT_FLAGS_DISABLE_HMM)
         block.store()
         return PROCEED
-
-    def _place_of(self, card: bytes) -> int | None:
-        """Return where the pod works on a card, given by the UUID that it registers; None without a grant there."""
-        instance = self._shared.uuids.get(card)
-        return self._shared.allowance(self._pod).place_on(instance) if instance is not None else None
-
-    def _register_instance(self, pod_call: PodCall, block: IoctlBuffer, layout: uvm.Layout) -> int:
-        """Let the kernel register a MIG instance on the file that was checked.
-
-        UVM duplicates the pod's subscription, which RM allows to the client's own process alone
-        (nv_gpu_ops.c:getSwizzIdFromUserSmcPartHandle, client_resource.c:cliresShareCallback_IMPL). Another process may
-        change the arguments meanwhile: UVM takes no other pod's subscription, and no card whose node is not open.
-        """
-        return self._continue_on(pod_call, self._passthrough.continue_on, block, layout)
 
     def is_sole_user(self, pod_call: PodCall) -> bool:
         """Tell whether no UVM file of another process can be in a call's descriptor's place, as far as files are held.

@@ -336,7 +336,7 @@ def test_large_subtrees_are_counted_no_further_than_asked():
         table.note(object_fact(RmObject(5, handle, 2 if handle < 60 else 10, abi.NV01_MEMORY_LOCAL_USER, 1)))
 
     assert [table.count_below(key, 20) for key in ((5, 5), (5, 2), (5, 10), (5, 11), (5, 9))] == [21, 21, 21, 1, 0]
-    assert [len(table.below(key)) for key in ((5, 5), (5, 2), (5, 10))] == [101, 101, 51]
+    assert [len(list(table.below(key))) for key in ((5, 5), (5, 2), (5, 10))] == [101, 101, 51]
 
 
 def test_a_line_cut_short_by_a_death_is_left_out():
