@@ -16,7 +16,7 @@ from qgpu.guardian.proxy.client_registry import of_others
 from qgpu.guardian.proxy.dma_mappings import DmaMappings, Place
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
-from qgpu.guardian.proxy.passthrough_memory import UNSEEN, PassthroughMemory
+from qgpu.guardian.proxy.passthrough_memory import UNSEEN
 from qgpu.guardian.rules import classes, escapes
 from qgpu.nvidia import abi
 
@@ -24,9 +24,9 @@ from qgpu.nvidia import abi
 class CardMappings(Handler):
     """Handles RM's mappings for the card, and context DMAs."""
 
-    def __init__(self, ctx: HandlerContext, passthrough_memory: PassthroughMemory) -> None:
+    def __init__(self, ctx: HandlerContext) -> None:
         super().__init__(ctx)
-        self._passthrough_memory, self._mappings = passthrough_memory, DmaMappings(ctx)
+        self._mappings = DmaMappings(ctx)
 
     def map(self, pod_call: PodCall, block: IoctlBuffer) -> int:
         """Map memory whose class a pod may have."""
@@ -75,7 +75,7 @@ class CardMappings(Handler):
         return error
 
     def _perform(self, pod_call: PodCall, number: int, block: IoctlBuffer, client: int) -> int:
-        unseen = self._passthrough_memory.is_unseen(client)
+        unseen = client in self._ctx.unseen
         if unseen or not self._shared.clients.owns(self._pod, client):
             self._count(UNSEEN if unseen else of_others(escapes.name(number)))
             return errno.EPERM

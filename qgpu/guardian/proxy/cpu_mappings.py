@@ -14,7 +14,7 @@ import errno
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.proxy.object_claims import TOO_MANY
-from qgpu.guardian.proxy.passthrough_memory import UNSEEN, PassthroughMemory
+from qgpu.guardian.proxy.passthrough_memory import UNSEEN
 from qgpu.nvidia import abi
 
 _DESCRIPTOR_AT = abi.offsetof("NVOS33_PARAMETERS_WITH_FD", "fd")
@@ -28,9 +28,8 @@ _STEP = 1 << 8
 class CpuMappings(Handler):
     """Handles RM's calls that map memory, unmap it, and tell RM its address."""
 
-    def __init__(self, ctx: HandlerContext, passthrough_memory: PassthroughMemory) -> None:
+    def __init__(self, ctx: HandlerContext) -> None:
         super().__init__(ctx)
-        self._passthrough_memory = passthrough_memory
         #: How many each process has made beyond what the journal says.
         self._more: dict[int, int] = {}
 
@@ -69,7 +68,7 @@ class CpuMappings(Handler):
             if self._shared.table.clients[client].maker != pod_call.pid:  # as RM: it would count to who may end first
                 return self._ctx.answer(block, _STATUS_AT, abi.NV_ERR_INVALID_CLIENT)
             self.count(pod_call.pid)
-            if self._passthrough_memory.is_unseen(client):
+            if client in self._ctx.unseen:
                 return self._ctx.refuse(block, _STATUS_AT, abi.NV_ERR_INSUFFICIENT_PERMISSIONS, UNSEEN)
             error = self._ctx.with_descriptor(pod_call, number, block, _DESCRIPTOR_AT)
             if (status := block.u32(_STATUS_AT)) != abi.NV_OK:

@@ -12,9 +12,8 @@ import os
 import struct
 
 from qgpu.guardian.proxy.client_registry import of_others
-from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
+from qgpu.guardian.proxy.handler_context import Handler, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
-from qgpu.guardian.proxy.passthrough_memory import PassthroughMemory
 from qgpu.guardian.rules import escapes
 from qgpu.nvidia import abi
 
@@ -26,15 +25,11 @@ _STATUS_FROM_END = 8
 class DmaBufs(Handler):
     """Handles exports of memory as a dma-buf."""
 
-    def __init__(self, ctx: HandlerContext, passthrough_memory: PassthroughMemory) -> None:
-        super().__init__(ctx)
-        self._passthrough_memory = passthrough_memory
-
     def export(self, pod_call: PodCall, block: IoctlBuffer) -> int:
         """Make a dma-buf of the pod's memory, or add memory to one that the pod names."""
         fd, client = _FIELDS.unpack_from(block.data)
         number, status_at = abi.NV_ESC_EXPORT_TO_DMABUF_FD, len(block.data) - _STATUS_FROM_END
-        if not self._shared.clients.owns(self._pod, client) or self._passthrough_memory.is_unseen(client):
+        if not self._shared.clients.owns(self._pod, client) or client in self._ctx.unseen:
             what = of_others(escapes.name(number))
             return self._ctx.refuse(block, status_at, abi.NV_ERR_INVALID_CLIENT, what)
         if fd >= 0:

@@ -29,7 +29,6 @@ from qgpu.guardian.proxy.client_registry import of_others
 from qgpu.guardian.proxy.free_calls import FreeHandler
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
-from qgpu.guardian.proxy.passthrough_memory import PassthroughMemory
 from qgpu.guardian.proxy.rm_share import RmShare
 from qgpu.guardian.rules import classes
 from qgpu.nvidia import abi
@@ -51,20 +50,16 @@ MULTICAST = "multicast object for another process"
 class DupHandler(Handler):
     """Handles calls that give an object another handle."""
 
-    def __init__(
-        self, ctx: HandlerContext, free_handler: FreeHandler, passthrough_memory: PassthroughMemory, rm_share: RmShare
-    ) -> None:
+    def __init__(self, ctx: HandlerContext, free_handler: FreeHandler, rm_share: RmShare) -> None:
         super().__init__(ctx)
-        self._checks, self._free_handler = AllocChecks(ctx), free_handler
-        self._passthrough_memory, self._rm_share = passthrough_memory, rm_share
+        self._checks, self._free_handler, self._rm_share = AllocChecks(ctx), free_handler, rm_share
 
     def dup(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Dup) -> int:
         """Duplicate an object, or refuse it."""
         source_key = asked.source_client, asked.source
         source = self._shared.table.objects.get(source_key)
         known = self._register(pod_call, asked.client)
-        unseen = self._passthrough_memory.is_unseen(asked.source_client)
-        if not self._may_take_from(pod_call, asked.source_client) or unseen:
+        if not self._may_take_from(pod_call, asked.source_client) or asked.source_client in self._ctx.unseen:
             what = of_others("NV_ESC_RM_DUP_OBJECT")
             return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INSUFFICIENT_PERMISSIONS, what)
         if not known or (source is not None and source.rm_class in classes.GATED and not self._may_share(source)):

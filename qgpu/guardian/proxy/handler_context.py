@@ -68,6 +68,8 @@ class HandlerContext:
     #: Looks for mappings that the pod's processes have removed; True if there are any.
     rescan_mappings: Callable[[], bool] = field(default=lambda: False)
     untracked: UntrackedObjects = field(init=False)
+    #: Clients that may have what no pod may have: they were not looked at (``passthrough_memory.py``).
+    unseen: set[int] = field(default_factory=set)
     #: UVM's calls that the kernel is making for the pod: mappings, and registrations of channels.
     uvm_mappings: InflightSyscalls = field(default_factory=InflightSyscalls)
     registering: InflightSyscalls = field(default_factory=InflightSyscalls)

@@ -51,8 +51,7 @@ class PassthroughMemory(Handler):
         self._calls, self._cpu_mappings, self._asked = InflightSyscalls(), InflightSyscalls(), list[Key]()
         self._continued = True  # a dead guardian may have let one continue
         self._found_left = False
-        #: Clients that were not looked at since, and until when mappings wait for them to end.
-        self._unseen: set[int] = set()
+        #: Until when mappings wait for clients to end that were not looked at.
         self._patience_ends = 0.0
 
     def find_left(self) -> None:
@@ -91,10 +90,6 @@ class PassthroughMemory(Handler):
         self._calls.remove(tid)
         self._cpu_mappings.remove(tid)
 
-    def is_unseen(self, client: int) -> bool:
-        """Tell whether a client may have what no pod may have."""
-        return client in self._unseen
-
     def look(self, pod_call: PodCall, file: int | None = None) -> None:
         """Free what no pod may have, before a call on ``file`` of RM's, or on another one.
 
@@ -107,18 +102,18 @@ class PassthroughMemory(Handler):
             self._asked = []
             self._patience_ends = time.monotonic() + _ENDING_S
             self._look_through(self._shared.table.clients_of(self._pod))
-        if self._unseen and file is not None:
-            self._look_through(self._unseen, file)
+        if self._ctx.unseen and file is not None:
+            self._look_through(self._ctx.unseen, file)
 
     def before_mapping(self, pod_call: PodCall) -> None:
         """Look before the kernel performs a mapping, from whichever client. Raises OSError if one stays unseen."""
         self.look(pod_call)
-        while self._unseen:
-            self._look_through(self._unseen)
-            if self._unseen and time.monotonic() > self._patience_ends:
+        while self._ctx.unseen:
+            self._look_through(self._ctx.unseen)
+            if self._ctx.unseen and time.monotonic() > self._patience_ends:
                 self._count(UNSEEN)
                 raise OSError(errno.EBUSY, UNSEEN)
-            time.sleep(_ENDING_LOOK_S if self._unseen else 0)
+            time.sleep(_ENDING_LOOK_S if self._ctx.unseen else 0)
 
     def before_cpu_mapping(self, pod_call: PodCall) -> None:
         """Look before the kernel performs RM_MAP_MEMORY, and record that it does. Raises OSError as above."""
@@ -126,7 +121,7 @@ class PassthroughMemory(Handler):
         self._cpu_mappings.add(pod_call.call, pod_call.pid)
 
     def _look_through(self, clients: Iterable[int], file: int | None = None) -> None:
-        self._unseen = {client for client in clients if not self._is_clean(client, file)}
+        self._ctx.unseen = {client for client in clients if not self._is_clean(client, file)}
 
     def _is_clean(self, client: int, file: int | None) -> bool:
         """Free what a client may not have, through its own file or one of ours; False if that does not reach it."""

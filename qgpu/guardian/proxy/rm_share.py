@@ -16,9 +16,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 from qgpu.guardian.accounting.rm_object import Key, RmObject
 from qgpu.guardian.proxy.client_registry import of_others
-from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
+from qgpu.guardian.proxy.handler_context import Handler, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
-from qgpu.guardian.proxy.passthrough_memory import PassthroughMemory
 from qgpu.nvidia import abi
 
 _OWNER_AND_OBJECT, _TARGET, _TYPE_AND_ACTION = struct.Struct("<II"), struct.Struct("<I"), struct.Struct("<HB")
@@ -40,16 +39,12 @@ def beyond_process(share_type: int) -> bool:
 class RmShare(Handler):
     """Handles one pod's RM_SHARE, and shares among the clients of a process."""
 
-    def __init__(self, ctx: HandlerContext, passthrough_memory: PassthroughMemory) -> None:
-        super().__init__(ctx)
-        self._passthrough_memory = passthrough_memory
-
     def share(self, pod_call: PodCall, block: IoctlBuffer) -> int:
         """Share an object of one of the pod's clients, as CUDA IPC does."""
         client, handle = _OWNER_AND_OBJECT.unpack_from(block.data)
         (target,) = _TARGET.unpack_from(block.data, _TARGET_AT)
         share_type, action = _TYPE_AND_ACTION.unpack_from(block.data, _TYPE_AT)
-        own = self._shared.clients.owns(self._pod, client) and not self._passthrough_memory.is_unseen(client)
+        own = self._shared.clients.owns(self._pod, client) and client not in self._ctx.unseen
         own = own and (share_type != abi.RS_SHARE_TYPE_CLIENT or self._shared.clients.owns(self._pod, target))
         if not own or self._gpu_ops.find_object(RmObject(client, handle, client, 0)) is None:
             what = of_others("NV_ESC_RM_SHARE")
