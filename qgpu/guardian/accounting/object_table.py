@@ -486,10 +486,6 @@ class ObjectTable(ObjectTree):
         """List a pod's processes that have made calls."""
         return list(self._pids.of(pod))
 
-    def processes_of(self, pod: str) -> int:
-        """Return how many processes of a pod have made calls."""
-        return len(self._pids.of(pod))
-
     def unrestorable_of(self, pod: str) -> list[str]:
         """List what a pod's processes hold that a checkpoint cannot restore."""
         return [what for what in UNRESTORABLE if (pod, what) in self.unrestorable]

@@ -209,10 +209,6 @@ class ObjectTree:
         rm = self.objects.get(key)
         return rm is not None and rm.rm_class == abi.NV_MEMORY_FABRIC
 
-    def fabric_below(self, key: Key) -> list[Key]:
-        """List the fabric's objects among an object and those below it. It takes as long as there are objects."""
-        return [rm.key for rm in self.below(key) if rm.rm_class == abi.NV_MEMORY_FABRIC]
-
     def instances_of(self, client: int) -> set[int]:
         """Return the device instances of the cards on which a client has devices."""
         devices = [self.objects[client, handle] for handle in self.devices.of(client)]
@@ -248,10 +244,6 @@ class ObjectTree:
     def subdevice_of(self, device: Key) -> int | None:
         """Return the handle of a subdevice of a device; None without one."""
         return next(iter(self._subdevices.of(device)), None)
-
-    def has_channels(self, client: int) -> bool:
-        """Tell whether a client has channels."""
-        return client in self.channel_handles
 
     def channels_freed_with(self, key: Key) -> list[Key]:
         """List the channels that RM frees with an object or a client; no walk over the client's other objects.

@@ -67,7 +67,7 @@ class ClientRegistry(SharedPart):
             if pid not in self._table.processes:
                 if self._table.ended_processes.made_for_others(pid, pod):
                     raise OSError(errno.EAGAIN, "its pid is that of a process that made a client of another pod")
-                own, every = self._table.processes_of(pod), len(self._table.processes)
+                own, every = len(self._table.pids_of(pod)), len(self._table.processes)
                 remaining = min(fd_budget.headroom(every), _ALL_PROCESSES - every)
                 if own >= _MOST_PROCESSES or not fd_budget.within_fair_share(own, remaining):
                     raise OSError(errno.EAGAIN, "too many processes of the pod use GPUs")

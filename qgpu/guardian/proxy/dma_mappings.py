@@ -4,8 +4,6 @@ RM finds a mapping by the handles of its device and address space and by its off
 serverInterUnmapInternal). It removes mappings with their memory, too. Those are forgotten here once their offset is
 used again, or when the pod has its most: then RM is asked which memory exists.
 
-Undoing a range may split a mapping in two, so it needs room for one more.
-
 The journal has the number of each client's mappings, not their places. Of those that a dead guardian made, a successor
 takes off its count only what is undone without a size. If the pod undoes a range where the successor knows none, it
 counts one more: RM may have split one of them.

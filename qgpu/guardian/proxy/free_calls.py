@@ -91,7 +91,7 @@ class FreeHandler(Handler):
         RM would free channels with it, and wait under its lock for their work behind a closed gate.
         """
         table = self._shared.table
-        if not table.has_channels(key[0]) or key in table.objects or self._untracked.has(key):
+        if key[0] not in table.channel_handles or key in table.objects or self._untracked.has(key):
             return False
         about = self._gpu_ops.object_info(file, *key)
         return about is not None and about[0] in classes.MADE_FOR_CHANNELS

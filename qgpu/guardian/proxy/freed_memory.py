@@ -22,6 +22,7 @@ import structlog
 from qgpu.guardian.accounting.allocations import Allocation
 from qgpu.guardian.accounting.rm_object import Key
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
+from qgpu.nvidia import abi
 
 _log = structlog.get_logger("guardian")
 
@@ -50,7 +51,8 @@ class FreedMemory(Handler):
         few = self._shared.clients.owns(self._pod, key[0]) and self._shared.table.handles.counts[self._pod] <= _FEW
         mine = few or self._gpu_ops.reaches(pod_call.file, key[0])
         ending = self._shared.table.ending_with(key) if mine else []
-        on_fabric = self._shared.table.fabric_below(key) if mine else []
+        below = self._shared.table.below(key) if mine else ()
+        on_fabric = [rm.key for rm in below if rm.rm_class == abi.NV_MEMORY_FABRIC]
         with self._shared.lock:
             memories = [memory for memory in ending if self._matters(memory)]
             cards = {memory.instance for memory in memories}

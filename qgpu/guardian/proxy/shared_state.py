@@ -143,4 +143,4 @@ class SharedState(SharedTable):
             self.note({"fact": "exit", "pid": pid})
             self.monitors.exited(pid)
             self.gpu_ops.unwatch(pid)
-            return any(map(self.table.has_channels, used))
+            return any(client in self.table.channel_handles for client in used)
