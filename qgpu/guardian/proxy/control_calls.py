@@ -42,6 +42,12 @@ _RARE = {
 _RARE_PARTS, _MOST_REST_NS, _AHEAD_NS = 21, 10**9, 2 * 10**7
 #: About so many processes RM is asked at once: for each it looks through all of its objects, once for each device.
 _MOST_PIDS = 16
+_EXPORTS, _IMPORTS = (
+    frozenset(row.number for row in controls.ROWS if row.module is action)
+    for action in (rows.InModule.EXPORT, rows.InModule.IMPORT)
+)
+#: Controls that add a reference to memory, in the kernel or in a client.
+_REFERENCES = _EXPORTS | _IMPORTS
 #: What follows the handles in an import of several objects: a byte for the type of each, 0 for none, and their number.
 _PLACES = controls.ALLOWED[abi.NV0000_OS_UNIX_IMPORT_OBJECTS_FROM_FD].handles[-1]
 _TYPES_AT = _PLACES.at + 4 * _PLACES.number
@@ -137,7 +143,7 @@ class ControlHandler(Handler):
         owner = self._shared.table.clients.get(asked.client)
         pod = owner.pod if owner is not None else self._pod
         row = controls.ALLOWED_TO_SOME[asked.command]
-        with self._shared.pod_lock(pod) if row.adds_reference else nullcontext():
+        with self._shared.pod_lock(pod) if asked.command in _REFERENCES else nullcontext():
             pod_call.begin_repeatable()
             with self._ctx.capability_for(row.why):
                 error = self._perform_control(request, taken)
@@ -232,7 +238,7 @@ class ControlHandler(Handler):
             return
         if not self._gpu_ops.reaches(pod_call.file, asked.client):
             return
-        if controls.ALLOWED_TO_SOME[asked.command].module is not rows.InModule.EXPORT:
+        if asked.command not in _EXPORTS:
             return
         handles = [handle for handle in _of_memory(asked.command, params.data) if handle]
         self._dup_handler.check_exports(pod_call.file, asked.client, handles)
@@ -247,7 +253,7 @@ class ControlHandler(Handler):
                 return self._perform_rarely(request)
             return self._proxy.escape(pod_call.file, abi.NV_ESC_RM_CONTROL, block)
         row = controls.ALLOWED_TO_SOME[asked.command]
-        if row.adds_reference:
+        if asked.command in _REFERENCES:
             pod_call.begin()
         at = row.descriptor_at
         assert at is not None
@@ -324,7 +330,7 @@ class ControlHandler(Handler):
             case abi.NV00FD_ATTACH_MEM | abi.NVC56F_GET_KMB:
                 # Of the latter kernel_channel.c makes a duplicate under a handle that it tells nobody.
                 self._shared.quota.pin_handles(asked.client, _of_memory(asked.command, params.data))
-            case command if _is_import(command):
+            case command if command in _IMPORTS:
                 return self._imported(pod_call, asked.client, _imported(command, params.data))
         return abi.NV_OK
 
@@ -367,7 +373,7 @@ def _was_done(command: int, status: int) -> bool:
 
 def _named_by_import(request: _ControlRequest) -> list[Key]:
     """List the handles that an import asks for."""
-    if request.params is None or not _is_import(request.asked.command):
+    if request.params is None or request.asked.command not in _IMPORTS:
         return []
     asked = request.asked
     return [(asked.client, handle) for handle in _import_places(asked.command, request.params.data) if handle]
@@ -388,10 +394,6 @@ def _import_places(command: int, params: bytearray) -> list[int]:
         (count,) = _U16.unpack_from(params.ljust(_COUNT_AT + 2, b"\0"), _COUNT_AT)
         found = found[:count]
     return found
-
-
-def _is_import(command: int) -> bool:
-    return controls.ALLOWED_TO_SOME[command].module is rows.InModule.IMPORT
 
 
 def _of_memory(command: int, params: bytearray) -> list[int]:

@@ -115,6 +115,7 @@ class Control(NamedTuple):
     """One control of RM."""
 
     number: int
+    #: Empty if RM sends it to firmware: no header names those.
     name: str
     why: Why
     #: Handles of clients; they must be the pod's own (0 for none).
@@ -130,14 +131,9 @@ class Control(NamedTuple):
     module: InModule | None = None
 
     @property
-    def adds_reference(self) -> bool:
-        """Tell whether it adds a reference to memory, in the kernel or in a client."""
-        return self.module in (InModule.EXPORT, InModule.IMPORT)
-
-    @property
     def firmware(self) -> bool:
         """Tell whether RM sends it to firmware unread, and does not check whose client it is issued on."""
-        return self.module is InModule.FIRMWARE
+        return not self.name
 
 
 def handles(places: Iterable[Handle], params: bytes | bytearray) -> Iterator[int]:
