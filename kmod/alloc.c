@@ -18,7 +18,6 @@
 #include "rm.h"
 #include "rule_lookup.h"
 #include "trace.h"
-#include "uvm_mem.h"
 #include "vram_heap.h"
 
 /* What all forms of the call have in common. */
@@ -190,8 +189,6 @@ static int register_object(struct qgpu_call *call, struct qgpu_client *client, u
 	qgpu_mem_name(object, mem);
 	if (class == NV_MEMORY_FABRIC) {
 		qgpu_object_stamp(object);
-		if (mem)
-			qgpu_uvm_mem_found(client, handle, mem);
 		return 0;
 	}
 	if (class == NV20_SUBDEVICE_0) {
@@ -271,7 +268,7 @@ static void note(const struct qgpu_call *call, struct qgpu_client *client, const
 	if (status == NV_OK)
 		qgpu_object_note(client, handle, request->class, true);
 	else if (may_be_made(call, status) || (call->failed && call->nr == NV_ESC_RM_ALLOC_MEMORY))
-		qgpu_free_unsaid(call, status, client, request->parent, handle, NULL);
+		qgpu_free_unsaid(call, status, client, request->parent, handle);
 }
 
 static long alloc_locked(struct qgpu_call *call, struct qgpu_client *client, const struct request *request)
@@ -299,7 +296,7 @@ static long alloc_locked(struct qgpu_call *call, struct qgpu_client *client, con
 	}
 	if (answered(call, request) != NV_OK) {
 		qgpu_mem_put(mem);
-		qgpu_free_unsaid(call, answered(call, request), client, request->parent, handle, NULL);
+		qgpu_free_unsaid(call, answered(call, request), client, request->parent, handle);
 		return ret;
 	}
 	error = book(call, client, request->parent, handle, mem);

@@ -9,7 +9,6 @@
 #include <linux/uaccess.h>
 
 #include "call.h"
-#include "client.h"
 #include "toctou.h"
 
 void qgpu_call_look(struct qgpu_call *call, u64 params_at, void *params, u32 size)
@@ -28,7 +27,7 @@ bool qgpu_call_names_foreign(const struct qgpu_call *call, u32 own, u8 words)
 
 	for (at = 0; words && at + sizeof(client) <= call->params_size; words >>= 1, at += sizeof(client)) {
 		memcpy(&client, (const char *)call->params + at, sizeof(client));
-		if (words & 1 && client && client != own && qgpu_client_pod(client) != call->pod->id)
+		if (words & 1 && client && client != own)
 			return true;
 	}
 	return false;

@@ -51,8 +51,9 @@ struct qgpu_call {
 void qgpu_call_look(struct qgpu_call *call, u64 params_at, void *params, u32 size);
 
 /*
- * Whether the copied parameters name a client that is neither the pod's nor the call's own. words: a bit for each
- * 32-bit word that is a client handle.
+ * Whether the copied parameters name another client than the call's own, which RM looks at. Programs name no other. One
+ * of the pod's could end, and its handle become another pod's, before RM acts. words: a bit for each 32-bit word that
+ * is a client handle.
  */
 bool qgpu_call_names_foreign(const struct qgpu_call *call, u32 own, u8 words);
 

@@ -44,7 +44,7 @@ static void client_free(struct kref *ref)
 
 	WARN_ON(!xa_empty(&client->objects) || !xa_empty(&client->untracked) || !xa_empty(&client->mappings));
 	qgpu_mem_release(&client->kept);
-	qgpu_pod_leave(client->pod);
+	atomic_dec(&client->pod->nr_entries);
 	qgpu_pod_put(client->pod);
 	xa_destroy(&client->objects);
 	xa_destroy(&client->untracked);
@@ -158,6 +158,25 @@ struct qgpu_client *qgpu_client_lock_to_map(u32 handle, struct qgpu_pod *pod)
 	return ret ? ERR_PTR(ret) : qgpu_client_lock(handle, pod);
 }
 
+/* In order of handles: another call may need the same two. */
+int qgpu_client_lock_also(struct qgpu_client *client, struct qgpu_client *other)
+{
+	bool before = other->handle < client->handle;
+	int ret;
+
+	if (before)
+		mutex_unlock(&client->lock);
+	ret = mutex_lock_killable_nested(&other->lock, before ? 0 : SINGLE_DEPTH_NESTING);
+	if (ret && !before)
+		mutex_unlock(&client->lock);
+	if (ret || !before)
+		return ret;
+	ret = mutex_lock_killable_nested(&client->lock, SINGLE_DEPTH_NESTING);
+	if (ret)
+		mutex_unlock(&other->lock);
+	return ret;
+}
+
 void qgpu_client_unlock(struct qgpu_client *client)
 {
 	mutex_unlock(&client->lock);
@@ -177,6 +196,18 @@ u64 qgpu_client_pod(u32 handle)
 	rcu_read_lock();
 	client = rhashtable_lookup(&clients, &handle, client_params);
 	pod = client ? client->pod->id : 0;
+	rcu_read_unlock();
+	return pod;
+}
+
+struct qgpu_pod *qgpu_client_owner(u32 handle)
+{
+	struct qgpu_client *client;
+	struct qgpu_pod *pod;
+
+	rcu_read_lock();
+	client = rhashtable_lookup(&clients, &handle, client_params);
+	pod = client && kref_get_unless_zero(&client->pod->ref) ? client->pod : NULL;
 	rcu_read_unlock();
 	return pod;
 }
@@ -236,11 +267,11 @@ struct qgpu_client *qgpu_client_new(struct qgpu_pod *pod)
 {
 	struct qgpu_client *client;
 
-	if (!qgpu_pod_enter(pod))
+	if (!qgpu_pod_enter(&pod->nr_entries))
 		return NULL;
 	client = kzalloc(sizeof(*client), GFP_KERNEL_ACCOUNT);
 	if (!client || down_read_killable(&pod->making)) {
-		qgpu_pod_leave(pod);
+		atomic_dec(&pod->nr_entries);
 		kfree(client);
 		return client ? ERR_PTR(-EINTR) : NULL;
 	}
@@ -301,14 +332,22 @@ static struct qgpu_client *take_first(struct list_head *from, struct list_head *
 	return client;
 }
 
+/*
+ * A call that names a client may wait for user memory with the client's lock. So no gate is opened before all are dead,
+ * and no such call has a lock of theirs.
+ */
 bool qgpu_clients_open(struct list_head *file_clients)
 {
 	struct qgpu_client *client;
 	bool shared = false;
+	LIST_HEAD(dead);
 	LIST_HEAD(opened);
 
-	while ((client = take_first(file_clients, &opened))) {
+	while ((client = take_first(file_clients, &dead))) {
 		WRITE_ONCE(client->dead, true);
+		qgpu_client_unlock(client);
+	}
+	while ((client = take_first(&dead, &opened))) {
 		shared |= qgpu_objects_hold(client, client->handle) && qgpu_objects_share(client);
 		qgpu_client_unlock(client);
 	}
@@ -371,13 +410,17 @@ struct qgpu_mem *qgpu_client_tsg_mem(u32 handle, u32 channel)
 
 u64 qgpu_client_stamp(u32 handle, u32 object_handle)
 {
+	struct qgpu_client *client;
 	struct qgpu_object *object;
 	u64 stamp = 0;
 
 	rcu_read_lock();
-	object = find_object(handle, object_handle);
+	client = rhashtable_lookup(&clients, &handle, client_params);
+	object = client ? xa_load(&client->objects, object_handle) : NULL;
 	if (object)
 		stamp = smp_load_acquire(&object->stamp);	/* pairs with qgpu_object_stamp() */
+	else if (client)
+		stamp = qgpu_untracked_stamp(client, object_handle);
 	rcu_read_unlock();
 	return stamp;
 }

@@ -16,6 +16,11 @@ struct qgpu_client *qgpu_client_lock(u32 handle, struct qgpu_pod *pod);
 struct qgpu_client *qgpu_client_lock_to_make(u32 handle, struct qgpu_pod *pod, u32 most);
 /* The same for a call that maps one object. */
 struct qgpu_client *qgpu_client_lock_to_map(u32 handle, struct qgpu_pod *pod);
+/*
+ * Lock another client of the pod, which the caller has a reference on, besides a locked one. Either may be dead then.
+ * -EINTR: a fatal signal came first, and none is locked.
+ */
+int qgpu_client_lock_also(struct qgpu_client *client, struct qgpu_client *other);
 void qgpu_client_unlock(struct qgpu_client *client);
 /* With a reference; NULL: the pod has no such client. */
 struct qgpu_client *qgpu_client_get(u32 handle, const struct qgpu_pod *pod);
@@ -24,6 +29,8 @@ void qgpu_client_put(struct qgpu_client *client);
 bool qgpu_client_listed(const struct qgpu_client *client);
 /* The id of the client's pod; 0: it belongs to no pod. */
 u64 qgpu_client_pod(u32 handle);
+/* The pod itself, with a reference, or NULL. */
+struct qgpu_pod *qgpu_client_owner(u32 handle);
 
 /*
  * Allocate an entry before RM makes the client, so that no client lacks one. The pod may see the handle before the entry
@@ -49,7 +56,7 @@ void qgpu_client_unlink(struct qgpu_client *client);
 
 /* The memory object of any client, with a reference to the memory, or NULL. */
 struct qgpu_mem *qgpu_client_mem(u32 client, u32 handle);
-/* The stamp of a channel or an object of the fabric of any client; 0: there is no such object. */
+/* The stamp of a channel, of memory or of an untracked object of any client; 0: there is no such object. */
 u64 qgpu_client_stamp(u32 client, u32 handle);
 /* What is charged for the TSG of a channel of any client, with a reference, or NULL. */
 struct qgpu_mem *qgpu_client_tsg_mem(u32 client, u32 channel);

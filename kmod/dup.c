@@ -14,7 +14,6 @@
 #include "rm.h"
 #include "toctou.h"
 #include "tsg.h"
-#include "uvm_mem.h"
 #include "vram_heap.h"
 
 /* Returns an RM status. */
@@ -27,7 +26,6 @@ static u32 charge(const struct qgpu_arrival *arrival, struct qgpu_object *object
 		return NV_ERR_NO_MEMORY;
 	}
 	qgpu_mem_name(object, mem);
-	qgpu_uvm_mem_found(arrival->client, arrival->handle, mem);
 	return NV_OK;
 }
 
@@ -56,8 +54,8 @@ static u32 share_tsg(const struct qgpu_arrival *arrival, bool sealed)
 
 /*
  * An object of the fabric keeps its memory as a further handle does. RM does not say which memory that is. So the object
- * that was duplicated must have been known, and the same, before and after. Memory that another pod has put there is
- * charged like a new allocation. Of an import nothing is known: its exporter is charged. Returns an RM status.
+ * that was duplicated must be known. Memory that another pod has put there is charged like a new allocation. Of an
+ * import nothing is known: its exporter is charged. Returns an RM status.
  */
 static u32 share_fabric(struct qgpu_arrival *arrival, bool sealed, qgpu_finder find, void *about)
 {
@@ -67,8 +65,7 @@ static u32 share_fabric(struct qgpu_arrival *arrival, bool sealed, qgpu_finder f
 	struct qgpu_object *object;
 	u32 status = NV_OK;
 
-	if (dup && (!sealed || !arrival->fabric_stamp ||
-		    arrival->fabric_stamp != qgpu_client_stamp(dup->client_src, dup->object_src))) {
+	if (dup && (!sealed || !qgpu_client_stamp(dup->client_src, dup->object_src))) {
 		qgpu_mem_put(known);
 		return NV_ERR_NOT_SUPPORTED;
 	}
@@ -109,8 +106,6 @@ static u32 book(struct qgpu_arrival *arrival, bool sealed, qgpu_finder find, voi
 		return NV_OK;
 	if (qgpu_rm_class(client->handle, arrival->handle, &class) != NV_OK)
 		return sealed ? NV_ERR_NO_MEMORY : NV_OK;
-	if (arrival->source && !qgpu_client_listed(arrival->source))	/* another pod may have had its handle */
-		return NV_ERR_INSUFFICIENT_PERMISSIONS;
 	if (qgpu_is_physical(class))
 		return NV_ERR_INSUFFICIENT_PERMISSIONS;
 	if (class == KEPLER_CHANNEL_GROUP_A)
@@ -128,7 +123,9 @@ static u32 book(struct qgpu_arrival *arrival, bool sealed, qgpu_finder find, voi
 		return NV_ERR_NO_MEMORY;
 	arrival->gpu = object->gpu;
 	status = charge(arrival, object, find(arrival, about));
-	if (status != NV_OK)
+	if (status == NV_OK)
+		qgpu_object_stamp(object);
+	else
 		qgpu_objects_remove(client, arrival->handle);
 	return status;
 }
@@ -137,34 +134,15 @@ u32 qgpu_arrive(struct qgpu_call *call, struct qgpu_arrival *arrival, qgpu_finde
 {
 	u32 status = book(arrival, call->sealed, find, about);
 
-	if (status != NV_OK) {
-		qgpu_mem_resize(arrival->spare, arrival->gpu < 0 ? 0 : BIT(arrival->gpu), 0);
-		qgpu_take_back(arrival->client, arrival->parent, arrival->handle, arrival->spare);
-	}
+	if (status != NV_OK)
+		qgpu_take_back(arrival->client, arrival->parent, arrival->handle);
 	return status;
 }
 
-struct source {
-	const struct qgpu_call *call;
-	struct qgpu_mem *before;
-};
-
-/*
- * The source belongs to another client, whose lock is not held. Before RM looked it up, it may have been freed and its
- * handle reused for other memory. The source is the expected memory if the object table says so before and after, and
- * RM reports the same size.
- */
-static struct qgpu_mem *find_source(const struct qgpu_arrival *arrival, void *about)
+/* lent: what the source's handle means, whose client is locked; NULL: that is not known. */
+static struct qgpu_mem *find_source(const struct qgpu_arrival *arrival, void *lent)
 {
-	const struct source *source = about;
-	const struct nvos55 *dup = &source->call->in.dup;
-	struct qgpu_mem *after = qgpu_client_mem(dup->client_src, dup->object_src);
-
-	if (after && after == source->before && qgpu_mem_size(after) == arrival->size &&
-	    qgpu_mem_pod(after) == source->call->pod)
-		return after;
-	qgpu_mem_put(after);
-	return NULL;
+	return lent && qgpu_mem_pod(lent) == arrival->client->pod ? qgpu_mem_get(lent) : NULL;
 }
 
 /*
@@ -188,22 +166,20 @@ static int find_tsg(const struct qgpu_call *call, struct qgpu_arrival *arrival)
 
 static long dup_locked(struct qgpu_call *call, struct qgpu_arrival *arrival)
 {
-	struct source source = { call };
+	struct qgpu_mem *lent = qgpu_client_mem(call->in.dup.client_src, call->in.dup.object_src);
 	u32 status;
 	long ret;
 
-	arrival->fabric_stamp = qgpu_client_stamp(call->in.dup.client_src, call->in.dup.object_src);
-	source.before = qgpu_client_mem(call->in.dup.client_src, call->in.dup.object_src);
-	if (source.before)
-		arrival->size = qgpu_mem_size(source.before);
+	if (lent)
+		arrival->size = qgpu_mem_size(lent);
 	ret = qgpu_call_forward(call);
 	if (call->out.dup.status == NV_OK) {
 		arrival->handle = call->out.dup.object;
-		status = qgpu_arrive(call, arrival, find_source, &source);
+		status = qgpu_arrive(call, arrival, find_source, call->sealed ? lent : NULL);
 		if (status != NV_OK)
 			ret = qgpu_call_answer(call, offsetof(struct nvos55, status), status) ?: ret;
 	}
-	qgpu_mem_put(source.before);
+	qgpu_mem_put(lent);
 	return ret;
 }
 
@@ -217,14 +193,14 @@ static bool may_take(const struct qgpu_call *call, const struct qgpu_client *cli
 {
 	if (READ_ONCE(call->pod->gone))
 		return true;
-	return qgpu_toctou_sealed() && (source || (!client && !qgpu_client_pod(call->in.dup.client_src)));
+	return qgpu_toctou_sealed() && (source ? !source->dead : !client && !qgpu_client_pod(call->in.dup.client_src));
 }
 
 static long dup_to(struct qgpu_call *call, struct qgpu_arrival *arrival, struct qgpu_client *client)
 {
 	long ret;
 
-	if (!may_take(call, client, arrival->source))
+	if ((client && client->dead) || !may_take(call, client, arrival->source))
 		return qgpu_refuse_alloc(call, offsetof(struct nvos55, status), NV_ERR_INSUFFICIENT_PERMISSIONS);
 	if (!client)
 		return qgpu_call_forward(call);
@@ -239,13 +215,33 @@ static long dup_to(struct qgpu_call *call, struct qgpu_arrival *arrival, struct 
 	return ret;
 }
 
+/*
+ * While RM works the source's handle means what it did, and the source's client is the pod's: what RM gives another
+ * handle could be used at once, whatever the module found out later.
+ */
+static long dup_from(struct qgpu_call *call, struct qgpu_arrival *arrival, struct qgpu_client *client)
+{
+	long ret = qgpu_client_lock_also(client, arrival->source);
+
+	if (!ret) {
+		ret = dup_to(call, arrival, client);
+		mutex_unlock(&arrival->source->lock);
+		mutex_unlock(&client->lock);
+	}
+	qgpu_client_put(client);
+	return ret;
+}
+
 static long dup(struct qgpu_call *call, struct qgpu_arrival *arrival)
 {
 	struct qgpu_client *client = qgpu_client_lock_to_make(call->in.dup.client, call->pod, 1);
+	struct qgpu_client *source = arrival->source;
 	long ret;
 
 	if (IS_ERR(client))
 		return PTR_ERR(client);
+	if (client && source && source != client)
+		return dup_from(call, arrival, client);
 	ret = dup_to(call, arrival, client);
 	if (client)
 		qgpu_client_unlock(client);

@@ -19,7 +19,6 @@ struct qgpu_arrival {
 	u64 stamp;		/* of that name */
 	const struct nvos55 *dup;	/* the call, unless it is an import */
 	struct qgpu_client *source;	/* whose object was duplicated; NULL: an import, or unknown */
-	u64 fabric_stamp;	/* of the duplicated name before RM was asked, if it was an object of the fabric; else 0 */
 };
 
 /* A reference to the memory that it is, if known and charged to the pod; else NULL. */

@@ -220,7 +220,7 @@ static void undo_imports(struct qgpu_call *call, struct qgpu_client *client, con
 			continue;
 		if (object && !qgpu_is_memory(object->class))
 			continue;	/* without a seal the answer may not be RM's */
-		qgpu_take_back(client, parent, handle, NULL);
+		qgpu_take_back(client, parent, handle);
 		if (object)
 			qgpu_objects_remove(client, handle);
 	}
@@ -241,7 +241,7 @@ static long import_locked(struct qgpu_call *call, struct qgpu_client *client, st
 	parent = (are_many(call) ? imports->many.parent : imports->one.parent) ?: client->handle;
 	if (call->out.control.status != NV_OK) {
 		while ((handle = next_import(call, imports, &i)))
-			qgpu_free_unsaid(call, call->out.control.status, client, parent, handle, NULL);
+			qgpu_free_unsaid(call, call->out.control.status, client, parent, handle);
 		return ret;
 	}
 	note_taken(call, client, importing);

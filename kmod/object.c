@@ -49,11 +49,11 @@ struct qgpu_object *qgpu_object_add(struct qgpu_client *client, u32 handle, u32 
 	lockdep_assert_held(&client->lock);
 	if (handle == client->handle)
 		return ERR_PTR(-EEXIST);
-	if (!qgpu_pod_enter(client->pod))
+	if (!qgpu_pod_enter(&client->pod->nr_entries))
 		return ERR_PTR(-ENOMEM);
 	object = kzalloc(sizeof(*object), GFP_KERNEL_ACCOUNT);
 	if (!object) {
-		qgpu_pod_leave(client->pod);
+		atomic_dec(&client->pod->nr_entries);
 		return ERR_PTR(-ENOMEM);
 	}
 	object->handle = handle;
@@ -66,7 +66,7 @@ struct qgpu_object *qgpu_object_add(struct qgpu_client *client, u32 handle, u32 
 		ret = insert(client, object);
 	}
 	if (ret) {
-		qgpu_pod_leave(client->pod);
+		atomic_dec(&client->pod->nr_entries);
 		kfree(object);
 		return ERR_PTR(ret == -EBUSY ? -EEXIST : ret);
 	}
@@ -150,9 +150,7 @@ bool qgpu_is_memory(u32 class)
 
 void qgpu_object_stamp(struct qgpu_object *object)
 {
-	static atomic64_t last_stamp;
-
-	smp_store_release(&object->stamp, atomic64_inc_return(&last_stamp));	/* pairs with qgpu_client_stamp() */
+	smp_store_release(&object->stamp, qgpu_stamp());	/* pairs with qgpu_client_stamp() */
 }
 
 bool qgpu_objects_run(struct qgpu_client *client)
@@ -264,7 +262,7 @@ static void object_remove(struct qgpu_client *client, struct qgpu_object *object
 		client->nr_devices--;
 		atomic_dec(&client->pod->nr_devices);
 	}
-	qgpu_pod_leave(client->pod);
+	atomic_dec(&client->pod->nr_entries);
 	atomic_dec(&qgpu_nr_objects);
 	kfree_rcu(object, rcu);
 }

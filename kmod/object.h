@@ -16,7 +16,7 @@ bool qgpu_object_needed(struct qgpu_client *client, struct qgpu_object *object);
 bool qgpu_is_registered(u32 class);
 /* Memory of the card, or an object of the NVLink fabric, which keeps memory as a further handle of it does. */
 bool qgpu_is_memory(u32 class);
-/* The object is a channel in its TSG, or one of the fabric whose memory is named. */
+/* The object is a channel in its TSG, or its memory is named. */
 void qgpu_object_stamp(struct qgpu_object *object);
 /* Whether the client has channels. */
 bool qgpu_objects_run(struct qgpu_client *client);

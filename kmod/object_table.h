@@ -24,7 +24,7 @@ struct qgpu_object {
 	bool held;			/* the free under way holds its TSG open */
 	struct qgpu_tsg *tsg;		/* a TSG, or the TSG of a channel */
 	struct qgpu_mem *mem;		/* its own, or RM's for it; under mem_lock */
-	u64 stamp;			/* of a channel or object of the fabric, never given twice; set last */
+	u64 stamp;			/* of a channel or memory, never given twice; set last */
 	struct rcu_head rcu;
 };
 
@@ -42,7 +42,7 @@ struct qgpu_client {
 	bool dead;
 	struct xarray objects;
 	unsigned int nr_devices;	/* among them */
-	struct xarray untracked;	/* untracked_object.c: by handle, the kinds of others */
+	struct xarray untracked;	/* untracked_object.c: by handle, the kinds and stamps of others */
 	struct xarray mappings;		/* likewise: by the handle of what is mapped, how often */
 	unsigned int nr_untracked[QGPU_UNTRACKED_KINDS];	/* in both */
 	struct list_head kept;		/* memory that stays charged until the client goes: mem.c, under mem_lock */

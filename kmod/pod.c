@@ -18,7 +18,8 @@
 /* Each entry holds kernel memory here and more in the driver. A whole card in pieces of 2 MiB is a quarter of this. */
 static unsigned int entries_max = 1 << 18;
 module_param(entries_max, uint, 0644);
-MODULE_PARM_DESC(entries_max, "clients and objects of the driver that a pod may have at once (default 262144)");
+MODULE_PARM_DESC(entries_max,
+		 "clients and objects of the driver that a pod may have at once, and mappings by UVM (default 262144)");
 
 static DEFINE_MUTEX(pods_lock);
 static LIST_HEAD(pods);		/* by id, ascending */
@@ -402,17 +403,12 @@ void qgpu_pods_unchecked(void)
 	mutex_unlock(&pods_lock);
 }
 
-bool qgpu_pod_enter(struct qgpu_pod *pod)
+bool qgpu_pod_enter(atomic_t *entries)
 {
-	if ((unsigned int)atomic_inc_return(&pod->nr_entries) <= READ_ONCE(entries_max))
+	if ((unsigned int)atomic_inc_return(entries) <= READ_ONCE(entries_max))
 		return true;
-	qgpu_pod_leave(pod);
+	atomic_dec(entries);
 	return false;
-}
-
-void qgpu_pod_leave(struct qgpu_pod *pod)
-{
-	atomic_dec(&pod->nr_entries);
 }
 
 unsigned int qgpu_pod_count(void)

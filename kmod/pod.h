@@ -70,6 +70,7 @@ struct qgpu_pod {
 	atomic_t nr_files;
 	atomic_t nr_clients;
 	atomic_t nr_entries;	/* clients and objects in the object table */
+	atomic_t nr_held;	/* uvm_mem.c: what UVM holds of its clients */
 	atomic_t nr_devices;	/* of them */
 	atomic64_t refused_allocs;
 	atomic64_t refused_controls;
@@ -120,9 +121,8 @@ u32 qgpu_pod_limited(const struct qgpu_pod *pod);
 void qgpu_pod_flag(struct qgpu_pod *pod, u32 flag, u32 event);
 /* Calls may have passed unchecked: mark every pod that has a limit. */
 void qgpu_pods_unchecked(void);
-/* Count one more client or object in the object table; false: the pod is at its maximum. */
-bool qgpu_pod_enter(struct qgpu_pod *pod);
-void qgpu_pod_leave(struct qgpu_pod *pod);
+/* Count one more in nr_entries or nr_held, until its atomic_dec(); false: the pod is at its maximum. */
+bool qgpu_pod_enter(atomic_t *entries);
 unsigned int qgpu_pod_count(void);
 void qgpu_pod_uninit(void);
 

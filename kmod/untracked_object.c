@@ -32,6 +32,33 @@ static enum qgpu_untracked_kind kind_of(u32 class)
 	return QGPU_UNTRACKED_OTHER;
 }
 
+u64 qgpu_stamp(void)
+{
+	static atomic64_t last;
+
+	return atomic64_inc_return(&last);
+}
+
+/* An entry of a client's untracked objects: the stamp above the kind. */
+#define KIND_BITS 2
+
+static void *entry_of(u32 class)
+{
+	return xa_mk_value(qgpu_stamp() << KIND_BITS | kind_of(class));
+}
+
+static enum qgpu_untracked_kind kind_in(const void *entry)
+{
+	return xa_to_value(entry) & (BIT(KIND_BITS) - 1);
+}
+
+u64 qgpu_untracked_stamp(struct qgpu_client *client, u32 handle)
+{
+	const void *entry = xa_load(&client->untracked, handle);
+
+	return entry ? xa_to_value(entry) >> KIND_BITS : 0;
+}
+
 static void count(struct qgpu_client *client, enum qgpu_untracked_kind kind, int by)
 {
 	client->nr_untracked[kind] += by;
@@ -88,13 +115,13 @@ void qgpu_mapping_remove(struct qgpu_client *client, u32 handle)
 /* RM has it already, so noting it must not fail. */
 void qgpu_untracked_note(struct qgpu_client *client, u32 handle, u32 class)
 {
-	void *entry = xa_mk_value(kind_of(class)), *before;
+	void *entry = entry_of(class), *before;
 
 	lockdep_assert_held(&client->lock);
 	before = xa_store(&client->untracked, handle, entry, GFP_KERNEL_ACCOUNT | __GFP_NOFAIL);
 	if (before)
-		count(client, xa_to_value(before), -1);
-	count(client, xa_to_value(entry), 1);
+		count(client, kind_in(before), -1);
+	count(client, kind_in(entry), 1);
 }
 
 void qgpu_untracked_forget(struct qgpu_client *client, u32 handle)
@@ -104,7 +131,7 @@ void qgpu_untracked_forget(struct qgpu_client *client, u32 handle)
 
 	lockdep_assert_held(&client->lock);
 	if (entry)
-		count(client, xa_to_value(entry), -1);
+		count(client, kind_in(entry), -1);
 	count(client, QGPU_UNTRACKED_MAPPING, -(int)times);
 }
 
@@ -132,7 +159,7 @@ int qgpu_untracked_forget_gone(struct qgpu_client *client, enum qgpu_untracked_k
 	xa_for_each(mappings ? &client->mappings : &client->untracked, handle, entry) {
 		if (fatal_signal_pending(current))
 			return -EINTR;
-		if ((mappings || xa_to_value(entry) == kind) && qgpu_rm_gone(client->handle, handle))
+		if ((mappings || kind_in(entry) == kind) && qgpu_rm_gone(client->handle, handle))
 			qgpu_untracked_forget(client, handle);
 		cond_resched();
 	}

@@ -4,6 +4,11 @@
 
 #include "object_table.h"
 
+/* Never given twice. */
+u64 qgpu_stamp(void);
+/* Under rcu_read_lock(): that of the object with this handle; 0: none is known. */
+u64 qgpu_untracked_stamp(struct qgpu_client *client, u32 handle);
+
 /* All of these but the last need the client's lock. Whether the client may have one more of a class. */
 bool qgpu_untracked_fits(struct qgpu_client *client, u32 class);
 void qgpu_untracked_note(struct qgpu_client *client, u32 handle, u32 class);

@@ -9,18 +9,15 @@
  * much.
  *
  * The driver exports these functions, with the same arguments from 535 to 595 (nv_uvm_interface.c); the handles in them
- * are the kernel's own copies. A handle is looked up before the duplicate is made. Other memory may take the handle in
- * the meantime, so it is looked up again afterwards; if the two differ, both are charged. If RM has made memory that is
- * not yet in the object table, qgpu_uvm_mem_found() matches it later. A channel that is not in the table, or is not the
- * same afterwards, is not registered: no program frees one meanwhile.
+ * are the kernel's own copies. A handle is looked up before the duplicate is made. Something else may take it in the
+ * meantime, so its stamp is compared afterwards. Memory or a channel that is not in the object table, or not the same
+ * afterwards, is not mapped or registered: no program names it so early, or frees it so late.
  *
  * A pod can have any number of tasks inside these functions, and a probe of a return watches a fixed number. So the
  * probes send the calls to functions of this module, which call the driver's. Going away: see uvm.c.
  */
 #include <linux/hashtable.h>
-#include <linux/jhash.h>
 #include <linux/list.h>
-#include <linux/random.h>
 #include <linux/sched.h>
 #include <linux/slab.h>
 #include <linux/spinlock.h>
@@ -34,15 +31,13 @@
 #include "uvm_mem.h"
 #include "uvm_tables.h"
 
-/* A duplicate of UVM: being made, present, or being freed. */
+/* A duplicate of UVM. */
 struct held {
-	struct hlist_node node;		/* once it is made */
-	struct hlist_node unknown_node;	/* while it is unknown which memory it is */
+	struct hlist_node node;
 	unsigned long device;
-	u32 client, memory;		/* the duplicated memory */
-	u64 pod;			/* the client's pod; 0: none */
 	u32 handle;
-	struct qgpu_mem *mem, *other;	/* references; other: what had the handle afterwards, if different */
+	struct qgpu_pod *pod;		/* a reference; whose client it is of, or NULL */
+	struct qgpu_mem *mem;		/* a reference, or NULL */
 	struct qgpu_tables *tables;	/* a reference; of its mapping, or NULL */
 	u64 tables_size;
 };
@@ -56,10 +51,8 @@ struct retained {
 
 static DEFINE_SPINLOCK(held_lock);	/* protects what follows; taken before the locks of uvm_tables.c and mem.c */
 static DEFINE_HASHTABLE(there, 14);	/* by handle */
-static DEFINE_HASHTABLE(unknown, 10);	/* by the duplicated memory, see key_of() */
 static DEFINE_HASHTABLE(kept, 10);	/* struct retained, by RM's name */
 
-static u32 seed;
 static struct srcu_struct inside;	/* tasks in a function that a handler sent them to */
 
 enum { DESTROY, SPACE, RELEASE, RETAIN, FREE, DUP, NR_PROBES };
@@ -77,15 +70,11 @@ static void drop_tables(struct qgpu_tables *tables, u64 size)
 static void held_free(struct held *held)
 {
 	qgpu_mem_put(held->mem);
-	qgpu_mem_put(held->other);
 	drop_tables(held->tables, held->tables_size);
+	if (held->pod)
+		atomic_dec(&held->pod->nr_held);
+	qgpu_pod_put(held->pod);
 	kfree(held);
-}
-
-/* A pod chooses its handles, so without a seed it could choose ones that collide. */
-static u32 key_of(u32 client, u32 memory)
-{
-	return jhash_2words(client, memory, seed);
 }
 
 static const char mapping;	/* the key of tasks that have UVM map */
@@ -128,31 +117,6 @@ static bool take_tables(struct held *held)
 	return true;
 }
 
-static bool is_found(struct held *held, const struct qgpu_client *client, u32 handle, struct qgpu_mem *mem)
-{
-	if (held->mem || held->client != client->handle || held->memory != handle || held->pod != client->pod->id)
-		return false;
-	held->mem = qgpu_mem_get(mem);
-	return true;
-}
-
-bool qgpu_uvm_mem_found(struct qgpu_client *client, u32 handle, struct qgpu_mem *mem)
-{
-	struct hlist_node *next;
-	struct held *held;
-	bool found = false;
-
-	spin_lock(&held_lock);
-	hash_for_each_possible_safe(unknown, held, next, unknown_node, key_of(client->handle, handle)) {
-		if (!is_found(held, client, handle, mem))
-			continue;
-		hash_del(&held->unknown_node);
-		found = true;
-	}
-	spin_unlock(&held_lock);
-	return found;
-}
-
 /*
  * RM gives UVM what another pod shares with all, or what was made by a process with the number of this one. UVM passes
  * the caller's client on, and not its control file.
@@ -167,84 +131,72 @@ static bool is_foreign(u32 client)
 	return foreign;
 }
 
-/* Of one memory. A pod can keep its allocation from returning; programs do not map it before. */
-#define UNKNOWN_MAX 64
-
-static bool note_unknown(struct held *held)
-{
-	u32 key = key_of(held->client, held->memory);
-	const struct held *other;
-	int nr = 0;
-
-	lockdep_assert_held(&held_lock);
-	hash_for_each_possible(unknown, other, unknown_node, key)
-		nr += other->client == held->client && other->memory == held->memory;
-	if (nr >= UNKNOWN_MAX)
-		return false;
-	hash_add(unknown, &held->unknown_node, key);
-	return true;
-}
-
 /* NULL: it is refused, or there is no kernel memory. */
 static struct held *held_new(unsigned long device, u32 client, u32 memory)
 {
 	struct held *held = kzalloc(sizeof(*held), GFP_KERNEL_ACCOUNT);
-	bool allowed;
+	struct qgpu_pod *pod = qgpu_client_owner(client);
 
-	if (!held)
+	if (!held || (pod && !qgpu_pod_enter(&pod->nr_held))) {
+		if (pod)
+			atomic64_inc(&pod->refused_objects);
+		qgpu_pod_put(pod);
+		kfree(held);
 		return NULL;
+	}
 	held->device = device;
-	held->client = client;
-	held->memory = memory;
+	held->pod = pod;
 	held->mem = qgpu_client_mem(client, memory);
-	held->pod = qgpu_client_pod(client);
-	allowed = take_tables(held);
-	spin_lock(&held_lock);
-	if (allowed && !held->mem && held->pod)
-		allowed = note_unknown(held);
-	spin_unlock(&held_lock);
-	if (allowed)
+	if (take_tables(held))
 		return held;
 	held_free(held);
 	return NULL;
 }
 
-/* RM has answered. False: it is to be freed. */
-static bool settle(struct held *held, bool made, bool video)
+/* Its handle is RM's. */
+static void held_made(struct held *held)
 {
-	bool is_unknown = made && !held->mem && !held->other && held->pod && video;
-
-	lockdep_assert_held(&held_lock);
-	if (!is_unknown)
-		hash_del(&held->unknown_node);
-	if (!made || !(held->mem || held->other || held->tables || is_unknown))
-		return false;
+	if (!held->mem && !held->tables) {
+		held_free(held);
+		return;
+	}
+	spin_lock(&held_lock);
 	hash_add(there, &held->node, held->handle);
-	return true;
+	spin_unlock(&held_lock);
 }
 
-static void held_made(struct held *held, bool made, bool video)
-{
-	struct qgpu_mem *after = made ? qgpu_client_mem(held->client, held->memory) : NULL;
+typedef u32 (*free_t)(unsigned long device, u32 handle);
 
-	spin_lock(&held_lock);
-	if (after != held->mem) {
-		held->other = after;
-		after = NULL;
-	}
-	made = settle(held, made, video);
-	spin_unlock(&held_lock);
-	qgpu_mem_put(after);
-	if (!made)
-		held_free(held);
+static __nocfi u32 free_by_rm(unsigned long device, u32 handle)
+{
+	free_t driver = (free_t)qgpu_probed_function(&probes[FREE].at_call);
+	struct qgpu_pass pass;
+	u32 status;
+
+	qgpu_pass_begin(&pass, &probes[FREE]);
+	status = driver(device, handle);
+	qgpu_pass_end(&pass);
+	return status;
 }
 
 typedef u32 (*dup_t)(unsigned long device, u32 client, u32 memory, u32 *made, const struct nv_uvm_memory_info *info);
 
-static __nocfi u32 dup(unsigned long device, u32 client, u32 memory, u32 *made, const struct nv_uvm_memory_info *info)
+static __nocfi u32 dup_by_rm(unsigned long device, u32 client, u32 memory, u32 *made,
+			     const struct nv_uvm_memory_info *info)
 {
 	dup_t driver = (dup_t)qgpu_probed_function(&probes[DUP].at_call);
 	struct qgpu_pass pass;
+	u32 status;
+
+	qgpu_pass_begin(&pass, &probes[DUP]);
+	status = driver(device, client, memory, made, info);
+	qgpu_pass_end(&pass);
+	return status;
+}
+
+static u32 dup(unsigned long device, u32 client, u32 memory, u32 *made, const struct nv_uvm_memory_info *info)
+{
+	u64 stamp = qgpu_client_stamp(client, memory);
 	struct held *held;
 	u32 status;
 
@@ -253,13 +205,19 @@ static __nocfi u32 dup(unsigned long device, u32 client, u32 memory, u32 *made, 
 	held = held_new(device, client, memory);
 	if (!held)
 		return NV_ERR_NO_MEMORY;
-	qgpu_pass_begin(&pass, &probes[DUP]);
-	status = driver(device, client, memory, made, info);
-	qgpu_pass_end(&pass);
-	if (status == NV_OK)
-		held->handle = *made;
-	held_made(held, status == NV_OK, info && !info->sysmem);
-	return status;
+	status = dup_by_rm(device, client, memory, made, info);
+	if (status == NV_OK && held->pod && info && !info->sysmem &&
+	    (!stamp || qgpu_client_stamp(client, memory) != stamp)) {
+		free_by_rm(device, *made);
+		status = NV_ERR_OBJECT_NOT_FOUND;
+	}
+	if (status != NV_OK) {
+		held_free(held);
+		return status;
+	}
+	held->handle = *made;
+	held_made(held);
+	return NV_OK;
 }
 
 static noinline u32 counted_dup(unsigned long device, u32 client, u32 memory, u32 *made,
@@ -296,29 +254,14 @@ static struct held *take_out(unsigned long device, u32 handle)
 	return found;
 }
 
-static void held_gone(struct held *held)
-{
-	spin_lock(&held_lock);
-	hash_del(&held->unknown_node);
-	spin_unlock(&held_lock);
-	held_free(held);
-}
-
-typedef u32 (*free_t)(unsigned long device, u32 handle);
-
-static noinline u32 __nocfi counted_free(unsigned long device, u32 handle)
+static noinline u32 counted_free(unsigned long device, u32 handle)
 {
 	int idx = srcu_read_lock(&inside);
-	free_t driver = (free_t)qgpu_probed_function(&probes[FREE].at_call);
 	struct held *held = take_out(device, handle);
-	struct qgpu_pass pass;
-	u32 status;
+	u32 status = free_by_rm(device, handle);
 
-	qgpu_pass_begin(&pass, &probes[FREE]);
-	status = driver(device, handle);
-	qgpu_pass_end(&pass);
 	if (held)
-		held_gone(held);
+		held_free(held);
 	srcu_read_unlock(&inside, idx);
 	return status;
 }
@@ -380,6 +323,18 @@ static struct retained *charge_space(void)
 	return ERR_PTR(-ENOMEM);
 }
 
+typedef void (*destroy_t)(void *space);
+
+static __nocfi void destroy_by_rm(void *space)
+{
+	destroy_t driver = (destroy_t)qgpu_probed_function(&probes[DESTROY].at_call);
+	struct qgpu_pass pass;
+
+	qgpu_pass_begin(&pass, &probes[DESTROY]);
+	driver(space);
+	qgpu_pass_end(&pass);
+}
+
 typedef u32 (*space_t)(unsigned long device, u32 client, u32 handle, void **made, void *info);
 
 static __nocfi u32 dup_space(unsigned long device, u32 client, u32 handle, void **made, void *info)
@@ -397,6 +352,10 @@ static __nocfi u32 dup_space(unsigned long device, u32 client, u32 handle, void 
 	qgpu_pass_begin(&pass, &probes[SPACE]);
 	status = driver(device, client, handle, made, info);
 	qgpu_pass_end(&pass);
+	if (status == NV_OK && is_foreign(client)) {	/* it has got the handle meanwhile */
+		destroy_by_rm(*made);
+		status = NV_ERR_INVALID_CLIENT;
+	}
 	if (status == NV_OK && retained)
 		keep(retained, *made);
 	else
@@ -421,18 +380,12 @@ static int space_called(struct kprobe *probe, struct pt_regs *regs)
 	return 1;
 }
 
-typedef void (*destroy_t)(void *space);
-
-static noinline void __nocfi counted_destroy(void *space)
+static noinline void counted_destroy(void *space)
 {
 	int idx = srcu_read_lock(&inside);
-	destroy_t driver = (destroy_t)qgpu_probed_function(&probes[DESTROY].at_call);
 	struct retained *retained = take_retained_out(space);
-	struct qgpu_pass pass;
 
-	qgpu_pass_begin(&pass, &probes[DESTROY]);
-	driver(space);
-	qgpu_pass_end(&pass);
+	destroy_by_rm(space);
 	retained_free(retained);
 	srcu_read_unlock(&inside, idx);
 }
@@ -557,7 +510,6 @@ static struct qgpu_probes set = { "memory that UVM holds", probes, ARRAY_SIZE(pr
 
 int qgpu_uvm_mem_init(void)
 {
-	seed = get_random_u32();
 	return init_srcu_struct(&inside);
 }
 
@@ -585,7 +537,7 @@ static void forget_all(void)
 
 	hash_for_each_safe(there, bucket, next, held, node) {
 		hash_del(&held->node);
-		held_gone(held);
+		held_free(held);
 	}
 	hash_for_each_safe(kept, bucket, next, retained, node) {
 		hash_del(&retained->node);

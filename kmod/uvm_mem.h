@@ -6,8 +6,6 @@
 
 #include "probes.h"
 
-struct qgpu_client;
-struct qgpu_mem;
 struct qgpu_tables;
 
 int qgpu_uvm_mem_init(void);
@@ -35,11 +33,5 @@ void qgpu_mapper_begin(struct qgpu_mapper *mapper, struct qgpu_tables *tables, u
 void qgpu_mapper_end(struct qgpu_mapper *mapper);
 /* The current task's, or NULL. */
 struct qgpu_mapper *qgpu_mapper_of_current(void);
-
-/*
- * The object table now knows memory that RM made a moment ago. UVM may have mapped it in between: then the mapping holds
- * its charge. False: it has not. Then no handle leads to the memory any more, or the table's own does.
- */
-bool qgpu_uvm_mem_found(struct qgpu_client *client, u32 handle, struct qgpu_mem *mem);
 
 #endif

@@ -15,7 +15,6 @@
 #include "toctou.h"
 #include "trace.h"
 #include "untracked_object.h"
-#include "uvm_mem.h"
 #include "vram_heap.h"
 
 /* Video memory by physical address: for privileged callers, which may be in a pod too. */
@@ -49,20 +48,13 @@ long qgpu_refuse_memory(struct qgpu_call *call, int gpu, u64 size, size_t status
 	return qgpu_refuse_alloc(call, status_at, NV_ERR_NO_MEMORY);
 }
 
-void qgpu_take_back(struct qgpu_client *client, u32 parent, u32 handle, struct qgpu_mem *mem)
+void qgpu_take_back(struct qgpu_client *client, u32 parent, u32 handle)
 {
-	u64 size = 0;
-
-	if (mem && qgpu_rm_memory_size(client->handle, handle, &size) != NV_OK)
-		size = 0;
 	if (qgpu_rm_free(client->handle, parent, handle) == NV_OK)
 		qgpu_untracked_forget(client, handle);
-	if (mem && qgpu_uvm_mem_found(client, handle, mem))
-		qgpu_mem_grow(mem, size);
 }
 
-void qgpu_free_unsaid(const struct qgpu_call *call, u32 status, struct qgpu_client *client, u32 parent, u32 handle,
-		      struct qgpu_mem *mem)
+void qgpu_free_unsaid(const struct qgpu_call *call, u32 status, struct qgpu_client *client, u32 parent, u32 handle)
 {
 	u32 class;
 
@@ -70,10 +62,8 @@ void qgpu_free_unsaid(const struct qgpu_call *call, u32 status, struct qgpu_clie
 		return;
 	if (qgpu_object_find(client, handle) || qgpu_rm_class(client->handle, handle, &class) != NV_OK)
 		return;
-	if (class == NV01_MEMORY_LOCAL_USER)
-		qgpu_take_back(client, parent, handle, mem);
-	else if (qgpu_is_physical(class) || qgpu_is_registered(class) || qgpu_is_memory(class))
-		qgpu_rm_free(client->handle, parent, handle);
+	if (qgpu_is_physical(class) || qgpu_is_registered(class) || qgpu_is_memory(class))
+		qgpu_take_back(client, parent, handle);
 	else
 		qgpu_object_note(client, handle, class, false);
 }
@@ -87,7 +77,7 @@ static long keep(struct qgpu_call *call, struct qgpu_client *client, const struc
 	qgpu_object_note(client, handle, class, call->sealed);
 	if (fits)
 		return 0;
-	qgpu_take_back(client, vram->parent, handle, NULL);
+	qgpu_take_back(client, vram->parent, handle);
 	return qgpu_call_answer(call, vram->status_at, NV_ERR_INSUFFICIENT_RESOURCES);
 }
 
@@ -129,10 +119,10 @@ static long book(struct qgpu_call *call, struct qgpu_client *client, const struc
 		goto err_free;
 	object->gpu = gpu;
 	qgpu_mem_name(object, mem);
-	qgpu_uvm_mem_found(client, handle, mem);
+	qgpu_object_stamp(object);
 	return 0;
 err_free:
-	qgpu_take_back(client, vram->parent, handle, mem);
+	qgpu_take_back(client, vram->parent, handle);
 	qgpu_mem_put(mem);
 	return qgpu_refuse_memory(call, gpu, size, vram->status_at);
 }
@@ -155,7 +145,7 @@ static long uncharged(struct qgpu_call *call, struct qgpu_client *client, const 
 	handle = word_at(call, vram->handle_at);
 	status = word_at(call, vram->status_at);
 	if (status != NV_OK) {
-		qgpu_free_unsaid(call, status, client, vram->parent, handle, NULL);
+		qgpu_free_unsaid(call, status, client, vram->parent, handle);
 		return ret;
 	}
 	if (qgpu_rm_class(client->handle, handle, &class) != NV_OK ||
@@ -201,7 +191,7 @@ long qgpu_vram_alloc(struct qgpu_call *call, const struct qgpu_vram *vram)
 		ret = book(call, client, vram, word_at(call, vram->handle_at), gpu, mem) ?: ret;
 		goto out;
 	}
-	qgpu_free_unsaid(call, status, client, vram->parent, word_at(call, vram->handle_at), mem);
+	qgpu_free_unsaid(call, status, client, vram->parent, word_at(call, vram->handle_at));
 	if (call->sealed || !qgpu_toctou_sealed() || (ret && ret != -EFAULT))
 		qgpu_mem_put(mem);
 	else			/* the call missed the probe */

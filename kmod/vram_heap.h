@@ -31,14 +31,13 @@ bool qgpu_chooses_place(u32 flags, u32 attr2);
 /* Refuse an allocation and count the refusal. */
 long qgpu_refuse_alloc(struct qgpu_call *call, size_t status_at, u32 status);
 long qgpu_refuse_memory(struct qgpu_call *call, int gpu, u64 size, size_t status_at);
-/* Free memory that RM made and the pod may not have. If UVM has mapped it already, mem stays charged for it. */
-void qgpu_take_back(struct qgpu_client *client, u32 parent, u32 handle, struct qgpu_mem *mem);
+/* Free what RM made and the pod may not have. */
+void qgpu_take_back(struct qgpu_client *client, u32 parent, u32 handle);
 /*
  * After RM reported a failure: the handle is free or had its object before; otherwise free what RM made. If the status
  * says that RM did not get so far, nothing is freed.
  */
-void qgpu_free_unsaid(const struct qgpu_call *call, u32 status, struct qgpu_client *client, u32 parent, u32 handle,
-		      struct qgpu_mem *mem);
+void qgpu_free_unsaid(const struct qgpu_call *call, u32 status, struct qgpu_client *client, u32 parent, u32 handle);
 
 long qgpu_vid_heap(struct qgpu_call *call);
 

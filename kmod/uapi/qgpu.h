@@ -158,7 +158,7 @@ struct qgpu_grant {
 
 /*
  * QGPU_IOC_POD_NEXT: the pod with the lowest id above pod (in, then out); ENOENT at the end. refused_objects counts
- * objects beyond those that a client or pod may have of classes without a charge.
+ * objects beyond those that a client or pod may have of classes without a charge, and UVM's mappings beyond a pod's most.
  */
 struct qgpu_pod_next {
 	__u64 pod;

@@ -176,24 +176,87 @@ def test_processes_of_a_pod_share_memory(web):
     assert web.held() == qg.used() == 32 * MIB
 
 
-def test_a_client_exchanged_during_a_duplicate_lends_nothing(two, linger, parameter):
-    """The duplicate waits in the driver; meanwhile another pod's client takes the handle, and shares with all."""
+def exchange(friend, owner, client, parameter):
+    """Free a client, and give its handle to one of another pod that has memory. False: the call that frees it waits."""
+    friend.start(free, client)
+    parameter("next_client", client)
+    exchanged = friend.pipe.poll(0.5)
+    if exchanged:
+        owner.run(program)
+        owner.run(take, MIB, 0x5C00BEEF)
+    return exchanged
+
+
+def test_a_client_is_not_exchanged_during_a_duplicate(pod, linger, late, parameter):
+    """Until the module looks at what RM has made, another process of the pod could duplicate that."""
+    has, wants = pod("has"), pod("wants", memory=64 * MIB + ROOM)
+    owner, (thief, friend, heir) = has.process(), (wants.process() for _ in range(3))
+    for each in (thief, friend, heir):
+        each.run(program)
+    client, copy = friend.run(client_of), thief.run(lambda state: (state["p"].client, state["p"].last + 1))
+    friend.run(take, MIB, 0x5C00BEEF)
+    linger(1500000)
+    thief.start(duplicate, client, 0x5C00BEEF)
+    threading.Event().wait(0.1)
+    linger(0)
+    exchanged = exchange(friend, owner, client, parameter)
+    late(1500000)
+    objects = qg.sim()["objects"]
+    qg.until(lambda: qg.sim()["objects"] > objects)
+    late(0)
+    took = heir.run(duplicate, *copy)
+    thief.result()
+    friend.result()
+
+    assert not (exchanged and took > 0)
+    assert qg.used() == wants.held() == MIB
+
+
+def test_clients_that_duplicate_from_each_other_go_on(web):
+    """Each call needs both."""
+
+    def dup_often(state, client, handle):
+        for _ in range(200):
+            state["p"].free(state["p"].dup(client, handle))
+
+    first, second = web.processes[0], web.process()
+    second.run(program)
+    names = [(each.run(client_of), each.run(take, MIB)) for each in (first, second)]
+    first.start(dup_often, *names[1])
+    second.start(dup_often, *names[0])
+    first.result()
+    second.result()
+
+    assert web.held() == qg.used() == 2 * MIB
+
+
+def event(state, client):
+    """An event in a client that the parameters name; RM's status."""
+    p = state["p"]
+    try:
+        p.alloc(p.device, 0x79, struct.pack("II24x", client, p.device))
+    except nv.RmError as error:
+        return error.status
+    return 0
+
+
+def test_parameters_name_no_client_that_could_be_exchanged(two, linger, parameter):
+    """The call waits in the driver; meanwhile another pod's client takes the handle of the one that it names."""
     has, wants = two
     (owner,), (thief, friend) = has.processes, (*wants.processes, wants.process())
     friend.run(program)
-    client, memory = friend.run(client_of), friend.run(take, MIB)
+    client = friend.run(client_of)
     linger(1500000)
-    thief.start(duplicate, client, memory)
+    thief.start(event, client)
     threading.Event().wait(0.1)
     linger(0)
     friend.run(free, client)
     parameter("next_client", client)
     owner.run(program)
-    assert (owner.run(client_of), owner.run(take, MIB, memory)) == (client, memory)
+    assert owner.run(client_of) == client
 
-    assert thief.result() == -nv.NO_PERMISSION
-    owner.run(free, memory)
-    assert qg.used() == 0
+    assert thief.result() == nv.BAD_HANDLE
+    assert thief.run(event, thief.run(client_of)) == 0
 
 
 def test_nothing_is_duplicated_while_calls_are_not_sealed(web):

@@ -210,8 +210,8 @@ def test_a_tsg_has_a_bounded_number_of_handles(pod):
     assert big.process().run(many, *named) == (127, NO_RESOURCES)
 
 
-def test_another_tsg_in_the_sources_place_is_not_taken_for_it(group, linger):
-    """The duplicate waits in the driver; meanwhile another TSG takes the source's handle."""
+def test_another_tsg_takes_no_sources_place_during_a_duplicate(group, linger):
+    """The duplicate waits in the driver, and the call that would free the source waits for that."""
 
     def replace(state):
         p = state["p"]
@@ -227,8 +227,45 @@ def test_another_tsg_in_the_sources_place_is_not_taken_for_it(group, linger):
     linger(0)
     maker.run(replace)
 
-    assert taker.result() == NO_RESOURCES
+    assert taker.result() == 0
     assert len(qg.sim_tsgs()) == 2
+
+
+def join_beside_another_client(state, client, tsg):
+    """Duplicate a TSG in the younger of two clients of a file; the elder."""
+    p = state["p"] = nv.Program()
+    elder, p.client = p.client, 0
+    p.client = p.alloc(0, nv.ROOT, handle=0)
+    p.device = p.alloc(p.client, nv.DEVICE, bytes(56))
+    p.subdevice = p.alloc(p.device, nv.SUBDEVICE, bytes(4))
+    p.dup(client, tsg)
+    return elder
+
+
+def free_in(state, client):
+    """Another process's client; RM refuses it."""
+    data = bytearray(struct.pack("IIII", client, 0, 0x5C00BEEF, 0xFFFF))
+    nv.call(state["p"].ctl, 0x29, data)
+
+
+def test_a_file_that_waits_to_close_leaves_the_gate_closed(qgpu, pod, linger):
+    """A call has the elder client's lock, for as long as its process likes."""
+    made = pod("group", memory=10 * COMPUTE + ROOM)
+    first, member, holder = (made.process() for _ in range(3))
+    elder = member.run(join_beside_another_client, *first.run(server))
+    holder.run(program)
+    qgpu.plan((made.id, 5000, []))
+    linger(3000000)
+    holder.start(free_in, elder)
+    threading.Event().wait(0.1)
+    linger(0)
+    member.start(lambda state: os.close(state["p"].ctl))
+    threading.Event().wait(1)
+    meanwhile = card()
+    for each in (member, holder):
+        each.result()
+
+    assert (meanwhile, card()) == ([(1, 5000)], [(1, 5000)])
 
 
 def test_compute_below_a_duplicate_can_be_preempted(pod):

@@ -111,8 +111,8 @@ def test_export_during_last_files_close_stays_charged(qgpu, pod):
     assert qg.used() == web.held() == 32 * MIB
 
 
-def test_source_swapped_during_dup_is_charged_as_result(web, linger):
-    """The duplicate waits in the driver; meanwhile a larger piece of memory takes the source's handle."""
+def test_a_source_is_not_swapped_during_a_dup(web, linger):
+    """The duplicate waits in the driver, and the call that would free the source waits for that."""
     first, second = web.processes[0], web.process()
     second.run(program)
     handle = first.run(take, MIB)
@@ -126,7 +126,36 @@ def test_source_swapped_during_dup_is_charged_as_result(web, linger):
     second.result()
     first.run(lambda state, handle: state["p"].free(handle), handle)
 
-    assert qg.used() == web.held() == 16 * MIB
+    assert qg.used() == web.held() == MIB
+
+
+def duplicate_as(state, source, handle):
+    """Another handle on what a handle of the same client is, under a given one."""
+    state["p"].last = handle - 1
+    state["p"].dup(state["p"].client, source)
+
+
+def test_source_swapped_back_during_dup_hides_no_memory(web, linger, late):
+    """Other memory of its size has the source's handle while RM makes the duplicate, and only then."""
+    first, second = web.processes[0], web.process()
+    second.run(program)
+    handle, spare = first.run(take, 16 * MIB), 0x5C00AA00
+    first.run(duplicate_as, handle, spare)
+    client, objects = first.run(lambda state: state["p"].client), qg.sim()["objects"]
+    linger(1500000)
+    second.start(lambda state, client, handle: state["p"].dup(client, handle), client, handle)
+    threading.Event().wait(0.1)
+    linger(0)
+    first.run(lambda state, handle: state["p"].free(handle), handle)
+    first.run(take, 16 * MIB, handle)
+    late(1500000)
+    qg.until(lambda: qg.sim()["objects"] > objects)
+    late(0)
+    first.run(lambda state, handle: state["p"].free(handle), handle)
+    first.run(duplicate_as, spare, handle)
+    second.result()
+
+    assert qg.used() == web.held()
 
 
 def export(state, handle):

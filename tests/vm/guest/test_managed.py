@@ -333,76 +333,38 @@ def test_a_mapping_that_fails_costs_nothing(web):
     assert web.held() == 0
 
 
-@pytest.fixture
-def during_alloc(web, late):
-    """Run something with the handle of memory whose allocation returns late.
-
-    Return the process that allocates, the one that ran it, the handle, and the answer.
-    A handle can be guessed: another thread has UVM map the memory while the call that makes it is under way.
-    """
-
-    def run(late_us, what, *more):
-        maker, mapper = web.processes[0], web.process()
-        mapper.run(start)
-        client, handle = maker.run(lambda state: (state["p"].client, state["p"].last + 1))
-        late(late_us)
-        maker.start(allocate, 48 * MIB)
-        qg.until(lambda: qg.used() > 0)
-        late(0)
-        answer = mapper.run(what, handle, client, *more)
-        assert maker.result() == handle
-        return maker, mapper, handle, answer
-
-    return run
-
-
-def test_memory_mapped_before_alloc_returns_is_charged(web, during_alloc):
-    maker, mapper, handle, _ = during_alloc(1000000, map_memory)
-    maker.run(lambda state, handle: state["p"].free(handle), handle)
-
-    assert qg.used() == web.held() == 48 * MIB + tables(48 * MIB)
-    mapper.run(unmap)
-    assert web.held() == 0
-
-
-def map_often(state, handle, client, times):
-    return [try_map(state, handle, 64 << 10, client) for _ in range(times)]
-
-
-def test_memory_is_mapped_64_times_before_its_alloc_returns(during_alloc):
-    """Allocations of all pods look for such mappings of theirs, and a pod can keep its own from returning."""
-    maker, mapper, handle, answers = during_alloc(2000000, map_often, 70)
-    client = maker.run(lambda state: state["p"].client)
-
-    assert answers == 64 * [0] + 6 * [errno.EINVAL]
-    assert mapper.run(try_map, handle, 64 << 10, client) == 0
-
-
-def test_memory_mapped_before_it_is_refused_counts_too(web, late):
-    """RM makes it larger than was asked for; for a moment it is there, and what UVM holds of it stays."""
-
-    def one_huge_page(state):
-        try:
-            return state["p"].memory(1, huge=True)
-        except nv.RmError as error:
-            return -error.status
-
+def test_memory_is_not_mapped_before_its_alloc_returns(web, late):
+    """A handle can be guessed. But what RM has made may yet be refused, and no program maps it so early."""
     maker, mapper = web.processes[0], web.process()
     mapper.run(start)
-    web.grant(memory=17 * MIB + tables(MIB) + 2 * qg.SPACE)
-    maker.run(allocate, 16 * MIB)
     client, handle = maker.run(lambda state: (state["p"].client, state["p"].last + 1))
     late(1000000)
-    maker.start(one_huge_page)
-    qg.until(lambda: qg.used() > 16 * MIB)
+    maker.start(allocate, 48 * MIB)
+    qg.until(lambda: qg.used() > 0)
     late(0)
-    mapper.run(map_memory, handle, client, MIB)
-    assert maker.result() == -nv.NO_MEMORY
 
-    assert web.held() == qg.used() == 16 * MIB + tables(MIB) + 2 * MIB
-    assert maker.run(allocate, 1) == -nv.NO_MEMORY
-    mapper.run(unmap)
-    assert web.held() == 16 * MIB
+    assert mapper.run(try_map, handle, 48 * MIB, client) == errno.EINVAL
+    assert maker.result() == handle
+    assert qg.used() == web.held() == 48 * MIB
+    assert mapper.run(try_map, handle, 48 * MIB, client) == 0
+
+
+def test_mappings_of_a_pod_without_a_limit_are_bounded(pod):
+    """Else calls of other pods would look through all of them."""
+    free_pod = pod("free")
+    process = free_pod.process()
+    process.run(start)
+    handle = process.run(allocate, 64 << 10)
+    bound = Path("/sys/module/qgpu/parameters/entries_max")
+    before = bound.read_text()
+    bound.write_text("8")
+    answers = [process.run(try_map, handle, 64 << 10) for _ in range(10)]
+    process.run(unmap)
+    again = process.run(try_map, handle, 64 << 10)
+    bound.write_text(before)
+
+    assert (answers, again) == (8 * [0] + 2 * [errno.EINVAL], 0)
+    assert free_pod.info().refused_objects == 2
 
 
 def open_uvm(state):
@@ -498,6 +460,37 @@ def test_what_another_pod_has_is_not_registered(pod, register, limit):
     assert thief.run(enter, register, *thief.run(make, cls)) == 0
     assert outside.run(enter, register, *owner.run(make, cls)) == 0
     outside.kill()
+
+
+def test_a_client_exchanged_while_uvm_takes_a_space_lends_none(pod, parameter):
+    """Another pod's client has the handle when RM looks it up."""
+
+    def space(state):
+        return state["p"].alloc(state["p"].device, nv.VASPACE, bytes(64))
+
+    def enter(state, client, handle):
+        try:
+            fcntl.ioctl(state["uvm"], 0x5103, struct.pack("II", client, handle))
+        except OSError as error:
+            return error.errno
+        return 0
+
+    has, wants = pod("has"), pod("wants")
+    owner, friend, thief = has.process(), wants.process(), wants.process()
+    for each in (friend, thief):
+        each.run(start)
+    client, handle = friend.run(client_of), friend.run(space)
+    parameter("uvm_held", 1)
+    thief.start(enter, client, handle)
+    qg.until(lambda: waiting() == 1)
+    friend.run(free, client)
+    parameter("next_client", client)
+    owner.run(start)
+    owner.run(lambda state, handle: state["p"].alloc(state["p"].device, nv.VASPACE, bytes(64), handle), handle)
+    parameter("uvm_held", 0)
+
+    assert owner.run(client_of) == client
+    assert thief.result() == errno.EINVAL
 
 
 def test_hmm_is_off_under_a_limit(web):
@@ -721,6 +714,35 @@ def test_an_exchanged_channel_is_not_registered(web, parameter):
     assert web.held() == COMPUTE_TSG
     first.run(free, handles[0])
     assert web.held() == 0
+
+
+def duplicate_as(state, source, handle):
+    """Another handle on what a handle of the same client is, under a given one."""
+    state["p"].last = handle - 1
+    state["p"].dup(state["p"].client, source)
+
+
+def test_memory_exchanged_while_uvm_takes_it_is_not_hidden(web, parameter):
+    """Other memory has the handle while UVM duplicates it, and only then."""
+    first, second = web.processes[0], web.process()
+    second.run(start)
+    handle, spare = first.run(allocate, 16 * MIB), 0x5C00AA00
+    first.run(duplicate_as, handle, spare)
+    parameter("uvm_held", 1)
+    parameter("uvm_late", 1)
+    second.start(try_map, handle, 64 << 10, first.run(client_of))
+    qg.until(lambda: waiting() == 1)
+    first.run(free, handle)
+    first.run(lambda state, size, handle: state["p"].memory(size, handle), 16 * MIB, handle)
+    parameter("uvm_held", 0)
+    qg.until(lambda: waiting() == 2)
+    first.run(free, handle)
+    first.run(duplicate_as, spare, handle)
+    parameter("uvm_late", 0)
+    said = second.result()
+
+    assert qg.used() <= web.held()
+    assert said == errno.EINVAL
 
 
 def map_at_once(state, count):

@@ -46,6 +46,29 @@ static int uvm_waiting_get(char *buffer, const struct kernel_param *param)
 static const struct kernel_param_ops uvm_waiting_ops = { .get = uvm_waiting_get };
 module_param_cb(uvm_waiting, &uvm_waiting_ops, NULL, 0444);
 
+/* ... and where it has duplicated something, every task while this is set. */
+static u32 uvm_late;
+
+static int uvm_late_set(const char *value, const struct kernel_param *param)
+{
+	int ret = param_set_uint(value, param);
+
+	wake_up_var(&uvm_late);
+	return ret;
+}
+
+static const struct kernel_param_ops uvm_late_ops = { .set = uvm_late_set, .get = param_get_uint };
+module_param_cb(uvm_late, &uvm_late_ops, &uvm_late, 0644);
+
+static void linger_after_dup(void)
+{
+	if (!READ_ONCE(uvm_late))
+		return;
+	atomic_add(2, &uvm_waiting);
+	wait_var_event(&uvm_late, !READ_ONCE(uvm_late));
+	atomic_sub(2, &uvm_waiting);
+}
+
 void sim_uvm_wait(void)
 {
 	u32 nr = atomic_inc_return(&uvm_came), held = READ_ONCE(uvm_held);
@@ -316,6 +339,7 @@ u32 nvUvmInterfaceDupMemory(void *device, u32 client, u32 memory, u32 *made, str
 		*info = (struct nv_uvm_memory_info){ .size = object->mem->size };
 	}
 	mutex_unlock(&sim_lock);
+	linger_after_dup();
 	return status;
 }
 EXPORT_SYMBOL(nvUvmInterfaceDupMemory);
@@ -344,8 +368,10 @@ static u32 look_up(u32 client, u32 handle)
 u32 nvUvmInterfaceDupAddressSpace(void *device, u32 client, u32 handle, void **space, void *info);
 u32 nvUvmInterfaceDupAddressSpace(void *device, u32 client, u32 handle, void **space, void *info)
 {
-	u32 status = look_up(client, handle);
+	u32 status;
 
+	sim_uvm_wait();
+	status = look_up(client, handle);
 	if (status)
 		return status;
 	*space = kmalloc(1, GFP_KERNEL);	/* a name that nothing else has */

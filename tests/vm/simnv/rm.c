@@ -137,6 +137,11 @@ static u32 construct(const struct sim_file *file, struct sim_client *client, str
 	if (object->class == KEPLER_CHANNEL_GROUP_A)
 		return parent && parent->class == NV01_DEVICE_0 ? alloc_tsg(client, object, tsg[3]) :
 								 NV_ERR_INVALID_OBJECT_PARENT;
+	if (object->class == NV01_EVENT_OS_EVENT)	/* event.c: of any client */
+		return !params || sim_copy_in(file, &instance, params, sizeof(instance)) || !instance ||
+				       sim_client(instance, NULL) ?
+			       NV_OK :
+			       NV_ERR_OBJECT_NOT_FOUND;
 	if (object->class == NV_SEMAPHORE_SURFACE)
 		return sim_hold_memory(file, client, params);
 	if (object->class == NV_MEMORY_FABRIC)
