@@ -29,6 +29,10 @@ class Host:
     def __init__(self, pids: list[int]) -> None:
         self._pids = pids
 
+    def pgpus(self) -> tuple[()]:
+        """Return no card: these pods hold no memory of one."""
+        return ()
+
     def checkpointer(self) -> ProcessCheckpointer:
         """Open real helpers, without NVML."""
         cards = [Pgpu(0, "GPU-a", "card", 1 << 40)]
