@@ -91,13 +91,10 @@ class PodMoves:
                         kept = {index: grant for index, grant in grants.items() if index not in indexes}
                         self._pods.host.amend(name, kept)
                     return
-            except RefusedError as error:
-                if time.monotonic() >= until_s:
+            except QgpuError as error:  # unless refused, it ended, or the plane is gone; at worst a grant too many
+                if not isinstance(error, RefusedError) or time.monotonic() >= until_s:
                     _log.warning("grant of a moved pod kept", pod=name, pgpus=sorted(indexes), reason=str(error))
                     return
-            except QgpuError as error:  # it ended meanwhile, or the plane is gone; the grant is too many at worst
-                _log.warning("grant of a moved pod kept", pod=name, pgpus=sorted(indexes), reason=str(error))
-                return
             time.sleep(_LEAVES_POLL_S)
 
     def _source(self, pod: PodInfo, target: int, source: int | None) -> int:

@@ -448,7 +448,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 
 def test_thread_is_looked_at_once_while_program_is_opened(tmp_path, monkeypatch):
-    """Nobody can be traced meanwhile, which takes as long as whoever has a lease on the interpreter likes."""
+    """The kernel lets nobody trace the process until the holder of a lease on the interpreter gives it up."""
     script, interpreter = tmp_path / "script", tmp_path / "interpreter"
     script.write_text(f"#!{interpreter}\n")
     interpreter.touch()
