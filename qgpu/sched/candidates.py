@@ -45,8 +45,8 @@ _SHORTER_WORTH = 1.02
 _GATES_WORTH = 1.03
 MIN_GATED_USE, _MIN_USE_KEPT = 0.9, 0.97
 
-#: Gates that failed are tried again after GATES_RETRY_NS; or after _GATES_BACKOFF_NS, if a pod's turns have become
-#: longer or shorter by the factor _CHANGED_TURNS.
+#: Gates that failed are tried again after GATES_RETRY_NS; or after _GATES_BACKOFF_NS, if they had worked before or a
+#: pod's turns have become longer or shorter by the factor _CHANGED_TURNS.
 GATES_RETRY_NS = 120 * NS_PER_S
 _GATES_BACKOFF_NS = 10 * NS_PER_S
 _CHANGED_TURNS = 3.0
@@ -177,12 +177,11 @@ def gates_may_pay(now: Tuning, best: Trial, pods: Mapping[str, RoundEntry]) -> b
 
 def gates_retry_due(now: Tuning, best: Trial, now_ns: int) -> bool:
     """Tell whether gates have not failed lately, or the pods' turns have changed since."""
-    since_ns = now_ns - now.gates_failed_ns
-    if not now.gates_failed or since_ns >= GATES_RETRY_NS:
+    if now.gates_failed_ns is None or now_ns - now.gates_failed_ns >= GATES_RETRY_NS:
         return True
-    if since_ns < _GATES_BACKOFF_NS:
+    if now_ns - now.gates_failed_ns < _GATES_BACKOFF_NS:
         return False
-    return any(
+    return not now.gates_failed or any(
         not 1 / _CHANGED_TURNS <= turn / max(1.0, now.gates_failed.get(name, 1.0)) <= _CHANGED_TURNS
         for name, turn in best.turns_ns.items()
     )

@@ -84,7 +84,7 @@ def is_conclusive(now: Tuning, pods: Mapping[str, RoundEntry], period_ns: int) -
     if now.sharing.by_gate:
         return now.passed_ns >= max(GATE_TRIAL_NS, 3 * period_ns)
     long = is_long(now.sharing)
-    if now.passed_ns < (2 * period_ns * 9 // 10 if long else TRIAL_NS):
+    if now.passed_ns < (max(2 * TRIAL_NS, 2 * period_ns * 9 // 10) if long else TRIAL_NS):
         return False
     few = any(
         use.starts < MIN_TURNS * pods[name].busy_tsgs

@@ -36,11 +36,17 @@ from qgpu.sched.tuning import Tuning, begin, first_round
 
 __all__ = ["Tuning", "advance", "begin", "interrupted"]
 
+_BY_GATE = Sharing(by_gate=True)
+
 #: How many rejected ways and how many trials a ``Tuning`` remembers.
 _MAX_REJECTED, _MAX_TRIALS = 16, 8
 
 #: A pod is short when it has less than this part of its share by weight over a longer time than a trial.
 _SHORT_LATER = 0.96
+
+#: Gates fail when they leave the card idle for this many measurements in a row. NVML's figure may cover a time in which
+#: pods rested, and that time may fall into two of them.
+_IDLE_TIMES = 3
 
 #: A pod's behaviour has changed when its rate differs by more than _CHANGED of the card plus _CHANGED_PART of its
 #: former rate. The tuner then starts over. Each retry doubles the wait before the next, until _RETRY_RESET_NS have
@@ -97,10 +103,11 @@ def interrupted(now: Tuning) -> Tuning:
     A way that was only on trial is given up until there is time for a whole trial. Otherwise a pod that comes and goes
     ten times a second would keep the others in it.
     """
-    first = next((trial for trial in now.trials if not trial.sharing.by_gate), None)
-    if first is None or (now.settled and not now.unfinished):
+    slices = [trial for trial in now.trials if not trial.sharing.by_gate]
+    if not slices or (now.settled and not now.unfinished):
         return now.restart()
-    return now.settle_on(first)._replace(unfinished=True)
+    known = next((trial for trial in slices if trial.sharing == now.last_settled), slices[0])
+    return now.settle_on(known)._replace(unfinished=True)
 
 
 def _proceed(
@@ -124,21 +131,24 @@ def _proceed(
     best = best_round(slices, now.trials, pods)
     if not last.sharing.by_gate and (shorter := shorter_slices(now, best, pods)) is not None:
         return now.at(shorter)._replace(fits_slice=best.fits_slice - dict(shorter.slice_factors).keys())
-    by_gate = Sharing(by_gate=True)
     if last.sharing.by_gate:
         if gates_pay(last, best, now.trials, pods):
             return now.settle_on(last)
         now = now._replace(trials=now.trials[:-1])  # NVML counts all pods together, so single rates were estimates
         best = best_round(slices, now.trials, pods)
         now = now._replace(gates_failed=best.turns_ns, gates_failed_ns=now_ns)
-    elif (
-        utilization is not None
-        and by_gate not in now.rejected
-        and gates_may_pay(now, best, pods)
-        and gates_retry_due(now, best, now_ns)
-    ):
-        return now.at(by_gate)
+    elif _gates_are_next(now, best, pods, utilization, now_ns):
+        return now.at(_BY_GATE)
     return now.settle_on(best)
+
+
+def _gates_are_next(
+    now: Tuning, best: Trial, pods: Mapping[str, RoundEntry], utilization: float | None, now_ns: int
+) -> bool:
+    """Tell whether gates are worth a trial after ``best``, the best round."""
+    if utilization is None or _BY_GATE in now.rejected:
+        return False
+    return gates_may_pay(now, best, pods) and gates_retry_due(now, best, now_ns)
 
 
 def _record(now: Tuning, trial: Trial) -> Tuning:
@@ -158,7 +168,7 @@ def _check(
     """Compare the way that is settled on with its trial: keep it, make its round fit better, or try again."""
     before = now.last_trial()
     if before is None:
-        return _retry(now, trial, pods, period_ns, utilization, now_ns, changed=True, gated_turns={})
+        return _retry(now, trial, pods, period_ns, utilization, now_ns, changed=True)
     kept = _note_underserved(now, trial, pods, now_ns)
     if trial.slices_exhausted and not trial.resting:  # all wait for more, whatever trials showed
         kept = kept._replace(satisfied=frozenset())
@@ -166,8 +176,10 @@ def _check(
         return kept.at(first_round(pods))
     changed = _has_changed(before, trial)
     idle = now.sharing.by_gate and sum(trial.rates.values()) < MIN_GATED_USE
-    if changed or idle or _newly_short(before, trial, now, pods):
-        return _retry(kept, trial, pods, period_ns, utilization, now_ns, changed=changed, gated_turns=before.turns_ns)
+    kept = kept._replace(idle_by_gate=kept.idle_by_gate + 1 if idle else 0)
+    gates_next = not now.sharing.by_gate and _gates_are_next(now, trial, pods, utilization, now_ns)
+    if changed or kept.idle_by_gate >= _IDLE_TIMES or gates_next or _newly_short(before, trial, now, pods):
+        return _retry(kept, trial, pods, period_ns, utilization, now_ns, changed=changed)
     weights = {name: entry.weight for name, entry in pods.items()}
     is_final = now.sharing.by_gate or now_ns < now.kept_until_ns
     following = None if is_final else next_round(now, trial, weights, pods, period_ns)
@@ -224,7 +236,6 @@ def _retry(
     now_ns: int,
     *,
     changed: bool,
-    gated_turns: Mapping[str, float],
 ) -> Tuning:
     """Try other ways again, unless that was done too recently; from the start if pods ``changed`` what they do."""
     doublings = kept.retries if now_ns - kept.retried_ns < _RETRY_RESET_NS else 0
@@ -234,7 +245,8 @@ def _retry(
     if changed:
         retried = retried._replace(trials=(), satisfied=frozenset())
     if kept.sharing.by_gate:
-        return retried._replace(gates_failed=gated_turns, gates_failed_ns=now_ns).at(first_round(pods))
+        failed = retried._replace(gates_failed={}, gates_failed_ns=now_ns, idle_by_gate=0)
+        return failed.at(first_round(pods))
     if changed:
         return retried.at(first_round(pods))
     return _proceed(_record(retried, trial), pods, period_ns, utilization, now_ns)

@@ -85,7 +85,7 @@ def observe(
     if sharing.by_gate:
         return Trial(sharing, _gated_rates(uses, whole_ns, used, known_early), turns_ns, starts)
     uneven = frozenset(name for name, use in uses.items() if use.longest_ns > _EVEN * use.run_ns / max(1, use.starts))
-    early, fits_slice, slices_exhausted, min_slice_use = [], set(known_fits), True, 1.0
+    early, fits_slice, slices_exhausted, min_slice_use = [], set[str](), True, 1.0
     resting = frozenset() if long else _resting(uses, pods, turns_ns, watched_ns, hardware)
     for name, use in uses.items():
         part = pods[name].part
@@ -97,7 +97,8 @@ def observe(
         if name not in resting:
             slices_exhausted = slices_exhausted and left_ns <= max(full_ns, (1 - _EXHAUSTED) * use.starts * full_ns)
             min_slice_use = min(min_slice_use, use.run_ns / max(1, use.starts * full_ns))
-        if 0 < use.longest_ns < _EARLY * full_ns:
+        still_fits = name in known_fits and use.run_ns < _EARLY * use.starts * full_ns
+        if still_fits or 0 < use.longest_ns < _EARLY * full_ns:
             fits_slice.add(name)
     rates = {name: max(0.0, use.run_ns - use.starts * hardware.switched_ns) / whole_ns for name, use in uses.items()}
     switching = sum(starts.values()) * (hardware.switched_ns + hardware.gap_ns) / whole_ns
@@ -122,13 +123,15 @@ def _gated_rates(
 ) -> dict[str, float]:
     """Estimate the work of pods in turns by gate, where a context counts as running while it idles.
 
-    A pod that uses its slices up has no gaps. So the time in which nothing ran is taken off the others, in the ratio of
-    their turns.
+    A pod that uses its slices up has no gaps. So the time in which a context was on the card and no kernel ran is taken
+    off the others, in the ratio of their turns.
     """
     rates = {name: use.run_ns / whole_ns for name, use in uses.items()}
-    idle, gappy = sum(rates.values()) * (1 - used), sum(rates[name] for name in known_early & rates.keys())
+    whole, gappy = sum(rates.values()), sum(rates[name] for name in known_early & rates.keys())
+    if (idle := whole - used) <= 0:
+        return rates
     if gappy <= idle:
-        return {name: rate * used for name, rate in rates.items()}
+        return {name: rate * used / whole for name, rate in rates.items()}
     return {name: rate * (1 - idle / gappy) if name in known_early else rate for name, rate in rates.items()}
 
 

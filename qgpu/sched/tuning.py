@@ -26,6 +26,8 @@ class Tuning(NamedTuple):
     #: Ways the tuner asked for and the policy did not plan.
     rejected: tuple[Sharing, ...] = ()
     settled: bool = False
+    #: The way that was settled on last.
+    last_settled: Sharing | None = None
     #: A trial was interrupted. The tuner resumes once there is time for a whole one.
     unfinished: bool = False
     uses: Mapping[str, GpuUse] = MappingProxyType({})
@@ -40,9 +42,12 @@ class Tuning(NamedTuple):
     fits_slice: frozenset[str] = frozenset()
     #: Work done beyond (positive) or short of (negative) each pod's part under timeslices, in ns; bounded.
     debts_ns: Mapping[str, float] = MappingProxyType({})
-    #: How long each pod's turns were when gates failed, and when that was.
+    #: How long each pod's turns by slices were when a trial of gates failed, and when gates last failed. No lengths if
+    #: gates had worked before.
     gates_failed: Mapping[str, float] = MappingProxyType({})
-    gates_failed_ns: int = 0
+    gates_failed_ns: int | None = None
+    #: For how many measurements in a row gates have left the card idle.
+    idle_by_gate: int = 0
     #: Retries because pods' behaviour changed or a pod fell short: how many lately, and when the last was.
     retries: int = 0
     retried_ns: int = 0
@@ -70,6 +75,7 @@ class Tuning(NamedTuple):
             utilization=0.0,
             utilization_ns=0,
             settled=False,
+            last_settled=self.sharing if self.settled else self.last_settled,
             fits_slice=frozenset(),
             debts_ns=self.debts_ns if sharing == self.sharing else MappingProxyType({}),
             expected=self.expected if sharing == self.sharing else 0.0,

@@ -56,6 +56,7 @@ class Card:
     #: The part of the time in which kernels run while pods take turns by gate; None where nobody tells.
     utilization: float | None = None
     policy: str = "burst-share"
+    period_ns: int = PERIOD
     known: Tuning = field(default_factory=lambda: Tuning(Sharing()))
     now_ns: int = 0
     tried: list[Sharing] = field(default_factory=list)
@@ -86,7 +87,7 @@ class Card:
             )
             for name in self.programs
         )
-        return POLICIES[self.policy].plan(Snapshot(0, PERIOD, pods, offline=self.known.sharing))
+        return POLICIES[self.policy].plan(Snapshot(0, self.period_ns, pods, offline=self.known.sharing))
 
     def tick(self) -> Tuning:
         """Let a period pass, and fold in what came of it."""
@@ -276,6 +277,37 @@ def test_gates_that_leave_the_card_idle_are_tried_only_once() -> None:
     assert not known.sharing.by_gate
 
 
+def test_gates_stay_after_one_look_at_an_idle_card() -> None:
+    card = pair(steps(0.1), Program(), utilization=1.0)
+    card.run(10)
+    card.utilization = 0.5
+    for _ in range(4):
+        card.tick()
+    card.utilization = 1.0
+    known = card.run(5)
+
+    assert set(card.tried) == {BY_GATE}
+    assert known.settled
+
+
+def test_gates_that_worked_are_tried_again_after_seconds() -> None:
+    card = pair(steps(0.1), Program(), utilization=1.0)
+    card.run(10)
+    card.utilization = 0.5
+    assert not card.run(3).sharing.by_gate
+
+    card.utilization = 1.0
+    assert card.run(20).sharing.by_gate
+
+
+def test_gates_that_failed_by_chance_are_tried_once_more() -> None:
+    card = pair(steps(1.9), steps(1.9), (66, 33), utilization=0.5)
+    assert not card.run(10).sharing.by_gate
+
+    card.utilization = 1.0
+    assert card.run(GATES_RETRY_NS / NS_PER_S + 5).sharing.by_gate
+
+
 def test_gates_that_failed_are_not_tried_at_every_change() -> None:
     card, tries, looks = leaving(), 0, 0
     for turn in range(int(GATES_RETRY_NS / NS_PER_S / 3) - 3):
@@ -389,6 +421,36 @@ def test_pods_that_change_all_the_time_are_seen_ever_less_often() -> None:
         again |= card.again
 
     assert 1 <= len(again - {0}) <= 16
+
+
+@pytest.mark.parametrize("period_ms", [10, 20, 40])
+def test_a_trial_counts_turns_of_every_pod_at_any_period(period_ms: int) -> None:
+    card = pair(steps(8), Program(), (60, 30))
+    card.period_ns = period_ms * NS_PER_MS
+    seen = set()
+    for _ in range(400):
+        seen |= {(each.sharing, frozenset(each.rates)) for each in card.tick().trials}
+
+    assert {names for _, names in seen} == {frozenset("ab")}
+
+
+def test_a_pod_that_no_longer_fits_its_slice_gets_longer_turns() -> None:
+    card = pair(steps(1.9), Program(), (60, 30))
+    assert card.run(5).fits_slice == {"a"}
+
+    card.programs["a"] = Program()
+    assert card.run(5).sharing == Sharing()
+
+
+def test_an_interrupted_retry_goes_back_to_the_settled_way() -> None:
+    card = pair(steps(8), Program(), (60, 30))
+    settled = card.run(5)
+    assert settled.settled
+    first = next(each for each in settled.trials if each.sharing != settled.sharing)
+    others = tuple(each for each in settled.trials if each != first)
+    retrying = settled._replace(trials=(first, *others)).at(Sharing(equal=True))
+
+    assert slice_tuner.interrupted(retrying).sharing == settled.sharing
 
 
 def test_a_trial_that_others_interrupt_is_left_for_a_known_way() -> None:

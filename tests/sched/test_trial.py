@@ -46,12 +46,12 @@ def test_pods_of_one_kind_bear_switches_alike(cores: dict[str, int | None]) -> N
     assert dues(entries(cores, {"a": 2, "b": 1}), 0.9, 1.0) == pytest.approx({"a": 0.6, "b": 0.3})
 
 
-def gated(used: float, early: frozenset[str]) -> Mapping[str, float]:
-    """Return the work that pods are said to have done in turns by gate of 60 and 40 ms."""
+def gated(used: float, early: frozenset[str], whole_ms: int = 100) -> Mapping[str, float]:
+    """Return the work that pods are said to have done in turns by gate of 60 and 40 ms, in so much time."""
     pods = entries({"a": 60, "b": 40}, {"a": 60, "b": 40})
     uses = {"a": GpuUse(60 * NS_PER_MS, 1), "b": GpuUse(40 * NS_PER_MS, 1)}
     by_gate = Sharing(by_gate=True)
-    return observe(by_gate, uses, pods, 100 * NS_PER_MS, used, frozenset(), early, OTHER, long=False).rates
+    return observe(by_gate, uses, pods, whole_ms * NS_PER_MS, used, frozenset(), early, OTHER, long=False).rates
 
 
 def test_idle_time_by_gate_is_taken_off_pods_with_gaps() -> None:
@@ -61,6 +61,10 @@ def test_idle_time_by_gate_is_taken_off_pods_with_gaps() -> None:
 @pytest.mark.parametrize("early", [frozenset[str](), frozenset({"a", "b"})])
 def test_idle_time_by_gate_is_taken_off_all_if_none_differs(early: frozenset[str]) -> None:
     assert gated(0.9, early) == pytest.approx({"a": 0.54, "b": 0.36})
+
+
+def test_the_time_that_gates_take_to_move_is_no_pods_idle_time() -> None:
+    assert gated(100 / 125, frozenset(), whole_ms=125) == pytest.approx({"a": 0.48, "b": 0.32})
 
 
 def test_no_pod_idles_for_longer_than_its_turns() -> None:
