@@ -44,7 +44,8 @@ class Trial(NamedTuple):
     turns_ns: Mapping[str, float]
     #: How many turns each pod had.
     starts: Mapping[str, int] = MappingProxyType({})
-    #: Pods whose turns differ much in length: they run what the host has queued meanwhile, not step after step.
+    #: Pods whose turns differ much in length though no slice cuts them: they run what the host has queued meanwhile, not
+    #: step after step.
     uneven: frozenset[str] = frozenset()
     #: Pods that ended turns early.
     early: frozenset[str] = frozenset()
@@ -84,8 +85,7 @@ def observe(
     turns_ns = {name: pods[name].busy_tsgs * use.run_ns / max(1, use.starts) for name, use in uses.items()}
     if sharing.by_gate:
         return Trial(sharing, _gated_rates(uses, whole_ns, used, known_early), turns_ns, starts)
-    uneven = frozenset(name for name, use in uses.items() if use.longest_ns > _EVEN * use.run_ns / max(1, use.starts))
-    early, fits_slice, slices_exhausted, min_slice_use = [], set[str](), True, 1.0
+    early, uneven, fits_slice, slices_exhausted, min_slice_use = [], [], list[str](), True, 1.0
     resting = frozenset() if long else _resting(uses, pods, turns_ns, watched_ns, hardware)
     for name, use in uses.items():
         part = pods[name].part
@@ -97,9 +97,11 @@ def observe(
         if name not in resting:
             slices_exhausted = slices_exhausted and left_ns <= max(full_ns, (1 - _EXHAUSTED) * use.starts * full_ns)
             min_slice_use = min(min_slice_use, use.run_ns / max(1, use.starts * full_ns))
-        still_fits = name in known_fits and use.run_ns < _EARLY * use.starts * full_ns
-        if still_fits or 0 < use.longest_ns < _EARLY * full_ns:
-            fits_slice.add(name)
+        uncut = 0 < use.longest_ns < _EARLY * full_ns
+        if uncut and use.longest_ns > _EVEN * use.run_ns / max(1, use.starts):
+            uneven.append(name)
+        if uncut or (name in known_fits and use.run_ns < _EARLY * use.starts * full_ns):
+            fits_slice.append(name)
     rates = {name: max(0.0, use.run_ns - use.starts * hardware.switched_ns) / whole_ns for name, use in uses.items()}
     switching = sum(starts.values()) * (hardware.switched_ns + hardware.gap_ns) / whole_ns
     return Trial(
@@ -107,7 +109,7 @@ def observe(
         rates,
         turns_ns,
         starts,
-        uneven & fits_slice,
+        frozenset(uneven),
         frozenset(early),
         switching,
         slices_exhausted,

@@ -300,6 +300,12 @@ def test_gates_that_worked_are_tried_again_after_seconds() -> None:
     assert card.run(20).sharing.by_gate
 
 
+def test_steps_that_slices_cut_unevenly_get_turns_by_gate() -> None:
+    card = pair(steps(5), steps(5), (66, 33), utilization=1.0)
+
+    assert card.run(10).sharing == BY_GATE
+
+
 def test_gates_that_failed_by_chance_are_tried_once_more() -> None:
     card = pair(steps(1.9), steps(1.9), (66, 33), utilization=0.5)
     assert not card.run(10).sharing.by_gate
