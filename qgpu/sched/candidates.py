@@ -96,6 +96,18 @@ def next_round(
     return None if _tried(wanted, now, period_ns) else (wanted, short)
 
 
+def resting_unasked(now: Tuning, last: Trial, weights: Mapping[str, int]) -> frozenset[str]:
+    """Name the pods that rest because they want no more.
+
+    A pod that starts its steps by a timer also rests if a step ends too late for the next one. So where weights differ,
+    a pod that rests counts only after a trial of equal slices.
+    """
+    equal = Sharing(equal=True)
+    if len(set(weights.values())) > 1 and equal not in [*(each.sharing for each in now.trials), *now.rejected]:
+        return frozenset()
+    return last.resting
+
+
 def _tried(wanted: Sharing, now: Tuning, period_ns: int) -> bool:
     """Tell whether a similar way was on trial or rejected by the policy."""
     known = [*(trial.sharing for trial in now.trials), *now.rejected]

@@ -103,7 +103,7 @@ def _may_be_early(use: GpuUse, entry: RoundEntry, hardware: HardwareTraits) -> b
 
 def is_long(sharing: Sharing) -> bool:
     """Tell whether a round is so long that its first turns still belong to the previous way."""
-    return sharing.round_ns is None or sharing.round_ns >= LONG_ROUND_NS
+    return not sharing.equal and (sharing.round_ns is None or sharing.round_ns >= LONG_ROUND_NS)
 
 
 def work_debts(now: Tuning, pods: Mapping[str, RoundEntry], available_ns: int) -> dict[str, float]:

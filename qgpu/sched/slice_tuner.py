@@ -26,6 +26,7 @@ from qgpu.sched.candidates import (
     gates_pay,
     gates_retry_due,
     next_round,
+    resting_unasked,
     serves_as_before,
     shorter_slices,
 )
@@ -120,7 +121,7 @@ def _proceed(
         served = serves_as_before(now.expected, last, weights)
         return now.keep(last, now_ns) if served else now.at(first_round(pods))
     if not last.sharing.by_gate:
-        now = now._replace(satisfied=satisfied_pods(now.trials, now.hardware) | last.resting)
+        now = now._replace(satisfied=satisfied_pods(now.trials, now.hardware) | resting_unasked(now, last, weights))
         following = next_round(now, last, weights, pods, period_ns)
         if following is not None:
             wanted, fits_slice = following

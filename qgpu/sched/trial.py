@@ -30,6 +30,9 @@ _UNCUT = 0.9
 #: for CUDA graphs, trainings and copies, 1.25 to 2.5 for programs launched kernel by kernel.
 _EVEN = 1.15
 
+#: A pod that rests and has this part of what it had in any other way has all it asks for: trials differ by as much.
+_SERVED = 0.95
+
 #: A pod that has a turn in less than this part of the rounds rests in between.
 _PRESENT = 0.75
 
@@ -44,8 +47,8 @@ class Trial(NamedTuple):
     turns_ns: Mapping[str, float]
     #: How many turns each pod had.
     starts: Mapping[str, int] = MappingProxyType({})
-    #: Pods whose turns differ much in length though no slice cuts them: they run what the host has queued meanwhile, not
-    #: step after step.
+    #: Pods whose turns differ much in length though no slice cuts them: they run what the host has queued meanwhile,
+    #: not step after step.
     uneven: frozenset[str] = frozenset()
     #: Pods that ended turns early.
     early: frozenset[str] = frozenset()
@@ -233,5 +236,6 @@ def score(trial: Trial, every: Sequence[Trial], pods: Mapping[str, RoundEntry]) 
         rate, due = trial.rates[name], min(parts[name], max(each.rates.get(name, 0.0) for each in every))
         if by_weight and name not in trial.early:
             rate += trial.turns_ns[name] / trial.watched_ns
-        least = min(least, rate / due if due > 0 else 1.0)
+        if due > 0 and not (name in trial.resting and rate >= _SERVED * due):
+            least = min(least, rate / due)
     return least**2 * sum(trial.rates.values())
