@@ -87,7 +87,8 @@ def observe(
     starts = {name: use.starts for name, use in uses.items()}
     turns_ns = {name: pods[name].busy_tsgs * use.run_ns / max(1, use.starts) for name, use in uses.items()}
     if sharing.by_gate:
-        return Trial(sharing, _gated_rates(uses, whole_ns, used, known_early), turns_ns, starts)
+        rates = _gated_rates(uses, pods, whole_ns, used, known_early, hardware)
+        return Trial(sharing, rates, turns_ns, starts)
     early, uneven, fits_slice, slices_exhausted, min_slice_use = [], [], list[str](), True, 1.0
     resting = frozenset() if long else _resting(uses, pods, turns_ns, watched_ns, hardware)
     for name, use in uses.items():
@@ -124,17 +125,27 @@ def observe(
 
 
 def _gated_rates(
-    uses: Mapping[str, GpuUse], whole_ns: int, used: float, known_early: frozenset[str]
+    uses: Mapping[str, GpuUse],
+    pods: Mapping[str, RoundEntry],
+    whole_ns: int,
+    used: float,
+    known_early: frozenset[str],
+    hardware: HardwareTraits,
 ) -> dict[str, float]:
     """Estimate the work of pods in turns by gate, where a context counts as running while it idles.
 
     A pod that uses its slices up has no gaps. So the time in which a context was on the card and no kernel ran is taken
-    off the others, in the ratio of their turns.
+    off the others, in the ratio of their turns. A pod without a window of its own runs in slices beside the others.
     """
     rates = {name: use.run_ns / whole_ns for name, use in uses.items()}
-    whole, gappy = sum(rates.values()), sum(rates[name] for name in known_early & rates.keys())
+    whole = sum(rates.values())
+    for name, use in uses.items():
+        part = pods[name].part
+        if part is not None and part.windows is None:
+            rates[name] = max(0.0, use.run_ns - use.starts * hardware.switched_ns) / whole_ns
     if (idle := whole - used) <= 0:
         return rates
+    gappy = sum(rates[name] for name in known_early & rates.keys())
     if gappy <= idle:
         return {name: rate * used / whole for name, rate in rates.items()}
     return {name: rate * (1 - idle / gappy) if name in known_early else rate for name, rate in rates.items()}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
-from qgpu.model import NS_PER_MS, Grant, PodClass, PodPlan, Sharing
+from qgpu.model import NS_PER_MS, Grant, PodClass, PodPlan, Sharing, Window
 from qgpu.model.hardware_traits import OTHER
 from qgpu.sched.gpu_usage import GpuUse, RoundEntry
 from qgpu.sched.trial import dues, observe
@@ -48,10 +49,31 @@ def test_pods_of_one_kind_bear_switches_alike(cores: dict[str, int | None]) -> N
 
 def gated(used: float, early: frozenset[str], whole_ms: int = 100) -> Mapping[str, float]:
     """Return the work that pods are said to have done in turns by gate of 60 and 40 ms, in so much time."""
-    pods = entries({"a": 60, "b": 40}, {"a": 60, "b": 40})
     uses = {"a": GpuUse(60 * NS_PER_MS, 1), "b": GpuUse(40 * NS_PER_MS, 1)}
+    return rates_by_gate(uses, with_windows(entries({"a": 60, "b": 40}, {"a": 60, "b": 40})), used, early, whole_ms)
+
+
+def with_windows(pods: Mapping[str, RoundEntry]) -> dict[str, RoundEntry]:
+    """Return the pods with windows of their own, as where they take turns by gate."""
+    windows = (Window(0, NS_PER_MS),)
+    return {name: each._replace(part=replace(each.part, windows=windows)) for name, each in pods.items() if each.part}
+
+
+def rates_by_gate(
+    uses: Mapping[str, GpuUse], pods: Mapping[str, RoundEntry], used: float, early: frozenset[str], whole_ms: int
+) -> Mapping[str, float]:
+    """Return the work that a trial of gates tells, with a card used for such a part of the time."""
     by_gate = Sharing(by_gate=True)
     return observe(by_gate, uses, pods, whole_ms * NS_PER_MS, used, frozenset(), early, OTHER, long=False).rates
+
+
+def test_switches_of_a_pod_beside_gates_are_no_work() -> None:
+    pods = entries({"a": 60, "beside": 40}, {"a": 60, "beside": 40})
+    pods["a"] = with_windows(pods)["a"]
+    uses = {"a": GpuUse(60 * NS_PER_MS, 1), "beside": GpuUse(40 * NS_PER_MS, 100)}
+
+    work_ms = 40 - 100 * OTHER.switched_ns / NS_PER_MS
+    assert rates_by_gate(uses, pods, 1.0, frozenset(), 100) == pytest.approx({"a": 0.6, "beside": work_ms / 100})
 
 
 def test_idle_time_by_gate_is_taken_off_pods_with_gaps() -> None:
