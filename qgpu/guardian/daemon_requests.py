@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -93,10 +94,9 @@ class DaemonRequests:
 
     def _op_pods(self, _: DaemonSession, __: dict[str, Any], ___: list[int]) -> Answer:
         instances = {card.device.instance: card.index for card in self._cards.values()}
-        refused: dict[str, dict[str, int]] = {}
-        live_pods = self._shared.listeners.live_pods()
+        refused, live_pods = defaultdict[str, dict[str, int]](dict), self._shared.listeners.live_pods()
         for (name, what), count in self._shared.refusals.counts.items():
-            refused.setdefault(name, {})[what] = count
+            refused[name][what] = count
         pods = [
             {
                 "name": name,
@@ -105,16 +105,15 @@ class DaemonRequests:
                 "alive": name in live_pods,
                 "grants": grants_to_json(pod.grants),
                 "memory": {index: self._shared.quota.used(name, i) for i, index in instances.items()},
-                "refused": refused.get(name, {}),
+                "refused": refused[name],
                 "unrestorable": self._shared.table.unrestorable_of(name),
             }
             for name, pod in self._shared.table.pods.items()
         ]
-        held = self._shared.table.allocations.held
-        left: dict[int, int] = {}
-        for (name, i), size in held.items():
+        left = Counter[int]()
+        for (name, i), size in self._shared.table.allocations.held.items():
             if name not in self._shared.table.pods and i in instances:
-                left[instances[i]] = left.get(instances[i], 0) + size
+                left[instances[i]] += size
         names = sorted(self._shared.table.names_in_use())
         return {"pods": pods, "left": left, "names_in_use": names, "stuck": self._shared.listeners.stuck()}, []
 

@@ -37,6 +37,7 @@ class FakeRm:
         self.seen: list = []
         self.pidfds: dict = {}
         self.answers: dict = {}
+        self.share_status = abi.NV_OK
         self.aliases: dict = {}
         self.mapped: set = set()
         #: Channels that were registered with UVM: it keeps their TSGs until it is told to end that.
@@ -216,8 +217,10 @@ class FakeRm:
                     struct.pack_into("<Q", data, 88, self.sizes.get((client, handle), size))
                 struct.pack_into("<QQ", data, 24, 1 << 44, 1 << 43)
                 self._status(data, 20, abi.NV_OK)
-            case abi.NV_ESC_REGISTER_FD | abi.NV_ESC_RM_ALLOC_MEMORY | abi.NV_ESC_RM_SHARE:
+            case abi.NV_ESC_REGISTER_FD | abi.NV_ESC_RM_ALLOC_MEMORY:
                 pass
+            case abi.NV_ESC_RM_SHARE:
+                self._status(data, abi.offsetof("NVOS57_PARAMETERS", "status"), self.share_status)
             case abi.NV_ESC_ALLOC_OS_EVENT | abi.NV_ESC_FREE_OS_EVENT | abi.NV_ESC_ATTACH_GPUS_TO_FD:
                 pass
             case abi.NV_ESC_RM_MAP_MEMORY_DMA | abi.NV_ESC_RM_UNMAP_MEMORY_DMA | abi.NV_ESC_RM_ALLOC_CONTEXT_DMA2:
@@ -268,16 +271,14 @@ class FakeRm:
         return 0
 
     def _used(self, client, rm_class, params):
-        """Yield what an object uses: of USERD memory only a process's own pages (kchannelCreateUserdMemDesc)."""
+        """Yield what an object uses."""
         if rm_class == abi.KEPLER_CHANNEL_GROUP_A:
             yield client, struct.unpack_from("<I", _at(params, 16), 8)[0]
         if rm_class == abi.FERMI_CONTEXT_SHARE_A:
             yield client, struct.unpack_from("<I", _at(params, 12))[0]
         if rm_class in abi.GPFIFO_CLASSES:
-            share, space, userd = struct.unpack_from("<III", _at(params, 36), 24)
+            share, space = struct.unpack_from("<II", _at(params, 32), 24)
             yield from ((client, share), (client, space))
-            if self.objects.get((client, userd), (0, 0))[0] == abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR:
-                yield client, userd
 
     def _free(self, client, handle):
         gone = {(client, handle)}

@@ -32,6 +32,8 @@ class RmClientEntry:
     notes: int = 0
     #: How many mappings for the card it has (``dma_mappings.py``).
     dma_mappings: int = 0
+    #: The handles of its context DMAs, with those of their memory.
+    context_dmas: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -210,6 +210,7 @@ class ObjectTable(ObjectTree):
         if "maker" in fact:
             entry.maker, entry.made_here = fact["maker"], fact.get("made_here", False)
             entry.notes = entry.dma_mappings = 0
+            entry.context_dmas = {}
             self.ended_processes.client_made(client, entry.maker, pod)
         self.ended_processes.client_moved(client, pod)
         self._count_unrestorable(entry, 1)
@@ -257,8 +258,10 @@ class ObjectTable(ObjectTree):
             self._forget_uses(key)
         elif key not in self.objects:
             self.untracked[system].add(entry.pod, *key)
+            entry.context_dmas |= {key[1]: fact["of"]} if "of" in fact else {}
 
     def _forget_untracked(self, pod: str, key: Key) -> None:
+        self.clients[key[0]].context_dmas.pop(key[1], None)
         for kind in self.untracked.values():
             kind.discard(pod, *key)
 
@@ -273,13 +276,11 @@ class ObjectTable(ObjectTree):
         if fact["pod"] in self._of_pod:
             self.unnamed[fact["pod"]] = fact["count"]
 
-    def _notes(self, fact: Fact) -> None:
+    def _count_in_client(self, fact: Fact) -> None:
         if (entry := self.clients.get(fact["client"])) is not None:
-            entry.notes = fact["count"]
+            setattr(entry, fact["fact"], fact["count"])
 
-    def _dma_mappings(self, fact: Fact) -> None:
-        if (entry := self.clients.get(fact["client"])) is not None:
-            entry.dma_mappings = fact["count"]
+    _notes = _dma_mappings = _count_in_client
 
     def _cpu_mappings(self, fact: Fact) -> None:
         self.cpu_mappings[fact["pid"]] = fact["count"]
@@ -446,7 +447,9 @@ class ObjectTable(ObjectTree):
             ):
                 for each in list(handles.of(handle)):
                     if each in handles.of(handle):
-                        yield fact | {"client": handle, "handle": each, "there": True}
+                        memory = client.context_dmas.get(each)
+                        more = {"of": memory} if memory else {}
+                        yield fact | {"client": handle, "handle": each, "there": True} | more
         for name, count in while_there(self.unnamed):
             yield {"fact": "unnamed", "pod": name, "count": count}
         for name, kind in list(self._events):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from qgpu.guardian.accounting.rm_object import NO_INSTANCE, Key, RmObject
@@ -34,7 +34,7 @@ class ObjectTree:
     #: By memory and what lies above it, the handles of the TSGs and channels for which the card writes it.
     _writers: SetsByKey[Key, int] = field(default_factory=SetsByKey, compare=False)
     #: By device instance, the types of the copy engines on the compute engine's runlist (GRCEs).
-    grces: Mapping[int, Collection[int]] = field(default_factory=dict, compare=False)
+    grces: Mapping[int | None, Collection[int]] = field(default_factory=dict, compare=False)
     devices: HandlesByClient = field(default_factory=HandlesByClient, compare=False)
     #: Devices on a card that is unknown so far: any of their pod's cards may have their address space.
     unplaced_devices: HandlesByClient = field(default_factory=HandlesByClient, compare=False)
@@ -174,21 +174,19 @@ class ObjectTree:
             at = self.objects.get((at.client, at.parent))
         return None
 
+    def shared_as(self, rm: RmObject) -> str:
+        """Return how a TSG's engine is shared: as "compute", also if it chose none, as "copies", or not at all."""
+        if rm.detail == 0 or rm.detail in abi.GR_ENGINES or rm.detail in self.grces.get(self.instance_of(rm), ()):
+            return "compute"
+        return "copies" if rm.detail in abi.COPY_ENGINES else ""
+
     def is_compute(self, rm: RmObject) -> bool:
         """Tell whether an object is a TSG on the compute engine's runlist; one without a chosen engine counts, too."""
-        if rm.rm_class != abi.KEPLER_CHANNEL_GROUP_A:
-            return False
-        return rm.detail == 0 or rm.detail in abi.GR_ENGINES or self.is_for_grce(rm)
+        return rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A and self.shared_as(rm) == "compute"
 
     def is_copy(self, rm: RmObject) -> bool:
         """Tell whether an object is a TSG of a copy engine with a runlist of its own, or a lone channel there."""
-        return self.is_scheduled(rm) and rm.detail in abi.COPY_ENGINES and not self.is_for_grce(rm)
-
-    def is_for_grce(self, rm: RmObject) -> bool:
-        """Tell whether a TSG, or a channel that stands alone, is for a copy engine whose copies take kernels' time."""
-        if rm.detail not in abi.COPY_ENGINES or (instance := self.instance_of(rm)) is None:
-            return False
-        return rm.detail in self.grces.get(instance, ())
+        return self.is_scheduled(rm) and self.shared_as(rm) == "copies"
 
     def is_scheduled(self, rm: RmObject) -> bool:
         """Tell whether an object is a TSG, or a channel that stands alone: what gets turns on a runlist."""
@@ -198,6 +196,19 @@ class ObjectTree:
         """Tell whether an object is a channel below a device: RM puts it into a TSG that has no handle."""
         parent = self.objects.get((rm.client, rm.parent)) if rm.rm_class in abi.GPFIFO_CLASSES else None
         return parent is not None and parent.rm_class == abi.NV01_DEVICE_0
+
+    def is_shared_alike(self, channel: RmObject, engine: int) -> bool:
+        """Tell whether an engine has the gate and the timeslice of a channel's TSG.
+
+        RM puts a TSG on the runlist of what its first channel is bound to, or has an object for
+        (kfifoRunlistSetId_GM107). Before Blackwell, the TSG's own engine decides only if there is neither.
+        """
+        tsg = channel if self.stands_alone(channel) else self.objects.get((channel.client, channel.parent))
+        if tsg is None:
+            return False
+        own, other = self.shared_as(tsg), self.shared_as(replace(tsg, detail=engine))
+        unknown = not self.grces.get(self.instance_of(tsg))  # the card does not say where its copies run
+        return own == other or (unknown and (own, other) == ("compute", "copies"))
 
     def tsg_above(self, rm: RmObject) -> RmObject | None:
         """Return the TSG of an object that lies below a channel; None if the channel has none."""

@@ -21,6 +21,7 @@ from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.proxy.os_events import TOO_MANY
 from qgpu.guardian.proxy.passthrough import Passthrough
+from qgpu.guardian.proxy.rm_share import RmShare
 from qgpu.guardian.rules import classes
 from qgpu.linux import proc
 from qgpu.nvidia import abi, mig
@@ -29,6 +30,8 @@ from qgpu.nvidia import abi, mig
 _POINTERS_AT, _POINTERS_BYTES, _RIGHTS_AT = 16, 16, 24
 #: Offset of the new object's handle, which RM writes if it chooses it.
 _HANDLE_AT = 8
+#: How long an object of the page that RM shares with all waits for UVM's mappings in progress.
+_PATIENCE_S = 1.0
 _BARE_BYTES = abi.sizeof("NVOS05_PARAMETERS")
 #: The refusal of page tables that cannot be counted.
 PAGE_TABLES = "address space with its page tables"
@@ -38,6 +41,14 @@ CHOSEN_PLACE = "memory at an address of the card"
 WHOLE_CARDS = "the whole card's address space"
 #: The refusal of compute that RM cannot take off the card in the middle of a kernel.
 NOT_PREEMPTIBLE = "compute that cannot be preempted"
+#: The refusal of a TSG or channel for which the card would write anything but memory that a pod may free.
+OTHER_MEMORY = "notifier or USERD that is no plain memory"
+#: The refusal of a channel whose USERD would be in memory of others.
+BEYOND_MEMORY = "USERD beyond its memory"
+_USERD_AT, _USERD_OFFSET_AT = (abi.offsetof("NV_CHANNEL_ALLOC_PARAMS", f) for f in ("hUserdMemory", "userdOffset"))
+_USERD_BYTES = 512
+_WRITABLE = frozenset({abi.NV01_MEMORY_LOCAL_USER, abi.NV01_MEMORY_SYSTEM})
+#: Indices of address spaces (nvos.h) that RM does not have for the whole card.
 _OWN_SPACES = (abi.NV_VASPACE_ALLOCATION_INDEX_GPU_NEW, abi.NV_VASPACE_ALLOCATION_INDEX_GPU_DEVICE)
 
 
@@ -81,6 +92,7 @@ class AllocHandler(Handler):
     def __init__(self, ctx: HandlerContext, free_handler: FreeHandler, passthrough: Passthrough) -> None:
         super().__init__(ctx)
         self._checks, self._free_handler, self._passthrough = AllocChecks(ctx), free_handler, passthrough
+        self._rm_share = RmShare(ctx)
         #: TSGs that were made preemptible.
         self._preemptible: dict[Key, RmObject] = {}
 
@@ -100,7 +112,7 @@ class AllocHandler(Handler):
             return self._refuse(request, abi.NV_ERR_INVALID_OBJECT_HANDLE, of_others(row.name))
         if asked.rm_class in classes.EVENTS and not self._free_handler.events.has_room():
             return self._refuse(request, abi.NV_ERR_INSUFFICIENT_RESOURCES, TOO_MANY)
-        if asked.rm_class == abi.FERMI_VASPACE_A and _is_whole_cards(params):
+        if asked.rm_class == abi.FERMI_VASPACE_A and params is not None and params.u32() not in _OWN_SPACES:
             return self._refuse(request, abi.NV_ERR_INVALID_ARGUMENT, WHOLE_CARDS)
         self._free_handler.undo_interrupted(pod_call, request.rm.key)
         if (memory := self._uncounted_memory(request)) is not None:
@@ -115,13 +127,19 @@ class AllocHandler(Handler):
             refusal = self._untracked.refusal(asked.client, asked.handle, asked.rm_class)
         if refusal:
             return self._refuse(request, refusal)
+        if not self._may_be_written(pod_call.file, request.rm):
+            return self._refuse(request, abi.NV_ERR_INVALID_OBJECT_HANDLE, OTHER_MEMORY)
+        if self._has_userd_elsewhere(request):
+            return self._refuse(request, abi.NV_ERR_INVALID_ARGUMENT, BEYOND_MEMORY)
         if refusal := self._checks.admit(pod_call.pid, request.rm):
             return self._refuse(request, refusal)
         if self._is_first_device(request):
             block.restore(_POINTERS_AT, _POINTERS_BYTES)
-            return self._passthrough.first_device(pod_call, block, request.rm, asked.status_at)
+            return self._passthrough.continue_in_kernel(pod_call, block, asked.status_at, request.rm)
         if request.tracked and (refusal := self._ctx.claim(request.rm, self._kept_memory(request, row))):
             return self._refuse(request, refusal)
+        if asked.rm_class == abi.RM_USER_SHARED_DATA and not self._ctx.uvm_mappings.wait(_PATIENCE_S):
+            return self._refuse(request, abi.NV_ERR_BUSY_RETRY)  # a mapping could name the object at once
         if asked.rm_class == abi.NV50_P2P:
             self._shared.clients.record_unrestorable(asked.client, PEER_ACCESS)
         return self._make(request)
@@ -145,14 +163,41 @@ class AllocHandler(Handler):
         rm = RmObject(asked.client, asked.handle, asked.parent, asked.rm_class, detail)
         if params is not None:
             rm.uses = rm_calls.uses(asked.rm_class, params.data)
-            rm.written = self._with_parents(pod_call.file, rm.client, rm_calls.written(asked.rm_class, params.data))
+            rm.written = rm_calls.written(asked.rm_class, params.data)
         return _AllocRequest(pod_call, escape, block, asked, params, rights, rm)
 
-    def _with_parents(self, file: int, client: int, memories: tuple[int, ...]) -> tuple[int, ...]:
-        """Return handles of memory, and of what those lie below that no table keeps."""
-        unknown = (each for each in memories if (client, each) not in self._shared.table.objects)
-        found = (self._gpu_ops.object_info(file, client, each) for each in unknown)
-        return (*memories, *{about[1] for about in found if about is not None} - {client})
+    def _may_be_written(self, file: int, rm: RmObject) -> bool:
+        """Tell whether the card may write what a TSG or channel names; note the memory, and what that lies below.
+
+        The page that RM shares with all must stay, and so must pages of the process that it may only read. Of a virtual
+        address nobody knows the memory.
+        """
+        table, parents = self._shared.table, set[int]()
+        entry = table.clients.get(rm.client)
+        behind = entry.context_dmas if entry is not None else {}
+        memories = (*rm.written, *(behind[each] for each in rm.written if each in behind))
+        for each in memories:
+            known = table.objects.get((rm.client, each))
+            about = (known.rm_class, 0) if known else self._gpu_ops.object_info(file, rm.client, each)
+            if about is None:
+                continue  # RM refuses it
+            if about[0] not in _WRITABLE and (about[0] != abi.NV01_CONTEXT_DMA or each not in behind):
+                return False
+            parents.add(about[1])
+        rm.written = (*memories, *parents - {0, rm.client})
+        return True
+
+    def _has_userd_elsewhere(self, request: _AllocRequest) -> bool:
+        """Tell whether a channel's USERD lies beyond its memory.
+
+        RM looks at no size (kchannelCreateUserdMemDesc_GV100): the card would write at any address of its memory.
+        """
+        rm, params = request.rm, request.params
+        if rm.rm_class not in abi.GPFIFO_CLASSES or params is None or not (memory := params.u32(_USERD_AT)):
+            return False
+        known = self._shared.table.objects.get((rm.client, memory))
+        size = known.detail if known else self._gpu_ops.size_by_file(request.pod_call.file, rm.client, memory)
+        return params.u64(_USERD_OFFSET_AT) + _USERD_BYTES > size
 
     def _refuse(self, request: _AllocRequest, status: int, what: str | None = None) -> int:
         """Answer with a status and the pod's own pointers; count the refusal if it has a name."""
@@ -175,8 +220,9 @@ class AllocHandler(Handler):
         rm, params = request.rm, request.params
         if rm.rm_class == abi.NV50_MEMORY_VIRTUAL and rm_calls.takes_tables(rm.detail):
             return PAGE_TABLES
-        if rm.rm_class == abi.NV01_MEMORY_LOCAL_USER and params and rm_calls.chooses_place(params.data):
-            return CHOSEN_PLACE
+        if rm.rm_class == abi.NV01_MEMORY_LOCAL_USER and params is not None:
+            flags, attributes2 = params.u32(rm_calls.MEMORY_FLAGS_AT), params.u32(rm_calls.MEMORY_ATTR2_AT)
+            return CHOSEN_PLACE if rm_calls.chooses_place(flags, attributes2) else None
         return None
 
     def _kept_memory(self, request: _AllocRequest, row: classes.Class) -> int | None:
@@ -278,11 +324,13 @@ class AllocHandler(Handler):
     def _complete(self, request: _AllocRequest) -> None:
         """Do what some classes need once RM has made the object."""
         rm, file = request.rm, request.pod_call.file
-        self._untracked.add(rm.client, request.block.u32(_HANDLE_AT), rm.rm_class)
+        self._untracked.add(rm.client, request.block.u32(_HANDLE_AT), rm.rm_class, rm.detail)
         if classes.on_compute_engine(rm.rm_class):
             self._make_preemptible(request)
         elif rm.rm_class in classes.EVENTS:
             self._free_handler.events.add(rm.client, request.block.u32(_HANDLE_AT))
+        elif rm.rm_class == abi.RM_USER_SHARED_DATA:
+            self._rm_share.keep_from_all(file, (rm.client, request.block.u32(_HANDLE_AT)))
         elif rm.rm_class == abi.NV50_THIRD_PARTY_P2P:
             self._gpu_ops.register_p2p(file, rm.client, rm.handle)
         elif self._shared.reconciler.is_compute_channel(rm):
@@ -351,8 +399,3 @@ class AllocHandler(Handler):
         self._shared.claims.freed(device.key)
         self._count(what)
         return status
-
-
-def _is_whole_cards(params: IoctlBuffer | None) -> bool:
-    """Tell whether an address space is one that RM has for the whole card, by its index (nvos.h)."""
-    return params is not None and params.u32() not in _OWN_SPACES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from qgpu.guardian.accounting.rm_object import NO_INSTANCE, RmObject
+from qgpu.guardian.accounting.rm_object import NO_INSTANCE, Key, RmObject
 from qgpu.guardian.proxy.handler_context import Handler
 from qgpu.guardian.rules import classes, scheduling
 from qgpu.linux import proc
@@ -18,6 +18,8 @@ _MOST_DEVICES = 128
 TOO_MANY_DEVICES = "too many devices of a client"
 #: The refusal of a TSG or channel that no gate and no timeslice would bound.
 OTHER_ENGINE = "channel of an engine that no program uses"
+#: The refusal of what would put a channel on a runlist that is shared otherwise than its TSG's.
+OTHER_RUNLIST = "channel on another engine than its TSG"
 
 
 class AllocChecks(Handler):
@@ -32,6 +34,7 @@ class AllocChecks(Handler):
 
     def _judge(self, pid: int, rm: RmObject) -> tuple[int, str]:
         """Return the status of a refusal and why, or NV_OK; give a device the pod's place on its card."""
+        table = self._shared.table
         if rm.rm_class == abi.NV01_DEVICE_0:
             allowance = self._shared.allowance(self._pod)
             place = allowance.place_on(rm.detail)
@@ -43,17 +46,20 @@ class AllocChecks(Handler):
             return abi.NV_OK, ""
         if rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A and not self._is_metered(rm):
             return abi.NV_ERR_INVALID_ARGUMENT, "TSG whose time RM counts as the guardian's"
-        if not self._is_for_known_engine(rm):
+        if table.is_scheduled(rm) and rm.detail != 0 and rm.detail not in scheduling.ENGINES:
             return abi.NV_ERR_INVALID_ARGUMENT, OTHER_ENGINE
         if rm.rm_class in classes.MIG_SUBSCRIPTIONS and not self._is_own_instance(rm):
             return abi.NV_ERR_INSUFFICIENT_PERMISSIONS, "MIG instance without a grant"
         if rm.rm_class in abi.GPFIFO_CLASSES:
-            parent = self._shared.table.objects.get((rm.client, rm.parent))
+            parent = table.objects.get((rm.client, rm.parent))
             in_tsg = parent is not None and parent.rm_class == abi.KEPLER_CHANNEL_GROUP_A
-            if not in_tsg and not self._may_stand_alone(rm):
+            # Below a device, RM makes a TSG without a handle. Where kernels run, the timeslice must be set.
+            if not in_tsg and not (table.stands_alone(rm) and table.shared_as(rm) != "compute"):
                 return abi.NV_ERR_INVALID_ARGUMENT, "compute channel outside a TSG"
-        if classes.on_compute_engine(rm.rm_class) and not self._in_compute_tsg(rm):
+        if classes.on_compute_engine(rm.rm_class) and not self.may_run_on((rm.client, rm.parent), abi.GR_ENGINES[0]):
             return abi.NV_ERR_INVALID_ARGUMENT, "compute outside a compute TSG"  # nobody would pay for its time
+        if rm.rm_class in classes.COPIES and not self.may_run_on((rm.client, rm.parent), rm.detail):
+            return abi.NV_ERR_INVALID_ARGUMENT, OTHER_RUNLIST
         if rm.rm_class == abi.NV_MEMORY_MAPPER and rm.detail > _MOST_QUEUED:
             return abi.NV_ERR_INVALID_ARGUMENT, "long queue of memory mappings"
         if rm.rm_class in classes.KEPT and rm.handle == 0:  # RM would choose one; no CUDA library asks for that
@@ -67,10 +73,11 @@ class AllocChecks(Handler):
             found = [table.objects[client, handle].detail for handle in table.devices.of(client)]
         return sum(each in (place, NO_INSTANCE) for each in found)
 
-    def _is_for_known_engine(self, rm: RmObject) -> bool:
-        """Tell whether a TSG or a channel that stands alone is for an engine that programs use, or names none."""
-        scheduled = self._shared.table.is_scheduled(rm)
-        return not scheduled or rm.detail == 0 or rm.detail in scheduling.ENGINES
+    def may_run_on(self, key: Key, engine: int) -> bool:
+        """Tell whether a channel may be put on an engine's runlist."""
+        table = self._shared.table
+        channel = table.objects.get(key) if key[1] in table.channel_handles.of(key[0]) else None
+        return channel is not None and engine in scheduling.ENGINES and table.is_shared_alike(channel, engine)
 
     def _is_metered(self, rm: RmObject) -> bool:
         """Tell whether a TSG's time can be told: by its channels' contexts, or by the process that made its client."""
@@ -83,18 +90,6 @@ class AllocChecks(Handler):
             return False
         own = mig.numbers_at(place)
         return own is None or rm.detail == own[classes.MIG_SUBSCRIPTIONS.index(rm.rm_class)]
-
-    def _may_stand_alone(self, rm: RmObject) -> bool:
-        """Tell whether a channel may be made below a device: RM makes a TSG for it, which has no handle.
-
-        What runs where kernels do needs a TSG, whose timeslice can be set. Video and checkpoints use such channels.
-        """
-        table = self._shared.table
-        elsewhere = rm.detail != 0 and rm.detail not in abi.GR_ENGINES and not table.is_for_grce(rm)
-        return elsewhere and table.stands_alone(rm)
-
-    def _in_compute_tsg(self, rm: RmObject) -> bool:
-        return (tsg := self._shared.table.tsg_above(rm)) is not None and self._shared.table.is_compute(tsg)
 
 
 def _has_open(pid: int, device: int) -> bool:

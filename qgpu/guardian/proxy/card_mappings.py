@@ -32,7 +32,7 @@ class CardMappings(Handler):
         """Map memory whose class a pod may have."""
         asked, status_at = _fields(abi.MAP_MEMORY_DMA, block)
         found = self._gpu_ops.object_info(pod_call.file, asked.hClient, asked.hMemory)
-        if found is not None and found[0] in classes.PHYSICAL:
+        if found is not None and found[0] in {*classes.PHYSICAL, abi.RM_USER_SHARED_DATA}:
             self._count(classes.name(found[0]))
             return errno.EPERM
         if self._shared.clients.owns(self._pod, asked.hClient) and not self._mappings.fits(asked.hClient):
@@ -71,7 +71,7 @@ class CardMappings(Handler):
             return self._ctx.answer(block, status_at, refusal)
         error = self._perform(pod_call, abi.NV_ESC_RM_ALLOC_CONTEXT_DMA2, block, client)
         if not error and asked.status == abi.NV_OK:
-            self._untracked.add(client, asked.hObjectNew, asked.hClass)
+            self._untracked.add(client, asked.hObjectNew, asked.hClass, asked.hMemory)
         return error
 
     def _perform(self, pod_call: PodCall, number: int, block: IoctlBuffer, client: int) -> int:

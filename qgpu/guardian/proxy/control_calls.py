@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from qgpu.guardian.accounting.client_entries import ALL_OBJECTS, IMPORTED
 from qgpu.guardian.accounting.rm_object import Key
 from qgpu.guardian.proxy import bound_monitors, rm_calls, virtualize
+from qgpu.guardian.proxy.alloc_checks import OTHER_RUNLIST, AllocChecks
 from qgpu.guardian.proxy.client_registry import of_others
 from qgpu.guardian.proxy.dup_calls import DupHandler
 from qgpu.guardian.proxy.free_calls import FreeHandler
@@ -70,7 +71,7 @@ class ControlHandler(Handler):
 
     def __init__(self, ctx: HandlerContext, free_handler: FreeHandler, dup_handler: DupHandler) -> None:
         super().__init__(ctx)
-        self._free_handler, self._dup_handler = free_handler, dup_handler
+        self._checks, self._free_handler, self._dup_handler = AllocChecks(ctx), free_handler, dup_handler
         #: When the pod has waited long enough for its rare controls so far.
         self._rare_due_ns = 0
 
@@ -184,6 +185,10 @@ class ControlHandler(Handler):
         """Return why a control is refused for its parameters: its status and the name it is counted under."""
         command = asked.command
         row = controls.ALLOWED_TO_SOME[command]
+        if row.module is rows.InModule.BIND:
+            engine = int.from_bytes(params.data, "little") if params is not None else 0
+            if not self._checks.may_run_on((asked.client, asked.target), engine):
+                return abi.NV_ERR_INVALID_ARGUMENT, OTHER_RUNLIST
         match command:
             case abi.NV2080_GR_SET_CTXSW_PREEMPTION_MODE if params is not None and self._changes_preemption(params):
                 return abi.NV_ERR_INSUFFICIENT_PERMISSIONS, row.name

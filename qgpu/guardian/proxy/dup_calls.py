@@ -29,7 +29,7 @@ from qgpu.guardian.proxy.client_registry import of_others
 from qgpu.guardian.proxy.free_calls import FreeHandler
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
-from qgpu.guardian.proxy.rm_share import RmShare
+from qgpu.guardian.proxy.rm_share import SHARED_PAGE, RmShare
 from qgpu.guardian.rules import classes
 from qgpu.nvidia import abi
 
@@ -62,6 +62,8 @@ class DupHandler(Handler):
         if not self._may_take_from(pod_call, asked.source_client) or asked.source_client in self._ctx.unseen:
             what = of_others("NV_ESC_RM_DUP_OBJECT")
             return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INSUFFICIENT_PERMISSIONS, what)
+        if self._rm_share.is_shared_page(source_key):
+            return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, SHARED_PAGE)
         if not known or (source is not None and source.rm_class in classes.GATED and not self._may_share(source)):
             return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, _SECOND_HANDLE)
         self._free_handler.undo_interrupted(pod_call, (asked.client, asked.handle))
@@ -143,6 +145,8 @@ class DupHandler(Handler):
         about = self._gpu_ops.object_info(file, *key)
         if about is None:
             return abi.NV_OK
+        if about[0] == abi.RM_USER_SHARED_DATA:
+            return self._discard(pod_call, key, SHARED_PAGE)
         space = about[0] == abi.FERMI_VASPACE_A and self._ctx.limited()  # its page tables are charged by handle
         if space or about[0] in classes.GATED | classes.PHYSICAL:
             return self._discard(pod_call, key, _SECOND_HANDLE)
@@ -215,9 +219,11 @@ class DupHandler(Handler):
     def check_exports(self, file: int, client: int, handles: Iterable[int]) -> None:
         """Raise OSError if a handle is an object of the fabric over a part of memory, or if RM does not say.
 
-        Also if it is a multicast object that stays in the pod's clients.
+        Also if it is a multicast object that stays in the pod's clients, or of the page that RM shares with all.
         """
         for handle in handles:
+            if self._rm_share.is_shared_page((client, handle)):
+                raise OSError(errno.ENOTSUP, SHARED_PAGE)
             if not self._may_export((client, handle)):
                 raise OSError(errno.ENOTSUP, MULTICAST)
             with self._shared.lock:

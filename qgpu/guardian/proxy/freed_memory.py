@@ -74,7 +74,7 @@ class FreedMemory(Handler):
             sizes = {card: sum(memory.size for memory in ending if memory.instance == card) for card in cards}
             if not carry_out():
                 return False
-            after = {card: self._private_bytes(entry.maker, card) for card in cards}
+            after = {card: self._gpu_ops.private_bytes(card, entry.maker) for card in cards}
             shows = quiet and self._clients(key) == clients
             for card in cards:
                 here = [memory for memory in memories if memory.instance == card]
@@ -132,7 +132,7 @@ class FreedMemory(Handler):
         clients = self._clients(key)
         before = self._private_before(pod_call, key, maker, {memory.instance}).get(memory.instance)
         freed = self._gpu_ops.free_anywhere(key) or (pod_call.is_retry and not self._gpu_ops.exists(key))
-        after = self._private_bytes(maker, memory.instance)
+        after = self._gpu_ops.private_bytes(memory.instance, maker)
         shows = quiet and self._clients(key) == clients
         if before is not None and after is not None and (not shows or before - after < memory.size):
             self._shared.quota.pin(memory.number)
@@ -200,9 +200,6 @@ class FreedMemory(Handler):
     def _limited(self, memory: Allocation) -> bool:
         return memory.instance in self._shared.allowance(memory.pod).limits
 
-    def _private_bytes(self, pid: int, card: int) -> int | None:
-        return self._gpu_ops.private_bytes(card, pid)
-
     def _private_before(self, pod_call: PodCall, key: Key, maker: int, cards: set[int]) -> dict[int, int | None]:
         """Return RM's figures before the free, by card; if a dead guardian freed the object, the one that it recorded.
 
@@ -212,7 +209,7 @@ class FreedMemory(Handler):
         if pod_call.is_retry and pod_call.unanswered is not None and not self._gpu_ops.exists(key):
             before = {card: pod_call.unanswered.before for card in cards if len(cards) == 1}
         else:
-            before = {card: self._private_bytes(maker, card) for card in cards}
+            before = {card: self._gpu_ops.private_bytes(card, maker) for card in cards}
         pod_call.begin(next(iter(before.values())) if len(before) == 1 else None)
         return before
 

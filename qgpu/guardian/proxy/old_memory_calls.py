@@ -122,7 +122,7 @@ class OldMemoryHandler(Handler):
         if rm_calls.is_virtual(asked) and rm_calls.takes_tables(asked.flags) and self._ctx.limited():
             return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, PAGE_TABLES)
         claimed = rm_calls.may_be_video(asked)
-        if rm_calls.heap_chooses_place(asked) and self._ctx.limited():
+        if claimed and rm_calls.chooses_place(asked.flags, asked.attributes2) and self._ctx.limited():
             return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, CHOSEN_PLACE)
         self._free_handler.undo_interrupted(pod_call, (asked.client, asked.handle))
         if refusal := self._untracked.refusal(asked.client, asked.handle, abi.NV01_MEMORY_SYSTEM):

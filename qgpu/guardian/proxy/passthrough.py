@@ -66,15 +66,6 @@ class Passthrough(Handler):
         """Let the kernel make nothing more on this file: it is about to reach another client, or a device."""
         self._shared.files.devices.add(file)
 
-    def first_device(self, pod_call: PodCall, block: IoctlBuffer, rm: RmObject, status_at: int) -> int:
-        """Let the kernel make the first device of a file: RM records the process that asks for it.
-
-        Its card is unknown until it has a subdevice, which RM can be asked about. Until then nothing below it can be
-        charged or made.
-        """
-        rm.detail = NO_INSTANCE
-        return self.continue_in_kernel(pod_call, block, status_at, rm)
-
     def continue_on(self, pod_call: PodCall) -> None:
         """Let the kernel perform a call on the file that was taken, with the process's other threads stopped.
 
@@ -121,8 +112,11 @@ class Passthrough(Handler):
         """Let the kernel make a root client, or a device, on a file without one, with the pod's other threads stopped.
 
         They are stopped so that none can exchange the file for one with a device. Other processes can still change the
-        arguments. So the kernel makes one root client on a file, and any other object needs a client that exists.
+        arguments. So the kernel makes one root client on a file, and any other object needs a client that exists. The
+        device's card is unknown until RM can be asked about its subdevice, and nothing below it is made before that.
         """
+        if device is not None:
+            device.detail = NO_INSTANCE
         try:
             refusal = thread_freezer.run_as_tracer(pod_call.pid, lambda: self._continue_while_frozen(pod_call, device))
         except OSError as error:

@@ -10,6 +10,7 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from qgpu.guardian.rules import classes
 from qgpu.nvidia import abi
 
 #: Reads ``size`` bytes at an address of the calling process; None if they are not readable.
@@ -20,7 +21,8 @@ _XFER_BYTES = abi.sizeof("nv_ioctl_xfer_t")
 MEMORY_CLASS_AT = abi.offsetof("NVOS02_PARAMETERS_WITH_FD", "hClass")
 MEMORY_HANDLE_AT = abi.offsetof("NVOS02_PARAMETERS_WITH_FD", "hObjectNew")
 MEMORY_FD_AT = abi.offsetof("NVOS02_PARAMETERS_WITH_FD", "fd")
-_U32 = struct.Struct("<I")
+#: NVB0B5_ALLOCATION_PARAMETERS: whether the engine is given by its type or its number, and the engine.
+_NVB0B5 = struct.Struct("<II")
 
 
 class Escape(NamedTuple):
@@ -162,6 +164,7 @@ _DETAILS = {
     abi.KEPLER_CHANNEL_GROUP_A: (abi.offsetof("NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS", "engineType"), 4),
     **dict.fromkeys(abi.GPFIFO_CLASSES, (abi.offsetof("NV_CHANNEL_ALLOC_PARAMS", "engineType"), 4)),
     abi.NV01_MEMORY_LOCAL_USER: (abi.offsetof("NV_MEMORY_ALLOCATION_PARAMS", "size"), 8),
+    abi.NV01_CONTEXT_DMA: (8, 4),  # NV_CONTEXT_DMA_ALLOCATION_PARAMS: hMemory
     abi.NV50_MEMORY_VIRTUAL: (abi.offsetof("NV_MEMORY_ALLOCATION_PARAMS", "flags"), 4),
     abi.NV_MEMORY_MAPPER: (abi.offsetof("NV_MEMORY_MAPPER_ALLOCATION_PARAMS", "maxQueueSize"), 4),
     abi.AMPERE_SMC_PARTITION_REF: (abi.offsetof("NVC637_ALLOCATION_PARAMETERS", "swizzId"), 4),
@@ -170,7 +173,10 @@ _DETAILS = {
 
 
 def detail(rm_class: int, params: bytes | bytearray) -> int:
-    """Read one parameter of an allocation: device or MIG instance, engine type, bytes or flags, by class."""
+    """Read one parameter of an allocation: device or MIG instance, engine type, bytes, flags or memory, by class."""
+    if rm_class in classes.COPIES:
+        by_type, engine = _NVB0B5.unpack_from(params)
+        return engine if by_type else next(iter(abi.COPY_ENGINE_TYPES[engine : engine + 1]), (0,))[0]
     at, size = _DETAILS.get(rm_class, (0, 0))
     return int.from_bytes(params[at : at + size], "little")
 
@@ -184,9 +190,8 @@ _USES: Mapping[int, tuple[int, ...]] = {
         tuple(abi.offsetof("NV_CHANNEL_ALLOC_PARAMS", each) for each in ("hContextShare", "hVASpace")),
     ),
 }
-#: Those of memory that the card or its firmware writes for an object: error notifiers, and a channel's USERD, of which
-#: RM reads the first handle alone, without SLI. RM keeps neither for the object (kchannelGetNotifierInfo,
-#: vidmemPmaFree).
+#: And of memory that the card or its firmware writes for an object: error notifiers, and a channel's USERD, of which RM
+#: reads the first handle alone, without SLI. RM keeps neither for the object (kchannelGetNotifierInfo, vidmemPmaFree).
 _NOTIFIERS = ("hObjectError", "hObjectEccError")
 _WRITTEN: Mapping[int, tuple[int, ...]] = {
     abi.KEPLER_CHANNEL_GROUP_A: tuple(
@@ -213,7 +218,7 @@ def _handles_at(places: tuple[int, ...], params: bytes | bytearray) -> tuple[int
     return tuple(filter(None, (int.from_bytes(params[at : at + 4], "little") for at in places)))
 
 
-_MEMORY_FLAGS_AT, _MEMORY_ATTR2_AT = (abi.offsetof("NV_MEMORY_ALLOCATION_PARAMS", each) for each in ("flags", "attr2"))
+MEMORY_FLAGS_AT, MEMORY_ATTR2_AT = (abi.offsetof("NV_MEMORY_ALLOCATION_PARAMS", each) for each in ("flags", "attr2"))
 
 #: Functions of NVOS32 (nvos.h) that pods may use. Others allocate, too, by sizes of their own; nothing uses them.
 HEAP_ALLOC_SIZE, HEAP_FREE, HEAP_INFO = 2, 3, 5
@@ -235,21 +240,11 @@ def is_virtual(heap: VidHeap) -> bool:
     return bool(heap.flags & _HEAP_FLAG_VIRTUAL)
 
 
-def chooses_place(params: bytes | bytearray) -> bool:
+def chooses_place(flags: int, attributes2: int) -> bool:
     """Tell whether a call asks for memory in a place on the card, for which RM takes more than it tells.
 
     At a fixed address that is the alignment around it; in one half of the card, 64 MiB that no other memory can be in.
     """
-    (flags,), (attributes2,) = (_U32.unpack_from(params, at) for at in (_MEMORY_FLAGS_AT, _MEMORY_ATTR2_AT))
-    return _chooses_place(flags, attributes2)
-
-
-def heap_chooses_place(heap: VidHeap) -> bool:
-    """Do as chooses_place, for the old heap."""
-    return may_be_video(heap) and _chooses_place(heap.flags, heap.attributes2)
-
-
-def _chooses_place(flags: int, attributes2: int) -> bool:
     return bool(flags & _FLAG_FIXED_ADDRESS or attributes2 & abi.NVOS32_ATTR2_LOCALIZED_MEMORY)
 
 

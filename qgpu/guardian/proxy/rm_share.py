@@ -7,6 +7,9 @@ shares with another pod's client, and a pod's notes have a bound.
 What a pod shares with all, or with all of a kind, RM would let UVM map for any process, and nobody would be charged. So
 RM does not hear of it: the guardian notes it, and shares the object with one client of the same pod while it duplicates
 it for that client.
+
+One page RM itself shares with all: of figures of the card. It keeps CPUs alone from writing there. So nobody may
+duplicate an object of this page, not even UVM for its own process, which would map it for the card.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from qgpu.guardian.proxy.handler_context import Handler, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.nvidia import abi
 
+_CALL = struct.Struct("<4IHBxI")  # NVOS57_PARAMETERS
 _OWNER_AND_OBJECT, _TARGET, _TYPE_AND_ACTION = struct.Struct("<II"), struct.Struct("<I"), struct.Struct("<HB")
 _POLICY_AT = abi.offsetof("NVOS57_PARAMETERS", "sharePolicy")
 _TARGET_AT, _TYPE_AT = (_POLICY_AT + abi.offsetof("RS_SHARE_POLICY", field) for field in ("target", "type"))
@@ -29,6 +33,8 @@ _MOST_NOTES = 1 << 17
 #: Sharing and taking back: two notes.
 _BOTH = 2
 TOO_MANY = "too many shared objects"
+#: The refusal of another handle of the page that RM shares with all, and that RM let UVM duplicate it all the same.
+SHARED_PAGE, STILL_SHARED = "another handle of the driver's shared page", "the driver's shared page still open to UVM"
 
 
 def beyond_process(share_type: int) -> bool:
@@ -46,7 +52,8 @@ class RmShare(Handler):
         share_type, action = _TYPE_AND_ACTION.unpack_from(block.data, _TYPE_AT)
         own = self._shared.clients.owns(self._pod, client) and client not in self._ctx.unseen
         own = own and (share_type != abi.RS_SHARE_TYPE_CLIENT or self._shared.clients.owns(self._pod, target))
-        if not own or self._gpu_ops.find_object(RmObject(client, handle, client, 0)) is None:
+        found = self._gpu_ops.find_object(RmObject(client, handle, client, 0)) if own else None
+        if found is None or found[0] == abi.RM_USER_SHARED_DATA:
             what = of_others("NV_ESC_RM_SHARE")
             return self._ctx.refuse(block, _STATUS_AT, abi.NV_ERR_INSUFFICIENT_PERMISSIONS, what)
         if beyond_process(share_type):
@@ -56,6 +63,18 @@ class RmShare(Handler):
         if beyond_process(share_type) or (share_type == abi.RS_SHARE_TYPE_CLIENT and not self._note(target)):
             return self._ctx.refuse(block, _STATUS_AT, abi.NV_ERR_INSUFFICIENT_RESOURCES, TOO_MANY)
         return self._ctx.perform(pod_call, abi.NV_ESC_RM_SHARE, block, repeatable=True)
+
+    def is_shared_page(self, key: Key) -> bool:
+        """Tell whether an object is of the page that RM shares with all."""
+        found = self._gpu_ops.find_object(RmObject(*key, key[0], 0))
+        return found is not None and found[0] == abi.RM_USER_SHARED_DATA
+
+    def keep_from_all(self, file: int, key: Key) -> None:
+        """Have RM let nobody duplicate an object: it forgets with whom it would share it."""
+        policy = 0, abi.RS_ACCESS_DUP_OBJECT, abi.RS_SHARE_TYPE_PID, abi.RS_SHARE_ACTION_FLAG_REVOKE
+        block = self._proxy.block(_CALL.pack(*key, *policy, 0))
+        if self._proxy.escape(file, abi.NV_ESC_RM_SHARE, block) or block.u32(_STATUS_AT) != abi.NV_OK:
+            self._count(STILL_SHARED)
 
     def meanwhile(self, source: Key, target: int) -> AbstractContextManager[None]:
         """Let a client duplicate an object meanwhile, if it is shared with all, or one process made both clients."""

@@ -236,6 +236,9 @@ PHYSICAL = frozenset({0x0082, 0x0083, 0x00C2, 0x00F3})
 #: Subscriptions to a GPU instance and to a compute instance in it. On a card that MIG divides, a pod may have its own.
 MIG_SUBSCRIPTIONS = (abi.AMPERE_SMC_PARTITION_REF, abi.AMPERE_SMC_EXEC_PARTITION_REF)
 
+#: What copies on a channel. It names the engine.
+COPIES = frozenset(row.number for row in ROWS if "_DMA_COPY_" in row.name)
+
 #: Events: RM notifies each of them in an interrupt.
 EVENTS = frozenset({abi.NV01_EVENT, abi.NV01_EVENT_OS_EVENT})
 

@@ -18,6 +18,7 @@ from qgpu.guardian.accounting.rm_object import RmObject, object_fact
 from qgpu.guardian.failover.journal import COMPACT_BYTES, Journal
 from qgpu.guardian.proxy import rm_calls
 from qgpu.guardian.proxy.shared_state import SharedState
+from qgpu.guardian.rules import classes
 from qgpu.ipc.codec import grants_to_json
 from qgpu.model import Grant, PodClass
 from qgpu.nvidia import abi
@@ -349,7 +350,8 @@ def test_a_line_cut_short_by_a_death_is_left_out():
 
 @pytest.mark.parametrize("trace", TRACES, ids=lambda path: path.name)
 def test_a_recorded_program_leaves_the_objects_rm_says_it_has(trace):
-    table = ObjectTable()
+    """And its copies run where its TSGs do: on this card COPY0 and COPY1 share the compute engine's runlist."""
+    table = ObjectTable(grces={0: {0x09, 0x0A}})
     table.note(POD)
     table.note(PROCESS)
     kept = {abi.NV01_DEVICE_0, abi.NV20_SUBDEVICE_0, abi.KEPLER_CHANNEL_GROUP_A, 0x40} | abi.GPFIFO_CLASSES
@@ -359,6 +361,8 @@ def test_a_recorded_program_leaves_the_objects_rm_says_it_has(trace):
                 table.note({**CLIENT, "client": client, "fd": row.fd})
                 detail = rm_calls.detail(rm_class, row.params)
                 table.note(object_fact(RmObject(client, asked.handle, asked.parent, rm_class, detail)))
+            case rm_calls.Alloc(client=client, parent=channel, rm_class=rm_class) if rm_class in classes.COPIES:
+                assert table.is_shared_alike(table.objects[client, channel], rm_calls.detail(rm_class, row.params))
             case rm_calls.Free() as asked:
                 table.note({"fact": "gone", "client": asked.client, "handle": asked.handle})
 

@@ -10,7 +10,7 @@ import pytest
 
 from qgpu.guardian.accounting import memory_quota
 from qgpu.guardian.accounting.object_table import OTHER_TSG_BYTES, ObjectTable
-from qgpu.guardian.proxy import alloc_checks, client_registry, dup_calls, object_claims, os_events
+from qgpu.guardian.proxy import alloc_calls, alloc_checks, client_registry, dup_calls, object_claims, os_events
 from qgpu.guardian.rules import classes
 from qgpu.linux import fd_budget
 from qgpu.linux.inflight_syscalls import InflightSyscalls
@@ -162,6 +162,44 @@ def test_a_lone_channel_on_the_compute_runlist_is_refused(on_card):
     on_card.shared.table.grces = {0: {0x09}}
 
     assert tsg_and_lone_channel(on_card, 0x09) == [abi.NV_OK, abi.NV_ERR_INVALID_ARGUMENT]
+
+
+#: A TSG's engine, and that of a copy object as a number (0) or a type (1): whose runlist is the TSG's, whose is not.
+STAYS = [(11, 0, 2), (11, 1, 12), (1, 0, 1), (0, 1, 0x09), (0x0A, 0, 0)]
+LEAVES = [(11, 0, 1), (11, 1, 0x0A), (0x13, 0, 0), (0x13, 0, 2), (1, 0, 2), (11, 1, 1), (11, 0, 64)]
+
+
+def copy_object(pod, engine, params):
+    """Ask for one on a channel of a TSG on an engine; return its status."""
+    pod.shared.table.grces = {0: {0x09, 0x0A}}
+    pod.call(abi.NV_ESC_RM_ALLOC, alloc(TSG, 2, abi.KEPLER_CHANNEL_GROUP_A), struct.pack("<5I", 0, 0, 0, engine, 0))
+    pod.call(abi.NV_ESC_RM_ALLOC, alloc(20, TSG, 0xC86F), bytes(368))
+    return alloc_status(pod.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC8B5), params)[2])
+
+
+@pytest.mark.parametrize(("engine", "form", "copies"), STAYS)
+def test_a_copy_object_for_the_runlist_of_its_tsg_is_made(on_card, engine, form, copies):
+    assert copy_object(on_card, engine, struct.pack("<II", form, copies)) == abi.NV_OK
+
+
+@pytest.mark.parametrize(("engine", "form", "copies"), LEAVES)
+def test_a_copy_object_for_another_runlist_is_refused(on_card, engine, form, copies):
+    """RM would put the TSG there, whose gate and timeslice are those of its own engine."""
+    assert copy_object(on_card, engine, struct.pack("<II", form, copies)) == abi.NV_ERR_INVALID_ARGUMENT
+    assert on_card.shared.refusals.counts["web", alloc_checks.OTHER_RUNLIST] == 1
+
+
+def test_a_copy_object_that_names_no_engine_is_refused(on_card):
+    assert copy_object(on_card, 0x0A, b"") == abi.NV_ERR_INVALID_ARGUMENT
+
+
+def test_copies_stay_if_it_is_unknown_where_they_run(on_card):
+    """A card may not say which copy engines are on the compute engine's runlist."""
+    copy_object(on_card, 1, b"")
+    on_card.shared.table.grces = {0: frozenset()}
+    answer = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(22, 20, 0xC8B5), struct.pack("<II", 0, 1))
+
+    assert alloc_status(answer[2]) == abi.NV_OK
 
 
 def test_a_class_that_nobody_knows_is_refused(on_card):
@@ -474,7 +512,9 @@ def test_free_opens_gates_only_where_rm_would_accept_it(on_card, how, opened):
     assert on_card.left == opened
 
 
-SPACE, SHARE, USERD, WRITTEN = 40, 41, 42, 43
+SPACE, SHARE, USERD, WRITTEN, CONTEXT_DMA = 40, 41, 42, 43, 44
+#: How a channel comes to have the card write memory.
+NAMED = ["USERD", "notifier", "TSG", "context DMA", "context DMA by the old call"]
 
 
 def channel_using(share=0, space=0, userd=0):
@@ -489,7 +529,7 @@ def spaces(on_card):
         on_card.call(abi.NV_ESC_RM_ALLOC, alloc(handle, 2, abi.FERMI_VASPACE_A), bytes(64))
     on_card.call(abi.NV_ESC_RM_ALLOC, alloc(19, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
     on_card.call(abi.NV_ESC_RM_ALLOC, alloc(SHARE, 19, abi.FERMI_CONTEXT_SHARE_A), struct.pack("<III", SPACE, 0, 0))
-    on_card.rm.objects[7, USERD] = (abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR, 2)
+    on_card.rm.objects[7, USERD], on_card.rm.sizes[7, USERD] = (abi.NV01_MEMORY_SYSTEM, 2), PAGE
     on_card.shared.note({"fact": "untracked", "client": 7, "handle": USERD, "there": True, "system": True})
     return on_card
 
@@ -564,26 +604,34 @@ def written(spaces, request):
     if request.param == abi.NV01_MEMORY_LOCAL_USER:
         allocate(spaces, WRITTEN, PAGE, parent=3)
     else:
-        spaces.rm.objects[7, WRITTEN] = (request.param, 3)
+        spaces.rm.objects[7, WRITTEN], spaces.rm.sizes[7, WRITTEN] = (request.param, 3), PAGE
     spaces.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
     return spaces
 
 
 def named_by(pod, how):
-    """Make a channel of a TSG, one of which names the memory."""
+    """Make a channel of a TSG, one of which names the memory, or a context DMA over it."""
+    context_dma = struct.pack("<IIIIQQ", 0, 0, WRITTEN, 0, 0, PAGE - 1)
+    if how == "context DMA":
+        pod.call(abi.NV_ESC_RM_ALLOC, alloc(CONTEXT_DMA, 3, abi.NV01_CONTEXT_DMA), context_dma)
+    if how == "context DMA by the old call":
+        old = struct.pack("<8I", 7, 3, CONTEXT_DMA, abi.NV01_CONTEXT_DMA, 0, 0, WRITTEN, 0) + bytes(24)
+        pod.call(abi.NV_ESC_RM_ALLOC_CONTEXT_DMA2, old)
+        pod.rm.objects[7, CONTEXT_DMA] = (abi.NV01_CONTEXT_DMA, 3)
     if how == "TSG":
         group = struct.pack("<IIIII", WRITTEN, 0, 0, 1, 0)
         pod.call(abi.NV_ESC_RM_ALLOC, alloc(22, 2, abi.KEPLER_CHANNEL_GROUP_A), group)
         pod.call(abi.NV_ESC_RM_ALLOC, alloc(21, 22, 0xC86F), bytes(368))
     else:
         params = bytearray(channel_using(userd=WRITTEN if how == "USERD" else 0))
-        struct.pack_into("<I", params, 0, WRITTEN if how == "notifier" else 0)
+        notifier = WRITTEN if how == "notifier" else CONTEXT_DMA if how.startswith("context DMA") else 0
+        struct.pack_into("<I", params, 0, notifier)
         pod.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), bytes(params))
     assert pod.shared.table.objects[7, 21].confirmed
 
 
 @pytest.mark.parametrize("freed", [WRITTEN, 3], ids=["it", "what it lies below"])
-@pytest.mark.parametrize("how", ["USERD", "notifier", "TSG"])
+@pytest.mark.parametrize("how", NAMED)
 def test_channels_are_freed_before_memory_that_the_card_writes(written, how, freed):
     """RM keeps the channel, and gives the memory to the next who asks, in any pod."""
     named_by(written, how)
@@ -608,8 +656,9 @@ def test_memory_stays_if_the_channel_that_names_it_does(written):
     assert {(7, WRITTEN), (7, 21)} <= written.rm.objects.keys()
 
 
-def test_a_successor_knows_which_memory_the_card_writes(written):
-    named_by(written, "notifier")
+@pytest.mark.parametrize("how", ["notifier", "context DMA"])
+def test_a_successor_knows_which_memory_the_card_writes(written, how):
+    named_by(written, how)
     table = ObjectTable()
     for fact in written.shared.journal.read()[1]:
         table.note(fact)
@@ -617,9 +666,60 @@ def test_a_successor_knows_which_memory_the_card_writes(written):
     assert table.writers_of((7, WRITTEN)) == table.writers_of((7, 3)) == [(7, 21)]
 
 
+@pytest.mark.parametrize("compacted", [False, True])
+def test_a_successor_knows_what_memory_a_context_dma_has(written, compacted):
+    context_dma = struct.pack("<IIIIQQ", 0, 0, WRITTEN, 0, 0, PAGE - 1)
+    written.call(abi.NV_ESC_RM_ALLOC, alloc(CONTEXT_DMA, 3, abi.NV01_CONTEXT_DMA), context_dma)
+    table = ObjectTable()
+    for fact in list(written.shared.table.facts()) if compacted else written.shared.journal.read()[1]:
+        table.note(fact)
+
+    assert table.clients[7].context_dmas == {CONTEXT_DMA: WRITTEN}
+
+
+@pytest.mark.parametrize("rm_class", [0xDE, 0x70, 0x71, 0x50A0, abi.NV_MEMORY_FABRIC, abi.NV01_CONTEXT_DMA])
+@pytest.mark.parametrize("at", [0, 32, 140], ids=["notifier", "USERD", "ECC notifier"])
+def test_the_card_writes_only_memory_that_is_known(spaces, rm_class, at):
+    """RM would write into the page that it shares with all, or behind addresses or a context DMA that nobody knows.
+
+    Or into pages of the process that it may only read, such as those of a file that others have, too.
+    """
+    spaces.rm.objects[7, WRITTEN] = (rm_class, 3)
+    params = bytearray(368)
+    struct.pack_into("<I", params, at, WRITTEN)
+    spaces.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
+    answer = spaces.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), bytes(params))
+
+    assert alloc_status(answer[2]) == abi.NV_ERR_INVALID_OBJECT_HANDLE
+    assert (7, 21) not in spaces.rm.objects | spaces.shared.table.objects
+    assert spaces.shared.refusals.counts["web", alloc_calls.OTHER_MEMORY] == 1
+
+
+@pytest.mark.parametrize("at", [PAGE - 511, PAGE, 1 << 40, (1 << 64) - PAGE])
+def test_userd_lies_in_its_memory(written, at):
+    """RM adds the offset to the memory's address on the card and looks at no size, so it could be any pod's memory."""
+
+    def make(offset):
+        params = bytearray(channel_using(userd=WRITTEN))
+        struct.pack_into("<Q", params, 64, offset)
+        return alloc_status(written.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), bytes(params))[2])
+
+    assert make(at) == abi.NV_ERR_INVALID_ARGUMENT
+    assert written.shared.refusals.counts["web", alloc_calls.BEYOND_MEMORY] == 1
+    assert make(PAGE - 512) == abi.NV_OK
+
+
+def test_userd_in_memory_of_unknown_size_is_refused(spaces):
+    del spaces.rm.sizes[7, USERD]
+    spaces.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
+    answer = spaces.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), channel_using(userd=USERD))
+
+    assert alloc_status(answer[2]) == abi.NV_ERR_INVALID_ARGUMENT
+
+
 def test_an_events_handle_opens_no_gate_after_memorys(spaces):
     """The kernel made memory under a handle that nobody knows. Then events get that handle, over and over."""
-    spaces.rm.objects[7, 70] = (abi.NV01_MEMORY_SYSTEM, 2)
+    spaces.rm.objects[7, 70], spaces.rm.sizes[7, 70] = (abi.NV01_MEMORY_SYSTEM, 2), PAGE
     spaces.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
     spaces.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), channel_using(userd=70))
     for _ in range(3):
@@ -697,7 +797,7 @@ def test_free_opens_gates_when_all_else_has_been_looked_at(on_card):
     on_card.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
     on_card.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), bytes(368))
     allocate(on_card, 10, PAGE)
-    opened, handler = [], on_card.dispatcher._freed_memory
+    opened = []
 
     class Looked(InflightSyscalls):
         def wait(self, patience_s):
@@ -705,8 +805,8 @@ def test_free_opens_gates_when_all_else_has_been_looked_at(on_card):
             return True
 
     on_card.dispatcher._ctx.uvm_mappings = Looked()
-    look = handler._private_bytes
-    handler._private_bytes = lambda *which: opened.append(list(on_card.left)) or look(*which)
+    look = on_card.rm.private_bytes
+    on_card.rm.private_bytes = lambda *which: opened.append(list(on_card.left)) or look(*which)
     on_card.call(abi.NV_ESC_RM_FREE, free(2))
 
     assert opened == [[], [], [(7, 21)]]  # the last look is after the free

@@ -26,7 +26,7 @@ def asked_of_rm(pod):
     return [number for number, _ in pod.rm.seen]
 
 
-@pytest.mark.parametrize("rm_class", sorted(classes.PHYSICAL))
+@pytest.mark.parametrize("rm_class", sorted({*classes.PHYSICAL, abi.RM_USER_SHARED_DATA}))
 def test_memory_by_address_is_not_mapped(free, rm_class):
     """The kernel makes some memory for the pod, and another thread may change its class meanwhile."""
     free.rm.objects[CLIENT, MEMORY] = (rm_class, DEVICE)

@@ -11,11 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from qgpu.guardian.proxy import control_calls, fast_path, refusals
+from qgpu.guardian.proxy import alloc_checks, control_calls, fast_path, refusals
 from qgpu.guardian.rules import controls
 from qgpu.linux.seccomp_notify import ProcessMemory
 from qgpu.nvidia import abi
-from tests.guardian.asked import TSG, TSG_PARAMS, alloc, alloc_status, control, status
+from tests.guardian.asked import TSG, TSG_PARAMS, alloc, alloc_status, control, free, status
 from tests.guardian.pod import LIMIT, allocate
 
 NO = abi.NV_ERR_INSUFFICIENT_PERMISSIONS
@@ -34,6 +34,60 @@ def test_unknown_control_is_answered_not_supported(pod):
 
     assert (result, status(argument)) == (0, abi.NV_ERR_NOT_SUPPORTED)
     assert pod.shared.refusals.counts["web", "control 0x2080fff1"] == 1
+
+
+BIND = 0xA06F0104
+
+
+def bound(pod, engine, *, at=21, size=4):
+    """Ask for a channel to be bound to an engine; return the status."""
+    answer = pod.call(abi.NV_ESC_RM_CONTROL, control(BIND, at, size), struct.pack("<II", engine, 1))
+    return status(answer[2])
+
+
+def channel(pod, engine, *, alone):
+    """Make a channel, alone or in a TSG, for an engine, on a card where COPY0 shares the compute engine's runlist."""
+    pod.shared.table.grces = {0: {0x09}}
+    place = abi.offsetof("NV_CHANNEL_ALLOC_PARAMS", "engineType")
+    if not alone:
+        group = struct.pack("<5I", 0, 0, 0, engine, 0)
+        pod.call(abi.NV_ESC_RM_ALLOC, alloc(TSG, 2, abi.KEPLER_CHANNEL_GROUP_A), group)
+    params = bytes(place) + engine.to_bytes(4, "little") + bytes(368 - place - 4)
+    made = pod.call(abi.NV_ESC_RM_ALLOC, alloc(21, 2 if alone else TSG, 0xC86F), params)
+    assert alloc_status(made[2]) == abi.NV_OK
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["in a TSG", "alone"])
+@pytest.mark.parametrize(("engine", "other"), [(11, 1), (11, 0x09), (0x13, 1), (0x13, 0x09), (0x13, 11), (11, 0x13)])
+def test_channel_is_not_bound_to_an_engine_shared_otherwise(on_card, engine, other, alone):
+    """RM would put it on that engine's runlist; a gate and a timeslice follow from its TSG's own engine."""
+    channel(on_card, engine, alone=alone)
+
+    assert bound(on_card, other) == abi.NV_ERR_INVALID_ARGUMENT
+    assert on_card.shared.refusals.counts["web", alloc_checks.OTHER_RUNLIST] == 1
+    assert bound(on_card, engine) == abi.NV_OK
+
+
+@pytest.mark.parametrize("engine", [0x22, 0x54, 0xFFFFFFFF], ids=hex)
+def test_channel_is_not_bound_to_an_engine_of_no_program(on_card, engine):
+    channel(on_card, 0x13, alone=True)
+
+    assert bound(on_card, engine) == abi.NV_ERR_INVALID_ARGUMENT
+
+
+def test_channel_is_bound_to_engines_that_are_shared_alike(on_card):
+    """Compute, and copies on its runlist; one copy engine and another; one decoder and another."""
+    for engine, other in ((1, 0x09), (11, 12), (0x13, 0x14)):
+        channel(on_card, engine, alone=False)
+        assert bound(on_card, other) == abi.NV_OK
+        on_card.call(abi.NV_ESC_RM_FREE, free(TSG))
+
+
+@pytest.mark.parametrize(("at", "size"), [(99, 4), (TSG, 4), (21, 0), (21, 8)])
+def test_a_binding_without_channel_or_engine_is_refused(on_card, at, size):
+    channel(on_card, 1, alone=False)
+
+    assert bound(on_card, 1, at=at, size=size) == abi.NV_ERR_INVALID_ARGUMENT
 
 
 def test_a_serialized_control_is_not_for_rm(pod):

@@ -10,11 +10,12 @@ import pytest
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.failover.journal import Journal
 from qgpu.guardian.proxy import client_registry, rm_share
+from qgpu.linux.inflight_syscalls import InflightSyscalls
 from qgpu.nvidia import abi
-from tests.guardian.asked import alloc, control, dup, free, status
+from tests.guardian.asked import alloc, alloc_status, control, dup, free, status
 from tests.guardian.failover.test_successors import successor_of
 from tests.guardian.fake_rm import PAGE
-from tests.guardian.pod import allocate
+from tests.guardian.pod import allocate, device_of
 
 NEIGHBOURS = 8
 
@@ -172,3 +173,64 @@ def test_notes_of_sharing_are_bounded_and_end_with_their_client(on_card, monkeyp
     assert len(on_card.rm.shared) == 1
     on_card.shared.table.clients.pop(client)
     assert shared(on_card, 7, 2, abi.RS_SHARE_TYPE_CLIENT, 7) == (abi.NV_OK, 3)
+
+
+def shared_page(pod):
+    """Make an object of the page that RM shares with all; return the status."""
+    return alloc_status(pod.call(abi.NV_ESC_RM_ALLOC, alloc(20, 3, abi.RM_USER_SHARED_DATA), bytes(8))[2])
+
+
+def sharings(pod):
+    """List what RM was asked to share, and what it was asked to take back, with all of a process."""
+    return [struct.unpack("<4IHBxI", each)[:6] for number, each in pod.rm.seen if number == abi.NV_ESC_RM_SHARE]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_uvm_gets_no_page_that_rm_shares_with_all(on_card, monkeypatch, kept):
+    """UVM would map it for the card, which RM lets write there."""
+    if not kept:
+        monkeypatch.setattr(on_card.rm, "share_status", abi.NV_ERR_INVALID_STATE)
+
+    assert shared_page(on_card) == abi.NV_OK
+    taken_back = (7, 20, 0, abi.RS_ACCESS_DUP_OBJECT, abi.RS_SHARE_TYPE_PID, abi.RS_SHARE_ACTION_FLAG_REVOKE)
+    assert sharings(on_card) == [taken_back]
+    assert on_card.shared.refusals.counts["web", rm_share.STILL_SHARED] == (not kept)
+
+
+def test_the_shared_page_is_made_when_uvm_maps_nothing(on_card):
+    """A mapping in progress could name it before it is kept from UVM."""
+
+    class Busy(InflightSyscalls):
+        def wait(self, patience_s):
+            return False
+
+    on_card.dispatcher._ctx.uvm_mappings = Busy()
+
+    assert shared_page(on_card) == abi.NV_ERR_BUSY_RETRY
+    assert (7, 20) not in on_card.rm.objects
+
+
+def test_the_shared_page_gets_no_second_handle(on_card):
+    """RM would share that again with all of its process."""
+    shared_page(on_card)
+    copied = struct.unpack_from("<I", on_card.call(abi.NV_ESC_RM_DUP_OBJECT, dup(21, 20))[2], 24)[0]
+    assert (copied, (7, 21) in on_card.rm.objects) == (abi.NV_ERR_NOT_SUPPORTED, False)
+
+    params = struct.pack("<IIIIiI", 1, 2, 3, 20, device_of(on_card), 0)
+    asked = control(abi.NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD, 7, len(params))
+    assert status(on_card.call(abi.NV_ESC_RM_CONTROL, asked, params)[2]) == abi.NV_ERR_INSUFFICIENT_RESOURCES
+
+    assert shared(on_card, 7, 20, abi.RS_SHARE_TYPE_PID)[0] == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
+    assert len(sharings(on_card)) == 1
+
+
+def test_an_import_of_the_shared_page_is_refused(on_card):
+    def arrives(params):
+        on_card.rm.objects[7, 30] = (abi.RM_USER_SHARED_DATA, 3)
+
+    on_card.rm.answers[abi.NV0000_OS_UNIX_IMPORT_OBJECT_FROM_FD] = arrives
+    params = struct.pack("<iIIII", device_of(on_card), 1, 2, 3, 30)
+    asked = control(abi.NV0000_OS_UNIX_IMPORT_OBJECT_FROM_FD, 7, len(params))
+
+    assert status(on_card.call(abi.NV_ESC_RM_CONTROL, asked, params)[2]) == abi.NV_ERR_NOT_SUPPORTED
+    assert (7, 30) not in on_card.rm.objects
