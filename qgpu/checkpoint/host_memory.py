@@ -65,7 +65,7 @@ def room(directory: Path) -> int | None:
 
 def _upwards(path: str) -> Iterator[Path]:
     top = cgroup.mount()
-    directory = top / path.lstrip("/")
+    directory = cgroup.directory_of(path)
     while path and directory != top:
         yield directory
         directory = directory.parent

@@ -46,7 +46,6 @@ class ProcessCheckpointer:
         on_card: Callable[[str], Iterable[int]] = nvml.processes,
         mps_clients: Callable[[str], Iterable[int]] = nvml.mps_clients,
         free: Callable[[str], int] = nvml.free_memory,
-        cards: Callable[[], Iterable[str]] = nvml.whole_cards,
     ) -> None:
         """Take the driver's version, and functions that ask NVML. Raises NotSupportedError for an old driver."""
         if versions.find(driver).major < FIRST_BRANCH:
@@ -54,7 +53,7 @@ class ProcessCheckpointer:
                 f"NVIDIA driver {driver}: it cannot suspend processes; install branch {FIRST_BRANCH} or newer"
             )
         self._uuids, self._driver = {pgpu.index: pgpu.uuid for pgpu in pgpus}, driver
-        self._on_card, self._mps_clients, self._free, self._cards = on_card, mps_clients, free, cards
+        self._on_card, self._mps_clients, self._free = on_card, mps_clients, free
         self.helper = Helper()
 
     def processes(self, pod: PodInfo) -> Sequence[GpuProcess]:
@@ -152,7 +151,7 @@ class ProcessCheckpointer:
     def restore(self, process: GpuProcess, moves: Mapping[str, str]) -> None:
         """Put it back on its cards, or on those of ``moves``."""
         # The driver requires each card that the process could see, shared or not, once as source and once as target.
-        every = {uuid: uuid for uuid in self._cards()} if moves else {}
+        every = {uuid: uuid for uuid in nvml.whole_cards()} if moves else {}
         back = {after: before for before, after in moves.items()}
         self.helper.call("restore", _LONG_CALL_S, pid=process.pid, moves=every | back | dict(moves))
 

@@ -45,9 +45,8 @@ def suspend(
         run_all(driver, processes, 0.0)
         raise RefusedError(str(error)) from error
     except QgpuError as error:
-        if (
-            not (lost := isinstance(error, HelperLostError)) and driver.state(at) is None
-        ):  # it ended: suspend the others
+        lost = isinstance(error, HelperLostError)
+        if not lost and driver.state(at) is None:  # it ended: suspend the others
             suspend(driver, [each for each in processes if each != at] or [at], lock_ms, late_s, locked)
             return
         run_all(driver, processes, late_s if lost else 0.0)

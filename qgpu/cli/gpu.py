@@ -11,15 +11,7 @@ from qgpu import units
 from qgpu.changes import changed, who
 from qgpu.cli import completion
 from qgpu.cli.context import Context, pass_context
-from qgpu.cli.output import (
-    memory,
-    output_option,
-    percentage,
-    print_as,
-    print_facts,
-    print_json,
-    print_table,
-)
+from qgpu.cli.output import memory, output_option, percentage, print_as, print_facts, print_json, print_table
 from qgpu.cli.params import DURATION, FACTOR, PERCENT, PGPU
 from qgpu.cli.pod import USE_DROPPABLE, USE_HEADER, at_rest, follow, use_rows
 from qgpu.errors import InvalidValueError, QgpuError, RefusedError
@@ -144,7 +136,8 @@ def drain(context: Context, index: int, suspend: bool) -> None:
     Pods that you suspended stay: they hold no memory of the card.
     """
     here, left = context.gpu(index), []
-    there = [pod for pod in context.ask("pod.list")["pods"] if _is_on(pod, index)]
+    pods = context.ask("pod.list")["pods"]
+    there = [pod for pod in pods if any(grant["gpu"] == index for grant in pod["grants"])]
     # those that wait for memory first: they would come back into what the others leave
     for pod in [pod["name"] for pod in sorted(there, key=lambda pod: not pod["yielded"])]:
         try:
@@ -157,10 +150,6 @@ def drain(context: Context, index: int, suspend: bool) -> None:
         raise RefusedError(
             f"pGPU {index}: {len(left)} {'pod stays' if len(left) == 1 else 'pods stay'}; {'; '.join(left)}"
         )
-
-
-def _is_on(pod: dict[str, Any], index: int) -> bool:
-    return any(grant["gpu"] == index for grant in pod["grants"])
 
 
 def _others(context: Context, here: dict[str, Any]) -> list[int]:

@@ -27,10 +27,7 @@ _COMMANDS = {
     "gpu": ("qgpu.cli.gpu", "List pGPUs and set how they are shared."),
     "grant": ("qgpu.cli.grant", "List and drop what Kubernetes claims hold."),
     "man": ("qgpu.cli.man", "Show the manual page of a command, or of qgpud or qgpu-load."),
-    "group": (
-        "qgpu.cli.group",
-        "Run pods that trust each other side by side under one grant.",
-    ),
+    "group": ("qgpu.cli.group", "Run pods that trust each other side by side under one grant."),
     "module": ("qgpu.cli.module", "Show the kernel module, and switch it off and on."),
     "pod": ("qgpu.cli.pod", "List pods, change their grants, suspend and resume them."),
     "report": (

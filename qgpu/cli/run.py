@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from types import MappingProxyType
 from typing import Any, NoReturn
 
 import click
@@ -101,11 +100,7 @@ def run(
         pod = client.call("pod.create", name=name, grants={str(gpu): grant for gpu in gpus})
         _wait_for_room(client, pod)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGINT})
-        child = os.fork()
-        if child == 0:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            _become(context, gpus, pod, command)
-        code = _wait(child)
+        code = _run_child(context, gpus, pod, command, {}, before)
         with suppress(QgpuError):  # a pod with processes left lives on
             client.call("pod.remove", name=pod["name"])
     sys.exit(code)
@@ -142,21 +137,21 @@ def _run_in_group(context: Context, name: str, sm: int | None, memory: int | Non
     if pod["plane"] in WITH_MPS and not files.is_server(command) and not files.server.wait(context.timeout_s):
         raise TimedOutError(f"group {name}: its MPS control daemon takes no clients; see {files.directory}/log")
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_FORWARDED, signal.SIGCHLD})
-    child = os.fork()
-    if child == 0:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        _become(context, gpus, pod, command, variables)
-    return _wait(child)
+    return _run_child(context, gpus, pod, command, variables, before)
 
 
-def _become(
+def _run_child(
     context: Context,
     gpus: tuple[int, ...],
     pod: dict[str, Any],
     command: tuple[str, ...],
-    more: Mapping[str, str] = MappingProxyType({}),
-) -> NoReturn:
-    """Turn this process, a newly forked child, into the pod's command, with ``more`` variables."""
+    more: Mapping[str, str],
+    blocked: Iterable[int],
+) -> int:
+    """Run the pod's command in a child, with ``more`` variables and these signals blocked; return its exit code."""
+    if child := os.fork():
+        return _wait(child)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     try:
         variables = launch.environment(pod["plane"], pod["name"], pod["gpus"], context.runtime_dir.absolute())
         variables |= more

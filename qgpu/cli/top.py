@@ -75,11 +75,10 @@ class _Watch:
         """Look for the first time. Raises a QgpuError without a daemon."""
         self._connect = connect
         self._client: Client | None = connect()
-        self._before: dict[str, Any] | None = None
         self._history: dict[tuple[int, str], deque[float]] = {}
         self._below_quota = live_shares.BelowQuota()
         now = live_shares.read(self._client)
-        self._before = now
+        self._before: dict[str, Any] | None = now
         self.view = View(now, live_shares.shares(now, now))
 
     def look(self) -> bool:

@@ -10,7 +10,7 @@ from qgpu import units
 from qgpu.cli.output import memory
 from qgpu.cli.styled_text import Line, Style, cut, line, plain
 from qgpu.cli.top_mode import HELP, Mode, chosen, first_row
-from qgpu.cli.top_table import Shares, layout
+from qgpu.cli.top_table import Shares, layout, waits
 
 #: The lines around the table: title, header, details and keys.
 _AROUND = 4
@@ -122,11 +122,6 @@ def _gpu(gpu: Mapping[str, Any], shares: Sequence[Mapping[str, Any]], width: int
 
 def _pods(count: int) -> str:
     return "1 pod" if count == 1 else f"{count} pods"
-
-
-def waits(row: Mapping[str, Any]) -> bool:
-    """Tell whether a pod lacks part of its quota; others ask for less, or their policy guarantees none."""
-    return bool(row["below_quota"]) and str(row["below_quota_reason"]).startswith("waits")
 
 
 def place(row: Mapping[str, Any]) -> str:

@@ -55,7 +55,7 @@ class Columns:
         past = history.get((row["gpu"], row["pod"]), ())
         mark = ("  ", Style.PLAIN)
         if row["below_quota"]:
-            mark = ("! ", Style.BAD) if str(row["below_quota_reason"]).startswith("waits") else ("~ ", Style.NOTED)
+            mark = ("! ", Style.BAD) if waits(row) else ("~ ", Style.NOTED)
         pieces = [mark]
         for column in self.columns:
             text, style = column.cell(row, column.width, past)
@@ -85,6 +85,11 @@ def layout(rows: Sequence[_Row], width: int, *, history: bool = True) -> Columns
     return Columns(tuple(found))
 
 
+def waits(row: _Row) -> bool:
+    """Tell whether a pod lacks part of its quota; others ask for less, or their policy guarantees none."""
+    return bool(row["below_quota"]) and str(row["below_quota_reason"]).startswith("waits")
+
+
 def _content(column: Column, rows: Sequence[_Row]) -> int:
     """Return what the longest cell of a column takes, where columns are not of a free width."""
     if column.name in _WIDEST:
@@ -101,7 +106,7 @@ def _share(row: _Row, _width: int, _past: Shares) -> tuple[str, Style]:
         return off, Style.NOTED
     style = Style.PLAIN if row["busy"] else Style.QUIET
     if row["below_quota"]:
-        style = Style.BAD if str(row["below_quota_reason"]).startswith("waits") else Style.NOTED
+        style = Style.BAD if waits(row) else Style.NOTED
     return f"{row['share']:.1%}", style
 
 

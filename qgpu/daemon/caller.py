@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from qgpu.ipc.control_socket import Session
+from qgpu.ipc.control_socket import Session, is_own_user
 from qgpu.ipc.wire import has_ended
 from qgpu.linux import cgroup, proc
 
@@ -26,11 +25,6 @@ _NO_LOGIN = str(2**32 - 1)
 def is_own(session: Session) -> bool:
     """Tell whether a client is root or the daemon's own user."""
     return is_own_user(session.peer.uid)
-
-
-def is_own_user(uid: int) -> bool:
-    """Tell whether a user is root or the daemon's own."""
-    return uid in (0, os.geteuid())
 
 
 def of(session: Session) -> dict[str, Any]:

@@ -46,14 +46,7 @@ from qgpu.daemon.suspensions import MOST_WORK_S, WORK_S, Suspensions
 from qgpu.daemon.temporary_policies import TemporaryPolicies
 from qgpu.daemon.trace_recordings import TraceRecordings
 from qgpu.daemon.unmanaged_processes import UnmanagedProcesses
-from qgpu.errors import (
-    InvalidValueError,
-    PermissionDeniedError,
-    QgpuError,
-    RefusedError,
-    UnknownNameError,
-    no_pgpu,
-)
+from qgpu.errors import InvalidValueError, PermissionDeniedError, QgpuError, RefusedError, UnknownNameError, no_pgpu
 from qgpu.groups.group_files import GroupFiles
 from qgpu.ipc.codec import grants_to_json
 from qgpu.ipc.control_socket import Session, without_permission
@@ -119,7 +112,6 @@ class ControlRequests:
         self._settings_file = settings_file
         self._events = events or Events(None)
         self._started_ns = time.monotonic_ns()
-        self._pgpus = {pgpu.index: pgpu for pgpu in host.pgpus()}
         self._isolation = DeviceIsolation(chosen.plane, config.device_files, host.pods())
         prepared = prepared or PreparedGrants(None, host.pgpus(), None)
         self.pods = pods = Pods(host, chosen.plane, prepared, self._isolation, self._all_settings, self._works)
@@ -135,11 +127,11 @@ class ControlRequests:
         jobs = SlurmJobs(pods, chosen.plane)
         for card in host.excluded_cards():
             _log.warning("card excluded", gpu=card.index, pci=card.pci, reason=card.why)
-        known = {*self._pgpus, *(pgpu.uuid for pgpu in self._pgpus.values())}
+        known = {*pods.cards, *(pgpu.uuid for pgpu in pods.cards.values())}
         for unknown in sorted(map(str, config.gpus.keys() - known - config.mig)):
             _log.warning("configured, but there is no such pGPU here", pgpu=unknown)
         exchange = GangExchange()
-        self._loops = {index: GpuLoop(host, index, self._settings(index), exchange) for index in self._pgpus}
+        self._loops = {index: GpuLoop(host, index, self._settings(index), exchange) for index in pods.cards}
         self._moves = PodMoves(pods)
         self.suspensions = moves = Suspensions(
             host,
@@ -153,7 +145,7 @@ class ControlRequests:
         self.turns = turns = MemoryTurns(pods, moves, self._loops, self._events)
         pods.yielding, pods.retired, self._moves.room = turns.yielding, turns.retired, turns.room
         turns.start()
-        self._unmanaged = UnmanagedProcesses(list(self._pgpus.values()), nvml.processes, host.pods, self._isolation)
+        self._unmanaged = UnmanagedProcesses(list(pods.cards.values()), nvml.processes, host.pods, self._isolation)
         if chosen.plane is not Plane.SIM:
             self._unmanaged.start()
         self.counters = Counters(pods, chosen, self._loops, traces, self._isolation, self._unmanaged, moves, turns)
@@ -265,7 +257,7 @@ class ControlRequests:
     def _settings(self, index: int) -> GpuSettings:
         """Return a pGPU's settings at start: those last set if they fit the grants, else the configured ones."""
         configured = self._configured(index)
-        kept = self._settings_file.settings(self._pgpus[index].uuid, configured)
+        kept = self._settings_file.settings(self.pods.cards[index].uuid, configured)
         try:
             self.pods.check_settings(index, kept, configured)
         except RefusedError as error:
@@ -274,7 +266,7 @@ class ControlRequests:
         return kept
 
     def _configured(self, index: int) -> GpuSettings:
-        return self._config.gpu(index, self._pgpus[index].uuid)
+        return self._config.gpu(index, self.pods.cards[index].uuid)
 
     def _all_settings(self) -> dict[int, GpuSettings]:
         return {index: loop.settings for index, loop in self._loops.items()}
@@ -312,7 +304,7 @@ class ControlRequests:
     def _gpus(self, pods: Sequence[PodInfo]) -> list[dict[str, Any]]:
         held, usages, stuck = self.pods.held_outside(pods), self.counters.usages(), self.turns.stuck()
         return [
-            views.gpu(self._pgpus[index], loop, pods, usages)
+            views.gpu(self.pods.cards[index], loop, pods, usages)
             | {
                 "held_outside": held[index],
                 "memory_yielded": self.turns.yielded_bytes(index, pods),
@@ -327,7 +319,7 @@ class ControlRequests:
     def _gpu_set(self, session: Session, arguments: Arguments, _fds: list[int]) -> dict[str, Any]:
         index, who = arguments.need("gpu", int), caller.of(session)
         with self._turn(session), self._setting:
-            loop, uuid = self._gpu(index), self._pgpus[index].uuid
+            loop, uuid = self._gpu(index), self.pods.cards[index].uuid
             changes: dict[str, Any] = {
                 name: value
                 for name, kind in (
@@ -406,7 +398,7 @@ class ControlRequests:
             "name": name,
             "waits": self.turns.pod_changed(name),
             "plane": self._chosen.plane.value,
-            "gpus": [self._pgpus[index].uuid for index in cards],
+            "gpus": [self.pods.cards[index].uuid for index in cards],
         }
 
     def _container_bind(self, session: Session, arguments: Arguments, fds: list[int]) -> dict[str, Any]:

@@ -57,7 +57,9 @@ class Events:
     """The record of one state directory; without a directory it ends with the daemon."""
 
     def __init__(self, directory: Path | None) -> None:
-        self._settings, self._pods = (_Record(directory, name, self._next_number) for name in (_SETTINGS, _PODS))
+        self._settings, self._pods = (
+            _Record(directory, name, lambda: next(self._numbers)) for name in (_SETTINGS, _PODS)
+        )
         known = (*self._settings.latest(), *self._pods.latest())
         self._numbers = itertools.count(1 + max(map(_number, known), default=0))
         self._kept = directory is not None
@@ -134,9 +136,6 @@ class Events:
         """Write what had to wait for room on the disk."""
         self._settings.settle()
         self._pods.settle()
-
-    def _next_number(self) -> int:
-        return next(self._numbers)
 
 
 def _number(event: Mapping[str, Any]) -> int:

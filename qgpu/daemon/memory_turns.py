@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -76,16 +76,9 @@ class _Card:
 class MemoryTurns:
     """Memory turns on all pGPUs of this host. Safe to use from any thread."""
 
-    def __init__(
-        self,
-        pods: Pods,
-        suspensions: Suspensions,
-        loops: Mapping[int, GpuLoop],
-        events: Events,
-        now_ns: Callable[[], int] = time.monotonic_ns,
-    ) -> None:
+    def __init__(self, pods: Pods, suspensions: Suspensions, loops: Mapping[int, GpuLoop], events: Events) -> None:
         self._pods, self._suspensions, self._loops, self._events = pods, suspensions, loops, events
-        self._now_ns = now_ns
+        self._now_ns = time.monotonic_ns
         self._lock = threading.Lock()
         self._wanted, self._stop = threading.Event(), threading.Event()
         self._cards: dict[int, _Card] = {}
@@ -95,9 +88,10 @@ class MemoryTurns:
         self._short: Mapping[int, int] = {}
         #: The threads that begin the moves of the last look.
         self._moves: list[threading.Thread] = []
+        now_ns = self._now_ns()
         for pod in pods.listed():
             place = _PLACES[suspensions.state(pod.name).residency]
-            self._known[pod.name] = _Known(place, now_ns(), pods.has_begun(pod), used_at_ns=now_ns())
+            self._known[pod.name] = _Known(place, now_ns, pods.has_begun(pod), used_at_ns=now_ns)
         self._thread = threading.Thread(target=self._run, name="memory-turns", daemon=True)
 
     def start(self) -> None:

@@ -51,10 +51,8 @@ class PodMoves:
             source = self._source(pod, target, source)
             size = pod.memory.get(source, 0) or suspensions.state(name).memory.get(source, 0)
             self._pods.check_amended(name, _after(pod, target, source))
-        moves, admit = (
-            {cards[source].uuid: cards[target].uuid},
-            partial(self._admit, session, name, target, source, size),
-        )
+        moves = {cards[source].uuid: cards[target].uuid}
+        admit = partial(self._admit, session, name, target, source, size)
         suspensions.relocate(name, moves, {target: size}, admit)
         return source
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from qgpu.daemon import caller
 from qgpu.errors import PermissionDeniedError, RefusedError
-from qgpu.ipc.control_socket import Session
+from qgpu.ipc.control_socket import Session, is_own_user
 from qgpu.ipc.subordinate_uids import owner
 from qgpu.linux import cgroup
 from qgpu.model.plane_api import PodInfo
@@ -85,7 +85,7 @@ class PodUsers:
             return
         self.check_left(user(launcher.peer.uid), names_in_use)
         users = [self._users[pod.name] for pod in pods if pod.name in self._users]
-        members = [owner(uid) for uid in users if not caller.is_own_user(uid)]
+        members = [owner(uid) for uid in users if not is_own_user(uid)]
         if members.count(owner(launcher.peer.uid)) >= MOST_OF_USER or len(members) >= MOST_OF_MEMBERS:
             raise RefusedError(
                 f"too many pods: each user but root may have {MOST_OF_USER}, all {MOST_OF_MEMBERS}; end one first"
@@ -108,4 +108,4 @@ class PodUsers:
 
 def user(uid: int) -> str:
     """Name the user behind an id as the owner of pods; empty for root and the daemon's own user."""
-    return "" if caller.is_own_user(uid) else f"user {owner(uid)}"
+    return "" if is_own_user(uid) else f"user {owner(uid)}"

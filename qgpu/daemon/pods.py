@@ -231,13 +231,13 @@ class Pods:
         with self.lock:
             self.leave(at)
             self.host.join(name, [*self.named(name).joined, at])
-            now = self.host.pods()
-            self.by_cgroup = pods_by_cgroup(now)
-            self._isolation.set_pods(now)
+            self.isolate()
 
     def isolate(self) -> None:
-        """Keep device files to the cgroups of pods as they are noted now."""
-        self._isolation.set_pods(self.host.pods())
+        """Keep device files to the cgroups of pods as they are noted now, and requests from pods out."""
+        now = self.host.pods()
+        self.by_cgroup = pods_by_cgroup(now)
+        self._isolation.set_pods(now)
 
     def leave(self, at: str) -> None:
         """Let a cgroup count to no pod that is not its own: its container starts anew. Raises a QgpuError."""
@@ -265,9 +265,7 @@ class Pods:
         self._new.add(name)
         self.users.forget(name)
         self.orphaned.began(name)
-        now = self.host.pods()
-        self.by_cgroup = pods_by_cgroup(now)
-        self._isolation.set_pods(now)
+        self.isolate()
 
     def is_new(self, name: object) -> bool:
         """Tell once of each pod that it was made; a container or task may also join one that there is."""

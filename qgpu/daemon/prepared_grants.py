@@ -235,14 +235,14 @@ def _grant(arguments: Arguments) -> PreparedGrant:
     devices = [Arguments(_table(raw)) for raw in _bounded(arguments, "devices", MAX_DEVICES)]
     if not devices:
         raise InvalidValueError(f"claim {uid}: it has no device; give at least one")
-    names: list[str] = []
-    made = []
+    made: list[PreparedDevice] = []
     for each in devices:
         request = _matched("request", each.need("request", str), _REQUEST)
         share = _matched("share", each.get("share", str) or "-", _UID).removeprefix("-")
-        names.append(_unused(f"{uid}-{re.sub(r'[^A-Za-z0-9-]', '-', share or request)}".strip("-"), names))
+        wanted = f"{uid}-{re.sub(r'[^A-Za-z0-9-]', '-', share or request)}".strip("-")
+        name = _unused(wanted, [other.name for other in made])
         grant = replace(each.amended(Grant()), profiling=False, graphics=False)  # its user writes a claim
-        made.append(PreparedDevice(request, share, each.need("gpu", str), grant, names[-1]))
+        made.append(PreparedDevice(request, share, each.need("gpu", str), grant, name))
     part = None if (raw := arguments.get("part", dict)) is None else Arguments(raw)
     return PreparedGrant(
         uid,
@@ -279,8 +279,5 @@ def _matched(what: str, text: Any, pattern: re.Pattern[str]) -> str:
 
 def _unused(name: str, taken: Iterable[str]) -> str:
     """Return a name that no device of its claim has: two may answer one request without a share."""
-    return (
-        name
-        if name not in taken
-        else next(f"{name}-{n}" for n in range(2, MAX_DEVICES + 2) if f"{name}-{n}" not in taken)
-    )
+    numbered = (f"{name}-{n}" for n in range(2, MAX_DEVICES + 2))
+    return next(each for each in (name, *numbered) if each not in taken)

@@ -110,8 +110,7 @@ class SlurmJobs:
         """
         found = dict(grants)
         for index, grant in grants.items():
-            left = self._pods.orphaned.of(whose, index) if whose and grant.memory is not None else 0
-            if left and grant.memory is not None:
+            if whose and grant.memory is not None and (left := self._pods.orphaned.of(whose, index)):
                 if grant.memory - left < units.LEAST_LIMIT and not begun:
                     raise RefusedError(
                         f"pGPU {index}: other processes have {units.format_memory(left)} of ended pods of {whose}, and "

@@ -44,7 +44,7 @@ def places(at: str) -> list[str]:
 def _noted(job: str) -> list[str]:
     """Return the steps of a job that are noted; none if it has ended. Raises OSError."""
     try:
-        found = [f"{job}/{name}" for name in os.listdir(cgroup.mount() / job.lstrip("/"))]
+        found = [f"{job}/{name}" for name in os.listdir(cgroup.directory_of(job))]
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ENODEV):
             raise

@@ -166,9 +166,7 @@ class Suspensions:
         """
         with closing(self._host.checkpointer()) as driver:
             room = driver.host_room()
-        with self._changed:
-            here = [each for each in self._pods.values() if each.residency is Residency.SUSPENDED]
-        all_room = None if room is None else room + sum(sum(each.memory.values()) for each in here)
+        all_room = None if room is None else room + self._held(Residency.SUSPENDED)
         return min((each for each in (all_room, self._most) if each is not None), default=None)
 
     def relocate(
@@ -252,9 +250,9 @@ class Suspensions:
     def _check_host_memory(self, pod: PodInfo) -> None:
         """Raise RefusedError if what a pod holds does not fit. The caller holds the lock until that is entered."""
         with closing(self._host.checkpointer()) as driver:
-            driver.check_host_memory(pod, self._others(Residency.SUSPENDING, besides=pod.name).total())
+            driver.check_host_memory(pod, self._held(Residency.SUSPENDING, besides=pod.name))
         needed = sum(pod.memory_granted.values())
-        held = self._others(Residency.SUSPENDED, Residency.SUSPENDING, besides=pod.name).total()
+        held = self._held(Residency.SUSPENDED, Residency.SUSPENDING, besides=pod.name)
         if self._most is not None and held + needed > self._most:
             raise RefusedError(
                 f"pod {pod.name}: it holds {needed / GIB:.1f} GiB on cards, and suspended pods hold "
@@ -291,14 +289,11 @@ class Suspensions:
                     total[target] += size
         return total
 
-    def _others(self, *where: Residency, besides: str) -> Counter[int]:
-        """Add up, by pGPU, the memory of other pods in these places; of one on its way, some may be there already."""
+    def _held(self, *where: Residency, besides: str = "") -> int:
+        """Add up the memory of pods in these places, but one; of a pod on its way, some may be there already."""
         with self._changed:
             found = [each for name, each in self._pods.items() if name != besides and each.residency in where]
-        total: Counter[int] = Counter()
-        for each in found:
-            total.update(each.memory)
-        return total
+        return sum(sum(each.memory.values()) for each in found)
 
     @contextmanager
     def _taking(self, name: str, wanted: Residency | None) -> Iterator[bool]:
@@ -309,13 +304,10 @@ class Suspensions:
         with self._changed:
             if name in self._taken:
                 raise RefusedError(f"pod {name}: it is being suspended or resumed already; wait until that is done")
-            if self.state(name).residency is wanted:
-                there = True
-            else:
-                there = False
+            if takes := self.state(name).residency is not wanted:
                 self._taken.add(name)
         try:
-            yield not there
+            yield takes
         except BaseException:
             self._release(name)
             raise
@@ -419,19 +411,19 @@ class Suspensions:
         size = sum(end.memory.values())
         if end.error:
             totals.failed += 1
+            _log.warning("pod not moved", pod=name, residency=end.residency.value, reason=end.error)
         else:
-            moved = totals.off if end.residency is Residency.SUSPENDED else totals.back
-            moved = totals.between if end.moves else moved  # that is both ways
+            if end.moves:
+                moved, event = totals.between, "pod moved"
+            elif end.residency is Residency.SUSPENDED:
+                moved, event = totals.off, "pod suspended"
+            else:
+                moved, event = totals.back, "pod resumed"
             moved.count, moved.seconds, moved.bytes = moved.count + 1, moved.seconds + seconds, moved.bytes + size
+            _log.info(event, pod=name, bytes=size, seconds=round(seconds, 3))
         end = replace(end, since_s=time.time())
         if end.residency is Residency.RUNNING:
             end = replace(end, processes=(), memory={}, yielded=False)
-        if not end.error:
-            event = "pod suspended" if end.residency is Residency.SUSPENDED else "pod resumed"
-            event = "pod moved" if end.moves else event
-            _log.info(event, pod=name, bytes=size, seconds=round(seconds, 3))
-        else:
-            _log.warning("pod not moved", pod=name, residency=end.residency.value, reason=end.error)
         if end.moves:
             self._arrived(name, end.moves, not end.error)
         with self._changed:  # whoever sees where it is now may move it

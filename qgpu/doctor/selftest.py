@@ -251,7 +251,7 @@ def _quotas(client: Client, gpu: int) -> tuple[int, int]:
 
 
 def _tenants(client: Client, gpu: int) -> list[str]:
-    """Return the pods on the pGPU that are not the test's."""
+    """Return the pods on the pGPU."""
     pods = client.call("pod.list")["pods"]
     return [pod["name"] for pod in pods if any(grant["gpu"] == gpu for grant in pod["grants"])]
 

@@ -7,17 +7,14 @@ image nor a container's own environment makes it a member.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from qgpu.errors import unusable
 from qgpu.groups.group_files import GroupFiles
 from qgpu.groups.mps_server import SHARED_MEMORY, MpsServer
 from qgpu.ipc.codec import pgpu_from_json
 from qgpu.ipc.control_socket import Client
-from qgpu.linux import atomic_file
 from qgpu.model.plane_api import Pgpu
 from qgpu.model.prepared_grant import PreparedGrant
 from qgpu.paths import root_socket_path
@@ -43,12 +40,7 @@ def offer(client: Client, files: GroupFiles) -> None:
     indexes = {grant["gpu"] for pod in pods if pod["name"] == files.name for grant in pod["grants"]}
     listed = client.call("gpu.list")["gpus"]
     cards = [pgpu_from_json(gpu) for gpu in listed if gpu["index"] in indexes]
-    content = json.dumps(specification(files, cards), indent=2) + "\n"
-    try:
-        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        atomic_file.replace(path, content, 0o644)
-    except OSError as error:
-        raise unusable(path, "choose another directory", error) from error
+    cdi.write(specification(files, cards), path.parent, path.name)
 
 
 def member_edits(runtime_dir: Path, grant: PreparedGrant) -> dict[str, Any]:

@@ -31,15 +31,7 @@ from qgpu.errors import (
 )
 from qgpu.groups import group_cdi
 from qgpu.groups.group_files import GroupFiles
-from qgpu.groups.mps_server import (
-    SHARED_MEMORY,
-    WITH_MPS,
-    child_of,
-    ended_children,
-    is_mps,
-    is_mps_server,
-    members,
-)
+from qgpu.groups.mps_server import SHARED_MEMORY, WITH_MPS, child_of, ended_children, is_mps, is_mps_server, members
 from qgpu.ipc.control_socket import Client
 from qgpu.linux import cgroup, mounts, proc
 from qgpu.linux.interpreter import python

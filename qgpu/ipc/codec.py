@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from qgpu.model import Grant, OnIdle, Plan, PodClass, PodPlan, PodSample, Sample, Span, TsgSample, Window
-from qgpu.model.member_limits import MemberLimits
 from qgpu.model.plane_api import MigInstance, Pgpu
 from qgpu.model.prepared_grant import PreparedGrant
 
@@ -65,13 +65,8 @@ def prepared_to_json(grant: PreparedGrant) -> dict[str, Any]:
             {"request": device.request, "gpu": device.gpu, "share": device.share} | grant_to_json(device.grant)
             for device in grant.devices
         ],
-        "part": part_to_json(grant.part),
+        "part": None if grant.part is None else asdict(grant.part),
     }
-
-
-def part_to_json(part: MemberLimits | None) -> dict[str, Any] | None:
-    """Convert the default limits of a claim's group members to JSON types; None for no group."""
-    return None if part is None else {"sm": part.sm, "memory": part.memory}
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:

@@ -100,10 +100,6 @@ class Client:
             raise errors.from_code(int(answer.get("code", 1)), str(answer.get("error", "refused")))
         return answer
 
-    def fileno(self) -> int:
-        """Return the descriptor to poll: readable without a pending request means that the daemon is gone."""
-        return self._connection.fileno()
-
     def close(self) -> None:
         """Hang up."""
         self._connection.close()
@@ -248,7 +244,7 @@ class Server:
             untrusted_fds.close(*connection.detach())
 
     def _serve(self, connection: wire.Connection, session: Session, limits: Mapping[str, int], guest: bool) -> None:
-        bounded = guest or not _is_own(session.peer.uid)
+        bounded = guest or not is_own_user(session.peer.uid)
         try:
             connection.sock.setblocking(True)
             connection.max_message = _MOST_BYTES if bounded else _MOST_OWN_BYTES
@@ -329,7 +325,7 @@ class Server:
             here = {"processes of pods": MAX_OF_PODS, f"processes of pod {pod}": MAX_OF_POD}
         elif not session.may_change:
             here = {"guests": MAX_GUESTS, f"guests of user {user}": MAX_OF_USER}
-        elif not _is_own(uid):  # each of the user's pods may take a place, by its launcher's connection
+        elif not is_own_user(uid):  # each of the user's pods may take a place, by its launcher's connection
             kind = f"clients of user {user}"
             here = {kind: self._limits.fair_part(kind, others, places)}
         else:
@@ -340,12 +336,12 @@ class Server:
 
     def _may_change(self, connection: wire.Connection) -> bool:
         peer = connection.peer()
-        return _is_own(peer.uid) or (
+        return is_own_user(peer.uid) or (
             self._group_id is not None and self._group_id in (peer.gid, *_groups(connection.sock))
         )
 
 
-def _is_own(uid: int) -> bool:
+def is_own_user(uid: int) -> bool:
     """Tell whether a user is root or the daemon's own."""
     return uid in (0, os.geteuid())
 

@@ -248,7 +248,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer the request."""
-        self._answer()
+        self._send(self._response())
 
     do_HEAD = do_POST = do_GET  # noqa: N815 - likewise
 
@@ -284,9 +284,6 @@ class _Handler(BaseHTTPRequestHandler):
         method = "GET" if self.command == "HEAD" else self.command  # the same answer without its body
         return self.server.answer(Request(method, path, headers, body))
 
-    def _answer(self) -> None:
-        self._send(self._response())
-
     def _send(self, response: Response) -> None:
         self.send_response(response.status)
         self.send_header("Content-Type", response.kind)
@@ -296,14 +293,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         if isinstance(response.body, bytes):
             self.send_header("Content-Length", str(len(response.body)))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(response.body)
-            return
         self.end_headers()
         if self.command == "HEAD":
             return
-        for piece in response.body:
+        for piece in [response.body] if isinstance(response.body, bytes) else response.body:
             self.wfile.write(piece)
             self.wfile.flush()
 

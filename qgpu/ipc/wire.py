@@ -108,7 +108,10 @@ class Connection:
         return message
 
     def next_buffered(self) -> tuple[dict[str, Any], list[int]] | None:
-        """Return a message that has arrived completely, or None. Raises WireError."""
+        """Return a message that has arrived completely, or None.
+
+        Raises WireError for an invalid one, whose descriptors stay until the connection is closed.
+        """
         if len(self._data) < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(self._data)
@@ -119,16 +122,13 @@ class Connection:
         body = bytes(self._data[_LENGTH.size : _LENGTH.size + length])
         del self._data[: _LENGTH.size + length]
         self._at += _LENGTH.size + length
-        fds = self._take_fds()
         try:
             message = json.loads(body)
         except (ValueError, RecursionError) as error:
-            self._keep(fds)
             raise WireError("not JSON") from error
         if not isinstance(message, dict):
-            self._keep(fds)
             raise WireError("not a JSON object")
-        return message, fds
+        return message, self._take_fds()
 
     def fill(self) -> bool:
         """Read what has arrived; False at the end of the stream. Raises WireError for too many descriptors."""
@@ -154,10 +154,6 @@ class Connection:
         mine = [fd for end, fd in self._fds if end <= self._at]
         self._fds = [(end, fd) for end, fd in self._fds if end > self._at]
         return mine
-
-    def _keep(self, fds: list[int]) -> None:
-        """Keep the descriptors of an invalid message until the connection is closed."""
-        self._fds += [(self._at, fd) for fd in fds]
 
     def close(self) -> None:
         """Close the socket and all descriptors not taken. Use it only between qgpu's own processes."""

@@ -5,14 +5,13 @@ An error of the API server, of qgpud or of the kubelet never ends it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
 from qgpu.errors import QgpuError
 from qgpu.ipc.systemd import notify
-from qgpu.k8s import conflicts
+from qgpu.k8s import conflicts, registration
 from qgpu.k8s.card_watch import CardWatch
 from qgpu.k8s.cluster import Cluster, check_identity
 from qgpu.k8s.dra_plugin import VERSIONS, ClaimLocks, DraPlugin
@@ -23,7 +22,6 @@ from qgpu.k8s.node_lock import drop_other_modes_grants, serving
 from qgpu.k8s.options import NodeConfig
 from qgpu.k8s.publisher import Publisher
 from qgpu.k8s.qgpud import Qgpud
-from qgpu.k8s.registration import Registration
 from qgpu.k8s.resource_slices import SharingOptions
 from qgpu.k8s.resync import Resync
 from qgpu.k8s.threads import Threads
@@ -46,11 +44,11 @@ def _serve(config: NodeConfig, cluster: Cluster, sharing: SharingOptions, resync
     resync = Resync(cluster, qgpud, locks, config.kubelet.pod_resources)
     plugin = DraPlugin(cluster, qgpud, locks, resync.follow, lambda: publisher.conflict)
     health = DRA_HEALTH.services["DRAResourceHealth"], {"NodeWatchResources": HealthStream(cards, config.node).watch}
-    registration = Registration(config.kubelet.dra_socket, VERSIONS, publisher.check_again)
+    kubelet = config.kubelet
     # The kubelet calls the plugin's socket as soon as it finds the registration socket.
     servers = [
-        SocketServer(config.kubelet.dra_socket, [*plugin.services(), health]),
-        registration.server(config.kubelet.registration_socket),
+        SocketServer(kubelet.dra_socket, [*plugin.services(), health]),
+        registration.server(kubelet.registration_socket, kubelet.dra_socket, VERSIONS, publisher.check_again),
     ]
     for server in servers:
         server.start()
@@ -59,8 +57,7 @@ def _serve(config: NodeConfig, cluster: Cluster, sharing: SharingOptions, resync
     threads.start("resync", lambda: resync.run(stop.wait, resync_s))
     notify("READY=1")
     _log.info("serving", node=config.node, socket=str(config.kubelet.dra_socket))
-    keeper = _Keeper(config, qgpud, servers, cards, publisher)
-    keeper.run(stop)
+    _look_after(config, qgpud, servers, cards, publisher, stop)
     cards.close()
     for server in reversed(servers):
         server.stop()
@@ -68,32 +65,31 @@ def _serve(config: NodeConfig, cluster: Cluster, sharing: SharingOptions, resync
     _log.info("stopped")
 
 
-@dataclass(slots=True)
-class _Keeper:
-    """Looks after sockets, cards and conflicting drivers."""
+def _look_after(
+    config: NodeConfig,
+    qgpud: Qgpud,
+    servers: list[SocketServer],
+    cards: CardWatch,
+    publisher: Publisher,
+    stop: Shutdown,
+) -> None:
+    """Look after sockets, cards and conflicting drivers until ``stop``.
 
-    config: NodeConfig
-    qgpud: Qgpud
-    servers: list[SocketServer]
-    cards: CardWatch
-    publisher: Publisher
-    #: Whether the device plugin's grants were dropped already.
-    checked: bool = False
-
-    def run(self, stop: Shutdown) -> None:
-        """Look again and again until ``stop``. Raises RefusedError if the device plugin's pods still run."""
-        while True:
-            self.cards.poll()
-            if not self.checked and self.cards.value.node is not None:
-                self.checked = drop_other_modes_grants(self.qgpud, device_plugin=False)
-            if (conflict := conflicts.check(self.config.kubelet, self.publisher.conflict)) != self.publisher.conflict:
-                self.publisher.conflict = conflict
-                self.cards.wake()
-            for server in self.servers:
-                try:
-                    if server.restore():
-                        _log.warning("socket was gone, listening again")
-                except QgpuError as error:
-                    _log.error("socket is gone, trying again", error=str(error))
-            if stop.wait(self.config.interval_s):
-                return
+    Raises RefusedError if the device plugin's pods still run.
+    """
+    dropped = False  # the device plugin's grants
+    while True:
+        cards.poll()
+        if not dropped and cards.value.node is not None:
+            dropped = drop_other_modes_grants(qgpud, device_plugin=False)
+        if (conflict := conflicts.check(config.kubelet, publisher.conflict)) != publisher.conflict:
+            publisher.conflict = conflict
+            cards.wake()
+        for server in servers:
+            try:
+                if server.restore():
+                    _log.warning("socket was gone, listening again")
+            except QgpuError as error:
+                _log.error("socket is gone, trying again", error=str(error))
+        if stop.wait(config.interval_s):
+            return

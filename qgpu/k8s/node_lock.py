@@ -9,13 +9,7 @@ from contextlib import contextmanager
 
 from qgpu import log
 from qgpu.config import LogFormat, LogLevel
-from qgpu.errors import (
-    AlreadyRunningError,
-    DaemonUnreachableError,
-    RefusedError,
-    TimedOutError,
-    unusable,
-)
+from qgpu.errors import AlreadyRunningError, DaemonUnreachableError, RefusedError, TimedOutError, unusable
 from qgpu.k8s import conflicts
 from qgpu.k8s.device_units import is_device_plugins
 from qgpu.k8s.names import DRIVER, KubeletDirectory

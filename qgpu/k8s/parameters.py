@@ -16,7 +16,7 @@ allocates them as capacity.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -60,14 +60,13 @@ class Parameters:
     part: MemberLimits | None = None
 
 
-def merge(configurations: Iterable[tuple[str, Mapping[str, Any]]]) -> Parameters:
+def merge(configurations: Sequence[tuple[str, Mapping[str, Any]]]) -> Parameters:
     """Merge the parameters of a request by their sources, in the order of the allocation. Raises InvalidValueError."""
     pod_class, latency_target_ns, target_of = PodClass.OFFLINE, None, Source.CLASS
     policy: str | None = None
     sharing: dict[str, Any] = {}
-    both = list(configurations)
     for source in Source:  # the DeviceClass's come first, whatever their order
-        for _, raw in (each for each in both if each[0] == source):
+        for raw in [each for by, each in configurations if by == source]:
             values = _read(source, raw)
             found_class, found_target = values.get("class"), values.get("latencyTarget")
             if found_class is not None:

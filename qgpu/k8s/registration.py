@@ -16,29 +16,24 @@ from qgpu.k8s.names import DRIVER
 _log = structlog.get_logger("k8s.registration")
 
 
-class Registration:
-    """The registration service of the DRA driver."""
+def server(path: Path, endpoint: Path, versions: Sequence[str], accepted: Callable[[], None]) -> SocketServer:
+    """Return the server of the registration socket of the DRA driver at ``endpoint``.
 
-    def __init__(self, endpoint: Path, versions: Sequence[str], accepted: Callable[[], None]) -> None:
-        """Point the kubelet to an endpoint, and call ``accepted`` each time it accepts us."""
-        self._endpoint = endpoint
-        self._versions = list(versions)
-        self._accepted = accepted
+    It calls ``accepted`` each time the kubelet accepts us.
+    """
 
-    def server(self, path: Path) -> SocketServer:
-        """Return the server of the registration socket."""
-        handlers = {"GetInfo": self._info, "NotifyRegistrationStatus": self._status}
-        return SocketServer(path, [(REGISTRATION.services["Registration"], handlers)])
-
-    def _info(self, _request: Any, _context: grpc.ServicerContext) -> Any:
+    def info(_request: Any, _context: grpc.ServicerContext) -> Any:
         return REGISTRATION.messages.PluginInfo(
-            type="DRAPlugin", name=DRIVER, endpoint=str(self._endpoint), supported_versions=self._versions
+            type="DRAPlugin", name=DRIVER, endpoint=str(endpoint), supported_versions=versions
         )
 
-    def _status(self, request: Any, _context: grpc.ServicerContext) -> Any:
+    def status(request: Any, _context: grpc.ServicerContext) -> Any:
         if request.plugin_registered:
             _log.info("registered with the kubelet")
-            self._accepted()
+            accepted()
         else:
             _log.error("the kubelet refuses us", error=request.error)
         return REGISTRATION.messages.RegistrationStatusResponse()
+
+    handlers = {"GetInfo": info, "NotifyRegistrationStatus": status}
+    return SocketServer(path, [(REGISTRATION.services["Registration"], handlers)])

@@ -13,12 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from lightkube.models.meta_v1 import ObjectMeta, OwnerReference
-from lightkube.models.resource_v1 import (
-    Device,
-    DeviceTaint,
-    ResourcePool,
-    ResourceSliceSpec,
-)
+from lightkube.models.resource_v1 import Device, DeviceTaint, ResourcePool, ResourceSliceSpec
 from lightkube.resources.resource_v1 import ResourceSlice
 
 from qgpu.errors import InvalidValueError

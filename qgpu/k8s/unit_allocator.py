@@ -50,19 +50,12 @@ _Stretch = tuple[Resource, str, tuple[int, ...]]
 class _HalfAllocation:
     """An allocation whose other half, time or memory, may follow."""
 
-    resource: Resource
-    card: str
-    numbers: tuple[int, ...]
+    units: _Stretch
     at_s: float
-
-    @property
-    def uid(self) -> str:
-        """The UID of its grant."""
-        return _uid((self.resource, self.card, self.numbers))
 
     def is_of(self, container: Iterable[_Stretch]) -> bool:
         """Tell whether a container with these units has this allocation."""
-        return any(_overlap(each, (self.resource, self.card, self.numbers)) for each in container)
+        return any(_overlap(each, self.units) for each in container)
 
 
 class UnitAllocator:
@@ -91,13 +84,13 @@ class UnitAllocator:
         with self._lock:
             half = self._other_half(resource)
             self._open = None
-            first = [] if half is None else [(half.resource, half.card, half.numbers)]
-            container = [*first, (resource, uuid, numbers)]
-            self._free(resource, uuid, numbers)
+            units = resource, uuid, numbers
+            container = [units] if half is None else [half.units, units]
+            self._free(*units)
             name = self._prepare(container)
             self._remember(container)
             if half is None:
-                self._open = _HalfAllocation(resource, uuid, numbers, time.monotonic())
+                self._open = _HalfAllocation(units, time.monotonic())
         return name
 
     def settle(self, resource: Resource, names: Sequence[str]) -> None:
@@ -125,7 +118,7 @@ class UnitAllocator:
         """Choose units of one card for a container: the card of its other half, if it has one."""
         with self._lock:
             half = self._other_half(resource)
-        return device_units.preferred(available, must, size, half.card if half is not None else "")
+        return device_units.preferred(available, must, size, half.units[1] if half is not None else "")
 
     def compare(self) -> None:
         """Give up grants whose units the kubelet does not list any more; prepare what is missing. Raises QgpuError."""
@@ -192,13 +185,10 @@ class UnitAllocator:
         return found
 
     def _other_half(self, resource: Resource) -> _HalfAllocation | None:
-        half = self._open
-        matches = (
-            half is not None
-            and half.resource.family == resource.family
-            and {half.resource.kind, resource.kind} == {Kind.CORES, Kind.MEMORY}
-            and time.monotonic() - half.at_s < _TOGETHER_S
-        )
+        if (half := self._open) is None or time.monotonic() - half.at_s >= _TOGETHER_S:
+            return None
+        first = half.units[0]
+        matches = first.family == resource.family and {first.kind, resource.kind} == {Kind.CORES, Kind.MEMORY}
         return half if matches else None
 
     def _free(self, resource: Resource, card: str, numbers: Iterable[int], besides: str = "") -> None:
@@ -222,7 +212,7 @@ class UnitAllocator:
     def _drop(self, uid: str) -> None:
         try:
             self._qgpud.drop(uid)
-            if self._open is not None and self._open.uid == uid:
+            if self._open is not None and _uid(self._open.units) == uid:
                 self._open = None  # its container is gone: the next allocation is not its other half
             _log.info("units given up", uid=uid)
         except RefusedError as error:

@@ -102,6 +102,11 @@ def _mountinfo() -> str:
     return os.fsdecode(_content("/proc/self/mountinfo"))
 
 
+def directory_of(path: str) -> Path:
+    """Return the directory of a cgroup. Raises NotSupportedError."""
+    return mount() / path.lstrip("/")
+
+
 def of(pid: int) -> str:
     """Return the version 2 cgroup of a process, such as "/qgpu/web". Raises OSError when it has ended."""
     return parse_membership(os.fsdecode(_content(f"/proc/{pid}/cgroup")))
@@ -121,7 +126,7 @@ def _content(file: str) -> bytes:
 def is_frozen(pid: int) -> bool:
     """Tell whether a process's cgroup is frozen: it does not run, and nothing else shows why."""
     try:
-        return "frozen 1" in (mount() / of(pid).removeprefix("/") / "cgroup.events").read_text()
+        return "frozen 1" in (directory_of(of(pid)) / "cgroup.events").read_text()
     except (OSError, NotSupportedError):  # the top of the tree has no such file
         return False
 
@@ -144,7 +149,7 @@ def pod_parent(pid: int) -> str:
     parts = of(pid).split("/")[1:]
     found = ""
     for part in parts if ".." not in parts else ():  # a path outside our cgroup namespace cannot be reached
-        directory = mount() / f"{found}/{part}".lstrip("/")
+        directory = directory_of(f"{found}/{part}")
         if not part or not all(_is_roots(file) for file in (directory, directory / "cgroup.procs")):
             break
         found += f"/{part}"
@@ -162,7 +167,7 @@ def create(name: str, parent: str = "/") -> str:
     Raises PermissionDeniedError, RefusedError, NotSupportedError.
     """
     path = path_of(name) if parent == "/" else f"{parent}/{_PREFIX}{check_name(name)}"
-    directory = mount() / path.lstrip("/")
+    directory = directory_of(path)
     try:
         directory.mkdir(parents=parent == "/", exist_ok=True)
         if parent != "/" and (directory / "cgroup.type").read_text().split() != ["domain"]:
@@ -188,12 +193,12 @@ def is_made_for(name: str, path: str) -> bool:
 def enter(name: str, pid: int, path: str = "") -> None:
     """Move a process, with its future children, into a pod's cgroup. Raises NotSupportedError."""
     try:
-        (mount() / (path or path_of(name)).lstrip("/") / "cgroup.procs").write_text(str(pid))
+        (directory_of(path or path_of(name)) / "cgroup.procs").write_text(str(pid))
     except OSError as error:
         raise NotSupportedError(f"pod {name}: process {pid} cannot enter its cgroup: {error.strerror}") from error
 
 
-def ensure_in(name: str, pid: int, path: str, joined: Iterable[str] = ()) -> None:
+def ensure_in(name: str, pid: int, path: str, joined: Iterable[str]) -> None:
     """Move a process into a pod's own cgroup, or check that it is in a container's. Raises as enter, RefusedError.
 
     ``joined`` are cgroups of containers that count to the pod as well: a process in one of them stays there.
@@ -248,13 +253,8 @@ def find(ident: int, likely: str) -> str | None:
 
 def id_of(path: str) -> int:
     """Return a cgroup's id, which the kernel never reuses; 0 if it is gone. Raises OSError."""
-    return _ident(mount() / path.lstrip("/"))
-
-
-def _ident(directory: Path) -> int:
-    """Return a cgroup's id; 0 if it is gone. Raises OSError."""
     try:
-        return directory.stat().st_ino
+        return directory_of(path).stat().st_ino
     except OSError as error:
         if error.errno not in _GONE:
             raise
@@ -281,14 +281,14 @@ def members(*paths: str) -> CgroupMembers:
 def populated(path: str) -> bool:
     """Tell whether a cgroup or one below it may have a process; False only if the kernel says so, or it is gone."""
     try:
-        return "populated 0" not in (mount() / path.lstrip("/") / "cgroup.events").read_text().split("\n")
+        return "populated 0" not in (directory_of(path) / "cgroup.events").read_text().split("\n")
     except OSError as error:
         return error.errno not in _GONE
 
 
 def exists(path: str) -> bool:
     """Tell whether a cgroup is there."""
-    return (mount() / path.lstrip("/")).is_dir()
+    return directory_of(path).is_dir()
 
 
 def pids(*paths: str) -> tuple[int, ...]:
@@ -314,7 +314,7 @@ def undivided_threads(*paths: str, file: str = "cgroup.threads") -> set[int] | N
     """
     if paths and not _is_only_hierarchy():
         return None
-    directories = [mount() / path.lstrip("/") for path in paths]
+    directories = [directory_of(path) for path in paths]
     before = [_undivided_since(each) for each in directories]
     if any(since is None or time.time_ns() - since < _SETTLED_NS for since in before if since != 0):
         return None
@@ -340,7 +340,7 @@ def keeps_times(path: str) -> bool:
 
     Notes are seen with CAP_SYS_ADMIN alone. So the answer is remembered for threads without it. Raises OSError.
     """
-    directory = mount() / path.lstrip("/")
+    directory = directory_of(path)
     return _keeps_times(directory, os.stat(directory).st_ino)
 
 
@@ -383,7 +383,7 @@ def _below(path: str) -> Iterator[Path]:
 
     Raises OSError, also if too many are below it, or one whose path is longer than system calls take.
     """
-    left, seen = [mount() / path.lstrip("/")], 0
+    left, seen = [directory_of(path)], 0
     while left:
         directory = left.pop()
         yield directory
@@ -402,7 +402,7 @@ def _below(path: str) -> Iterator[Path]:
 
 def set_xattr(path: str, key: str, value: str) -> None:
     """Attach a note to a cgroup for its lifetime; an empty ``value`` removes it. Raises RefusedError."""
-    directory, name = mount() / path.lstrip("/"), f"{_NOTES}{key}"
+    directory, name = directory_of(path), f"{_NOTES}{key}"
     try:
         if value:
             os.setxattr(directory, name, value.encode())
@@ -418,14 +418,14 @@ def set_xattr(path: str, key: str, value: str) -> None:
 def get_xattr(path: str, key: str) -> str | None:
     """Return a note attached to a cgroup; None without one."""
     try:
-        return os.fsdecode(os.getxattr(mount() / path.lstrip("/"), f"{_NOTES}{key}"))
+        return os.fsdecode(os.getxattr(directory_of(path), f"{_NOTES}{key}"))
     except OSError:
         return None
 
 
 def remove(name: str, path: str = "") -> None:
     """Remove a pod's cgroup if it has no process."""
-    for directory, _, _ in os.walk(mount() / (path or path_of(name)).lstrip("/"), topdown=False):
+    for directory, _, _ in os.walk(directory_of(path or path_of(name)), topdown=False):
         try:
             os.rmdir(directory)
         except OSError:

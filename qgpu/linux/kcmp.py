@@ -12,21 +12,17 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def same_file(pid: int, fd: int, other: int, other_fd: int) -> bool:
     """Tell whether two descriptors, each of a process, mean the same open file."""
-    return _same(pid, other, _FILE, fd, other_fd)
+    return _compare(pid, other, _FILE, fd, other_fd) == 0
 
 
 def same_table(pid: int, other: int) -> bool:
     """Tell whether two processes or threads share their descriptor table, as after clone(CLONE_FILES)."""
-    return pid == other or _same(pid, other, _FILES)
+    return pid == other or _compare(pid, other, _FILES) == 0
 
 
 def order_of_memory(pid: int, other: int) -> int | None:
     """Return 0 if two processes share their memory, else -1 or 1 by an order of the kernel's; None if it is unknown."""
     return {0: 0, 1: -1, 2: 1}.get(_compare(pid, other, _VM))
-
-
-def _same(pid: int, other: int, what: int, first: int = 0, second: int = 0) -> bool:
-    return _compare(pid, other, what, first, second) == 0
 
 
 def _compare(pid: int, other: int, what: int, first: int = 0, second: int = 0) -> int:

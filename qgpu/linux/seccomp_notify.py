@@ -52,8 +52,8 @@ _ADDFD = 0x40182103
 _SET_FLAGS = 0x40082104
 _SYNC_WAKE_UP = 1
 _CONTINUE = 1
-#: No page is smaller. One system call writes at most this many areas.
-_PAGE, _MOST_AREAS = 4096, 64
+#: No page is smaller. One system call writes at most this many areas, and reads at most this many bytes.
+_PAGE, _MOST_AREAS, _MOST_READ = 4096, 64, 1 << 16
 
 #: Threads whose calls were received and not answered yet: such a thread has left the call before.
 RECEIVED: set[int] = set()
@@ -114,13 +114,10 @@ class UnansweredCall:
 
 def read_slot(slot: memoryview) -> UnansweredCall | None:
     """Read a slot; None if it is empty."""
-    call = _notification(slot)
+    if (call := _notification(slot)) is None:
+        return None
     mark = int.from_bytes(slot[_NOTIF_BYTES:SLOT_BYTES], "little")
-    return (
-        UnansweredCall(call, mark >= _BEGUN, mark - _BEGUN_AT if mark >= _BEGUN_AT else None)
-        if call is not None
-        else None
-    )
+    return UnansweredCall(call, mark >= _BEGUN, mark - _BEGUN_AT if mark >= _BEGUN_AT else None)
 
 
 def _notification(slot: memoryview) -> Notification | None:
@@ -222,9 +219,8 @@ class ProcessMemory:
     rest of the page too, for the next reads of the same call.
     """
 
-    def __init__(self, size: int = 1 << 16) -> None:
-        self._size = size
-        self._buffer = _ffi.new("char[]", size)
+    def __init__(self) -> None:
+        self._buffer = _ffi.new("char[]", _MOST_READ)
         self._view = _ffi.buffer(self._buffer)
         self._local = _ffi.new("struct iovec *", {"base": self._buffer})
         self._remote = _ffi.new("struct remote_iovec *")
@@ -247,7 +243,7 @@ class ProcessMemory:
         if self._from <= address and address + size <= self._to and tid == self._tid:
             at = address - self._from
             return bytes(self._view[at : at + size])
-        if not 0 <= address < 1 << 64 or size > self._size:
+        if not 0 <= address < 1 << 64 or size > _MOST_READ:
             return b""
         self._local.len = self._remote.len = max(size, _PAGE - address % _PAGE)
         self._remote.base = address

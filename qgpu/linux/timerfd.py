@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from contextlib import suppress
 
 _CLOCK_MONOTONIC = 1
 _TFD_CLOEXEC_NONBLOCK = 0o2000000 | 0o4000
@@ -36,7 +37,5 @@ class Timer:
 
     def clear(self) -> None:
         """Consume the expiry."""
-        try:
+        with suppress(BlockingIOError):
             os.read(self.fd, 8)
-        except BlockingIOError:
-            return

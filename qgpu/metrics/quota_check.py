@@ -20,7 +20,7 @@ BELOW = 0.95
 _LATE = 1.25
 
 
-def below_quota(pod: str, ledger: Ledger, recent: Mapping[str, Recent], not_guaranteed_by: str = "") -> str:
+def below_quota(pod: str, ledger: Ledger, recent: Mapping[str, Recent], not_guaranteed_by: str) -> str:
     """Return why a pod gets less than its quota; empty if it does not, or has no quota.
 
     ``not_guaranteed_by`` is the policy in force for the pod if that guarantees no quotas, else empty. The reason begins

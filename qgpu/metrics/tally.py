@@ -107,10 +107,6 @@ class Tally:
             for name, reading in now.items()
         }
 
-    def shares(self) -> dict[str, float]:
-        """Return each pod's share of the pGPU over the last seconds, 0 to 1."""
-        return {name: recent.share for name, recent in self.recent().items()}
-
 
 _NEW = _Reading()
 

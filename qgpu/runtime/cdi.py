@@ -62,9 +62,9 @@ def hook_entry(control_socket: Path, *arguments: str) -> dict[str, Any]:
     return {"hookName": "createRuntime", "path": program[0], "args": [*program, *arguments]}
 
 
-def write(specification: dict[str, Any], directory: Path) -> Path:
-    """Write the specification and return its file. Raises QgpuError, as ``unusable`` chooses it."""
-    path = directory / FILE
+def write(specification: dict[str, Any], directory: Path, file: str = FILE) -> Path:
+    """Write a specification and return its file. Raises QgpuError, as ``unusable`` chooses it."""
+    path = directory / file
     text = json.dumps(specification, indent=2) + "\n"
     try:
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)

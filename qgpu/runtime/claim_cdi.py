@@ -82,37 +82,32 @@ class ClaimCdiFiles:
         if (driver := cdi.driver_stamp()) != self._driver:
             self._common, self._driver = cdi.common_edits(self._cards.values()), driver
 
-    def refresh(self, grants: Mapping[str, PreparedGrant]) -> bool:
-        """Write missing and outdated files, remove files of no grant, and return whether anything changed.
+    def refresh(self, grants: Mapping[str, PreparedGrant]) -> None:
+        """Write missing and outdated files, and remove files of no grant; ``grants`` are by UID.
 
         Call ``look`` first. Raises PermissionDeniedError.
         """
-        changed = False
         with self._errors():
             for path in self._ours():
-                uid = path.name.removeprefix(_PREFIX).removesuffix(_SUFFIX)
-                if uid not in grants:
+                if path.name.removeprefix(_PREFIX).removesuffix(_SUFFIX) not in grants:
                     path.unlink(missing_ok=True)
-                    changed = True
             self._written = {uid: entry for uid, entry in self._written.items() if uid in grants}
-            for uid, grant in grants.items():
-                changed |= self._write(uid, grant)
-        return changed
+            for grant in grants.values():
+                self._write(grant)
 
     def write(self, grant: PreparedGrant) -> None:
         """Write one claim's file if it is missing or outdated. Call ``look`` first. Raises PermissionDeniedError."""
         with self._errors():
-            self._write(grant.uid, grant)
+            self._write(grant)
 
-    def _write(self, uid: str, grant: PreparedGrant) -> bool:
-        path = self.directory / f"{_PREFIX}{uid}{_SUFFIX}"
-        if self._written.get(uid) == (grant.devices, grant.part, self._driver, cdi.stamp(path)):
-            return False
+    def _write(self, grant: PreparedGrant) -> None:
+        path = self.directory / f"{_PREFIX}{grant.uid}{_SUFFIX}"
+        if self._written.get(grant.uid) == (grant.devices, grant.part, self._driver, cdi.stamp(path)):
+            return
         content = specification(grant, self._cards, self._socket, self._common, self._more(grant))
         self.directory.mkdir(mode=0o755, parents=True, exist_ok=True)
         atomic_file.replace(path, json.dumps(content, indent=2) + "\n", 0o644)
-        self._written[uid] = grant.devices, grant.part, self._driver, cdi.stamp(path)
-        return True
+        self._written[grant.uid] = grant.devices, grant.part, self._driver, cdi.stamp(path)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

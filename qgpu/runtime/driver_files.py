@@ -112,9 +112,9 @@ def libraries(cache: str) -> dict[str, str]:
     return found
 
 
-def library_mounts(found: Mapping[str, str], folders: Iterable[str] = ()) -> list[Mount]:
+def library_mounts(found: Mapping[str, str]) -> list[Mount]:
     """Return where libraries appear in a container."""
-    folders = tuple(folders) or (f"/usr/lib/{platform.machine()}-linux-gnu", "/usr/lib64")
+    folders = (f"/usr/lib/{platform.machine()}-linux-gnu", "/usr/lib64")
     return [Mount(file, f"{folder}/{name}") for name, file in sorted(found.items()) for folder in folders]
 
 

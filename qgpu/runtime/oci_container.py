@@ -298,17 +298,18 @@ class Container:
 def described(message: Mapping[str, Any], policy: ContainerPolicy | None = None) -> Container:
     """Parse a description. Raises InvalidValueError."""
     try:
+        variables = [entry.split("=", 1) for entry in message["env"] if "=" in entry]
         return Container(
             str(message["id"]),
             int(message["pid"]),
             {str(key): str(value) for key, value in message["annotations"].items()},
-            dict(entry.split("=", 1) for entry in message["env"] if "=" in entry),
+            dict(variables),
             [(int(major), int(minor)) for major, minor in message["devices"]],
             dict(message["seccomp"] or {}),
             list(map(_rule, message["rules"])),
             policy or ContainerPolicy(),
             [str(name) for name in message.get("prepared") or ()],
-            [value for name, mark, value in map(_split, message["env"]) if mark and name.startswith(CLAIM_VARIABLE)],
+            [value for name, value in variables if name.startswith(CLAIM_VARIABLE)],
             message.get("restored") is True,
             [str(kind) for kind in message.get("namespaces") or ()],
             [(str(kind), str(source)) for kind, source in message.get("mounts") or ()],
@@ -321,11 +322,6 @@ def _path(number: Number) -> str:
     """Name a device node of NVIDIA's."""
     major, minor = number
     return f"/dev/nvidia{minor}" if major == abi.NV_MAJOR else mig.node(minor)
-
-
-def _split(entry: str) -> tuple[str, str, str]:
-    """Split an environment variable into name, "=" and value. Raises AttributeError."""
-    return entry.partition("=")
 
 
 def _rule(raw: Mapping[str, Any]) -> dict[str, Any]:

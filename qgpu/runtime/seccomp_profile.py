@@ -111,8 +111,8 @@ def _rules(allowed_by_default: bool) -> list[dict[str, Any]]:
     rules = [_rule(_NOTIFY, "ioctl", _masked(_REQUEST, *prefix)) for prefix in WATCHED_PREFIXES]
     writable = _masked(_PROTECTION, PROT_READ_WRITE, PROT_READ_WRITE)
     shared = _masked(_FLAGS, MAP_SHARED | MAP_ANONYMOUS, MAP_SHARED)
-    start, at_start = _compared(_OFFSET, "SCMP_CMP_EQ", 0), _compared(_ADDRESS, "SCMP_CMP_EQ", 0)
-    rules.append(_rule(_NOTIFY, "mmap", writable, shared, _compared(_OFFSET, "SCMP_CMP_NE", 0)))
+    start, at_start = _against_zero(_OFFSET, "SCMP_CMP_EQ"), _against_zero(_ADDRESS, "SCMP_CMP_EQ")
+    rules.append(_rule(_NOTIFY, "mmap", writable, shared, _against_zero(_OFFSET, "SCMP_CMP_NE")))
     fixed = (
         (_FIXED, MAP_SHARED | MAP_FIXED),
         (_FIXED, MAP_SHARED | MAP_FIXED_NOREPLACE),
@@ -127,7 +127,7 @@ def _rules(allowed_by_default: bool) -> list[dict[str, Any]]:
     rules += [_rule(_ALLOW, "mmap", writable, _masked(_FLAGS, *part)) for part in private]
     anywhere = _masked(_FLAGS, _FIXED, MAP_SHARED)
     rules.append(_rule(_ALLOW, "mmap", writable, anywhere, start, at_start))
-    return [*rules, _rule(_ALLOW, "mmap", writable, shared, start, _compared(_ADDRESS, "SCMP_CMP_NE", 0))]
+    return [*rules, _rule(_ALLOW, "mmap", writable, shared, start, _against_zero(_ADDRESS, "SCMP_CMP_NE"))]
 
 
 def _others(mask: int, value: int, depth: int) -> Iterator[tuple[int, int]]:
@@ -149,8 +149,8 @@ def _masked(index: int, mask: int, value: int) -> dict[str, Any]:
     return {"index": index, "value": mask, "valueTwo": value, "op": "SCMP_CMP_MASKED_EQ"}
 
 
-def _compared(index: int, op: str, value: int) -> dict[str, Any]:
-    return {"index": index, "value": value, "valueTwo": 0, "op": op}
+def _against_zero(index: int, op: str) -> dict[str, Any]:
+    return {"index": index, "value": 0, "valueTwo": 0, "op": op}
 
 
 def _comparable(rules: list[Any]) -> set[tuple[Any, ...]]:

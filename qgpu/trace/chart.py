@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-_WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 900, 52, 12, 10, 24
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 900, 230, 52, 12, 10, 24
 #: A row of strips: the name above, the strip below.
 _ROW, _NAME = 34, 14
 
@@ -46,14 +46,14 @@ svg text { font: 11px system-ui, "DejaVu Sans", sans-serif; fill: var(--soft); }
 """
 
 
-def over_time(lines: Sequence[Line], seconds: float, height: int = 230) -> str:
+def over_time(lines: Sequence[Line], seconds: float) -> str:
     """Return a chart of values between 0 and 1 over time; dotted lines show what was asked for."""
-    inner = height - _TOP - _BOTTOM
+    inner = _HEIGHT - _TOP - _BOTTOM
 
     def y(value: float) -> float:
         return _TOP + inner * (1 - min(1.0, value))
 
-    body = [_axis(seconds, height)]
+    body = [_axis(seconds, _HEIGHT)]
     for part in (0.0, 0.25, 0.5, 0.75, 1.0):
         body.append(f'<path class="grid" d="M{_LEFT} {y(part):.1f}H{_WIDTH - _RIGHT}"/>')
         body.append(f'<text x="{_LEFT - 6}" y="{y(part) + 4:.1f}" text-anchor="end">{part:.0%}</text>')
@@ -64,7 +64,7 @@ def over_time(lines: Sequence[Line], seconds: float, height: int = 230) -> str:
         path = "L".join(f"{_x(at, seconds):.1f} {y(value):.1f}" for at, value in line.points)
         title = f"<title>{escape(line.name)}</title>"
         body.append(f'<path class="line" stroke="{line.colour}" d="M{path}">{title}</path>')
-    return _svg(body, height)
+    return _svg(body, _HEIGHT)
 
 
 def strips(rows: Sequence[Strip], seconds: float) -> str:

@@ -37,9 +37,6 @@ class PodTrack:
     closed: list[Span] = field(default_factory=list)
     #: (from, until, where it was): running, or off its cards, or on the way; each holds until a tick tells another.
     stays: list[tuple[int, int, str]] = field(default_factory=list)
-    starts: int = 0
-    #: (when, the ledger's GPU time so far), one for each tick.
-    used: list[tuple[int, int]] = field(default_factory=list)
     #: The ledger's GPU time of the samples whose runs are recorded.
     ledger_ns: int = 0
 
@@ -51,7 +48,6 @@ class PodTrack:
     def take(self, pod: Mapping[str, Any]) -> None:
         """Add one tick's data about this pod."""
         self.ledger_ns += sum(tsg["run_ns"] for tsg in pod["tsgs"])
-        self.starts += sum(tsg["starts"] for tsg in pod["tsgs"])
         _extend(self.runs, sorted((start_ns, end_ns) for tsg in pod["tsgs"] for start_ns, end_ns in tsg["runs"]))
         _extend(self.closed, ((start_ns, end_ns) for start_ns, end_ns in pod["closed"]))
 
@@ -137,7 +133,6 @@ class GpuTrack:
         for pod in tick["pods"]:
             track = self.pods.setdefault(pod["pod"], PodTrack(pod["pod"], pod["class"], pod["cores"]))
             track.pod_class, track.cores = pod["class"], pod["cores"]
-            track.used.append((now_ns, pod["used_ns"]))
             if self._ticks >= _BLIND_TICKS:
                 track.stay(pod["state"], before_ns, now_ns)
             if recorded and whole:

@@ -30,7 +30,8 @@ def test_shares_and_gated_time_are_those_of_a_fixed_share() -> None:
         host.start_load(name, 0, FLOOD)
     ledger = run(host, tally, 10 * NS_PER_S)
 
-    assert tally.shares() == {"two": pytest.approx(0.4, abs=0.01), "one": pytest.approx(0.2, abs=0.01)}
+    shares = {name: recent.share for name, recent in tally.recent().items()}
+    assert shares == {"two": pytest.approx(0.4, abs=0.01), "one": pytest.approx(0.2, abs=0.01)}
     assert tally.pods["one"].gated_ns / 10 / NS_PER_S == pytest.approx(0.8, abs=0.03)
     assert tally.pods["two"].starts > 50
     assert tally.ticks > 40
@@ -61,4 +62,4 @@ def test_a_pod_that_is_gone_is_forgotten() -> None:
     run(host, tally, NS_PER_S + RECENT_NS)
 
     assert tally.pods == {}
-    assert tally.shares() == {}
+    assert tally.recent() == {}
