@@ -11,7 +11,7 @@ import json
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -186,7 +186,8 @@ class PreparedGrants:
         if self._directory is None or not self._directory.is_dir():
             return found
         for path in self._directory.glob(".*.json.*"):  # of a daemon that was killed while it wrote
-            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.unlink()
         for path in sorted(self._directory.glob("*.json")):
             try:
                 content = json.loads(path.read_text())

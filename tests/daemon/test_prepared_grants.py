@@ -135,6 +135,15 @@ def test_a_cdi_file_that_is_current_is_left_alone(rig):
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
 
 
+def test_a_temporary_file_that_stays_stops_no_daemon(rig):
+    rig.prepare("a", rig.device(cores=60))
+    before = rig.listed()
+    (rig.state / "claims" / ".a.json.99").mkdir()
+    rig.restart()
+
+    assert rig.listed() == before
+
+
 @pytest.mark.parametrize("harm", ["", "{", "[]", '{"version": 9}', '{"version": 1}', "\xff"])
 def test_a_claim_that_cannot_be_read_is_unknown(rig, harm):
     (name,) = rig.prepare("a", rig.device(cores=60))
