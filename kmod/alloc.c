@@ -17,6 +17,7 @@
 #include "mem.h"
 #include "rm.h"
 #include "rule_lookup.h"
+#include "toctou.h"
 #include "trace.h"
 #include "vram_heap.h"
 
@@ -26,6 +27,7 @@ struct request {
 	u64 params;
 	size_t status_at;
 	u8 flags, memory_at;	/* of the class, see rule_lookup.h */
+	u32 written[QGPU_WRITTEN_MAX];	/* handles of memory that the card writes for a TSG or channel */
 };
 
 static struct request request_of(const struct qgpu_call *call)
@@ -170,16 +172,35 @@ static void learn_memory(struct qgpu_client *client, struct qgpu_object *subdevi
 		WRITE_ONCE(qgpu_gpus[subdevice->gpu].memory, bytes);
 }
 
+static void look_at_written(const struct qgpu_call *call, struct request *request)
+{
+	static const u8 of_tsg[QGPU_WRITTEN_MAX] = NV_TSG_PARAMS_WRITTEN_AT;
+	static const u8 of_channel[QGPU_WRITTEN_MAX] = NV_CHANNEL_PARAMS_WRITTEN_AT;
+	int i;
+
+	if (request->class != KEPLER_CHANNEL_GROUP_A && !NV_IS_GPFIFO(request->class))
+		return;
+	for (i = 0; i < QGPU_WRITTEN_MAX; i++)
+		request->written[i] = param_u32(call, NV_IS_GPFIFO(request->class) ? of_channel[i] : of_tsg[i]);
+}
+
 static u32 engine_of(const struct qgpu_call *call, u32 class)
 {
 	return param_u32(call, class == KEPLER_CHANNEL_GROUP_A ? NV_TSG_PARAMS_ENGINE_AT : NV_CHANNEL_PARAMS_ENGINE_AT);
 }
 
-/* mem: the memory charged for the object, or NULL; consumes the reference. */
-static int register_object(struct qgpu_call *call, struct qgpu_client *client, u32 parent, u32 handle, u32 class,
-			   struct qgpu_mem *mem)
+static u32 copied_by(const struct qgpu_call *call)
 {
-	struct qgpu_object *object = qgpu_object_add(client, handle, parent, class, call->sealed);
+	u32 engine = param_u32(call, NV_COPIES_PARAMS_ENGINE_AT);
+
+	return param_u32(call, NV_COPIES_PARAMS_BY_TYPE_AT) ? engine : NV2080_ENGINE_TYPE_COPY(engine);
+}
+
+/* mem: the memory charged for the object, or NULL; consumes the reference. */
+static int register_object(struct qgpu_call *call, struct qgpu_client *client, const struct request *request,
+			   u32 handle, u32 class, struct qgpu_mem *mem)
+{
+	struct qgpu_object *object = qgpu_object_add(client, handle, request->parent, class, call->sealed);
 	int ret;
 
 	if (IS_ERR(object)) {
@@ -187,6 +208,7 @@ static int register_object(struct qgpu_call *call, struct qgpu_client *client, u
 		return PTR_ERR(object) == -EEXIST ? 0 : PTR_ERR(object);
 	}
 	qgpu_mem_name(object, mem);
+	qgpu_written_note(client, object, request->written);
 	if (class == NV_MEMORY_FABRIC) {
 		qgpu_object_stamp(object);
 		return 0;
@@ -202,7 +224,8 @@ static int register_object(struct qgpu_call *call, struct qgpu_client *client, u
 }
 
 /* RM's class counts, not the call's: without a seal the two can differ. */
-static int book(struct qgpu_call *call, struct qgpu_client *client, u32 parent, u32 handle, struct qgpu_mem *mem)
+static int book(struct qgpu_call *call, struct qgpu_client *client, const struct request *request, u32 handle,
+		struct qgpu_mem *mem)
 {
 	u32 class;
 
@@ -211,7 +234,7 @@ static int book(struct qgpu_call *call, struct qgpu_client *client, u32 parent, 
 		return call->sealed ? -EIO : 0;
 	}
 	if (qgpu_is_registered(class) || class == NV_MEMORY_FABRIC)
-		return register_object(call, client, parent, handle, class, mem);
+		return register_object(call, client, request, handle, class, mem);
 	qgpu_mem_put(mem);
 	qgpu_object_note(client, handle, class, call->sealed);
 	return class == NV01_MEMORY_LOCAL_USER ? -EINVAL : 0;
@@ -244,16 +267,46 @@ static long free_compute(struct qgpu_call *call, struct qgpu_client *client, con
  */
 #define DEVICES_MAX	128
 
-/* RM's status for what the pod may not make below this parent, NV_OK for anything else. */
+/*
+ * RM compares USERD's place in its memory with nothing, nor the memory's card with the channel's
+ * (kchannelCreateUserdMemDesc_GV100): the card would write memory of others.
+ */
+static bool has_userd_elsewhere(const struct qgpu_call *call, struct qgpu_client *client, const struct request *request)
+{
+	u32 memory = param_u32(call, NV_CHANNEL_PARAMS_USERD_AT);
+	const struct qgpu_object *object;
+	u64 offset, size;
+
+	if (!NV_IS_GPFIFO(request->class) || !memory)
+		return false;
+	object = qgpu_object_find(client, memory);
+	if (object && object->gpu != qgpu_object_gpu(client, request->parent))
+		return true;
+	memcpy(&offset, call->room + NV_CHANNEL_PARAMS_USERD_OFFSET_AT, sizeof(offset));
+	size = qgpu_rm_memory_bytes(client->handle, memory);
+	return size < NV_USERD_BYTES || offset > size - NV_USERD_BYTES;
+}
+
+/* RM's status for what the pod may not make below this parent or with this memory, NV_OK for anything else. */
 static u32 judge(const struct qgpu_call *call, struct qgpu_client *client, const struct request *request)
 {
+	int i;
+
 	if (request->flags & QGPU_ON_COMPUTE_ENGINE && !qgpu_is_in_compute_tsg(client, request->parent))
+		return NV_ERR_INVALID_ARGUMENT;
+	if (NV_IS_DMA_COPY(request->class) && !qgpu_may_run_on(client, request->parent, copied_by(call)))
 		return NV_ERR_INVALID_ARGUMENT;
 	if (qgpu_brings_tsg(client, request->parent, request->class) &&
 	    !qgpu_engine_allowed(engine_of(call, request->class)))
 		return NV_ERR_INVALID_ARGUMENT;	/* neither gates nor timeslices would bound it */
 	if (request->class == NV01_DEVICE_0 && client->nr_devices >= DEVICES_MAX)
 		return NV_ERR_INSUFFICIENT_RESOURCES;
+	for (i = 0; i < QGPU_WRITTEN_MAX; i++) {
+		if (request->written[i] && !qgpu_written_may_be(client, request->written[i]))
+			return NV_ERR_INVALID_OBJECT_HANDLE;
+	}
+	if (has_userd_elsewhere(call, client, request))
+		return NV_ERR_INVALID_ARGUMENT;
 	return NV_OK;
 }
 
@@ -271,6 +324,35 @@ static void note(const struct qgpu_call *call, struct qgpu_client *client, const
 		qgpu_free_unsaid(call, status, client, request->parent, handle);
 }
 
+/*
+ * What runs on the card has a gate and can be preempted only when the module knows of it. RM makes it, and then writes
+ * its answer without a lock, for which it would wait as long as the pod likes. So an absent page is an error.
+ */
+static long forward(struct qgpu_call *call, struct qgpu_client *client, const struct request *request)
+{
+	int tries = 0;
+	long ret;
+
+	if ((!NV_IS_GPFIFO(request->class) && !(request->flags & QGPU_ON_COMPUTE_ENGINE)) || !qgpu_toctou_sealed())
+		return qgpu_call_forward(call);
+	do {
+		qgpu_call_fault_in(call, request->params);
+		ret = qgpu_call_forward_open(call);
+		if (call->sealed ? answered(call, request) != NV_ERR_INVALID_ADDRESS : ret != -EFAULT)
+			break;
+		if (call->sealed)	/* RM may have made it */
+			qgpu_take_back(client, request->parent, handle_of(call, request));
+	} while (++tries < QGPU_CALL_TRIES);
+	return ret;
+}
+
+static long delivered(struct qgpu_call *call, long ret)
+{
+	if (call->sealed)
+		qgpu_call_deliver(call, &ret);
+	return ret;
+}
+
 static long alloc_locked(struct qgpu_call *call, struct qgpu_client *client, const struct request *request)
 {
 	struct qgpu_mem *mem = mem_for(call, client, request);
@@ -283,7 +365,7 @@ static long alloc_locked(struct qgpu_call *call, struct qgpu_client *client, con
 					  request->status_at);
 	if (request->flags & QGPU_HOLDS_MEMORY)	/* RM holds another handle on it: treat it as exported */
 		qgpu_objects_export(client);
-	ret = qgpu_call_forward(call);
+	ret = forward(call, client, request);
 	handle = handle_of(call, request);
 	if (request->flags & QGPU_ON_COMPUTE_ENGINE && may_be_made(call, answered(call, request)) &&
 	    !qgpu_make_preemptible(client, request->parent))
@@ -292,16 +374,16 @@ static long alloc_locked(struct qgpu_call *call, struct qgpu_client *client, con
 		qgpu_objects_export(client);
 	if (call->sealed && !qgpu_is_registered(request->class) && !request->memory_at) {
 		note(call, client, request);
-		return ret;
+		return delivered(call, ret);
 	}
 	if (answered(call, request) != NV_OK) {
 		qgpu_mem_put(mem);
 		qgpu_free_unsaid(call, answered(call, request), client, request->parent, handle);
 		return ret;
 	}
-	error = book(call, client, request->parent, handle, mem);
+	error = book(call, client, request, handle, mem);
 	if (!error)
-		return ret;
+		return delivered(call, ret);
 	qgpu_rm_free(client->handle, request->parent, handle);
 	return qgpu_call_answer(call, request->status_at, error == -ENODEV ? NV_ERR_INVALID_STATE : NV_ERR_NO_MEMORY) ?:
 	       ret;
@@ -320,6 +402,8 @@ static long alloc_object(struct qgpu_call *call, const struct request *request)
 	status = judge(call, client, request);
 	if (status != NV_OK)
 		ret = qgpu_refuse_alloc(call, request->status_at, status);
+	else if (request->object && qgpu_rm_has(client->handle, request->object))	/* so what is there later is new */
+		ret = qgpu_call_answer(call, request->status_at, NV_ERR_INSERT_DUPLICATE_NAME);
 	else if (!qgpu_object_fits(client, request->class))
 		ret = qgpu_call_answer(call, request->status_at, NV_ERR_INSUFFICIENT_RESOURCES);
 	else
@@ -363,7 +447,7 @@ static long vram(struct qgpu_call *call, const struct request *request, u64 size
 static bool is_looked_at(u32 class)
 {
 	return class == NV01_MEMORY_LOCAL_USER || class == NV50_MEMORY_VIRTUAL || class == KEPLER_CHANNEL_GROUP_A ||
-	       class == FERMI_VASPACE_A || NV_IS_GPFIFO(class);
+	       class == FERMI_VASPACE_A || NV_IS_GPFIFO(class) || NV_IS_DMA_COPY(class);
 }
 
 /* RM has such address spaces for a whole card. Processes that name no address space of their own share them. */
@@ -405,6 +489,7 @@ long qgpu_alloc(struct qgpu_call *call)
 	request.memory_at = rule->memory_at;
 	if (request.params && (rule->clients || rule->memory_at || is_looked_at(request.class)))
 		qgpu_call_look(call, request.params, call->room, sizeof(call->room));
+	look_at_written(call, &request);
 	if (!READ_ONCE(call->pod->gone) && qgpu_call_names_foreign(call, request.root, rule->clients))
 		return qgpu_refuse_alloc(call, request.status_at, NV_ERR_INVALID_OBJECT_HANDLE);
 	if (!READ_ONCE(call->pod->gone) && is_whole_cards(request.class, param_u32(call, NV_VASPACE_PARAMS_INDEX_AT)))

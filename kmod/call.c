@@ -6,6 +6,7 @@
  * The driver's result and errno pass through untouched.
  */
 #include <linux/kernel.h>
+#include <linux/mm.h>
 #include <linux/uaccess.h>
 
 #include "call.h"
@@ -73,6 +74,22 @@ long qgpu_call_forward_open(struct qgpu_call *call)
 	ret = qgpu_call_forward(call);
 	pagefault_enable();
 	return ret;
+}
+
+static void fault_in(u64 at)
+{
+	struct page *pages[2];	/* nothing is longer than one */
+	int i, n = get_user_pages_fast(at & PAGE_MASK, ARRAY_SIZE(pages), FOLL_WRITE, pages);
+
+	for (i = 0; i < n; i++)
+		put_page(pages[i]);
+}
+
+void qgpu_call_fault_in(const struct qgpu_call *call, u64 params_at)
+{
+	fault_in((uintptr_t)call->user);
+	if (params_at)
+		fault_in(params_at);
 }
 
 bool qgpu_call_deliver(struct qgpu_call *call, long *ret)

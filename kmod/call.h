@@ -39,6 +39,7 @@ struct qgpu_call {
 		struct nvos32 heap;
 		struct nvos33_fd map;
 		struct nvos34 unmap;
+		struct nvos46 map_dma;
 		struct nvos54 control;
 		struct nvos55 dup;
 		struct nvos57 share;
@@ -64,6 +65,8 @@ bool qgpu_call_names_foreign(const struct qgpu_call *call, u32 own, u8 words);
 long qgpu_call_forward(struct qgpu_call *call);
 /* The same while a gate is open that should be closed: does not wait for user memory. */
 long qgpu_call_forward_open(struct qgpu_call *call);
+/* Have the pages of a call's struct and of its parameters present and writable, if they can be. */
+void qgpu_call_fault_in(const struct qgpu_call *call, u64 params_at);
 /*
  * Finish the accesses to user memory after the gate is closed again. False: as far as is known RM was not asked, so
  * repeat the call.

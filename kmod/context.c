@@ -11,6 +11,7 @@
 #include "nvrm.h"
 #include "object.h"
 #include "rm.h"
+#include "rule_lookup.h"
 #include "tsg.h"
 
 /*
@@ -132,6 +133,20 @@ static bool is_for_copies(struct qgpu_client *client, u32 device, u32 engine, bo
 
 	return sealed && NV_IS_COPY(engine) && qgpu_rm_subdevice(client->handle, device, &subdevice) == NV_OK &&
 	       qgpu_rm_copies_apart(client->handle, subdevice, engine);
+}
+
+bool qgpu_may_run_on(struct qgpu_client *client, u32 channel, u32 engine)
+{
+	const struct qgpu_object *object = qgpu_object_find(client, channel);
+	u32 device, own;
+
+	if (!object || !object->tsg || !NV_IS_GPFIFO(object->class) || !qgpu_engine_allowed(engine))
+		return false;
+	own = object->tsg->engine;
+	if (engine == own || (!NV_IS_COPY(engine) && !NV_IS_COPY(own)))
+		return true;
+	device = qgpu_object_device(client, channel);
+	return is_for_copies(client, device, own, true) == is_for_copies(client, device, engine, true);
 }
 
 /* The TSG that the object is, or (handle 0) the one that RM makes for the object. */

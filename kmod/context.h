@@ -21,6 +21,11 @@ bool qgpu_brings_tsg(struct qgpu_client *client, u32 parent, u32 class);
 /* Whether a channel is in a TSG that is charged and counted as a compute TSG. */
 bool qgpu_is_in_compute_tsg(struct qgpu_client *client, u32 channel);
 /*
+ * Whether a channel may be put on an engine's runlist. Its TSG goes there, too (kfifoRunlistSetId_GM107), whatever
+ * engine it was made for, and must be gated and have its timeslices as the others there.
+ */
+bool qgpu_may_run_on(struct qgpu_client *client, u32 channel, u32 engine);
+/*
  * The channel runs compute now: set it to preemption at any instruction, even if its program did not ask for that.
  * False: RM did not do it, though the card may be able to.
  */

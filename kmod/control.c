@@ -8,6 +8,7 @@
 #include <linux/uaccess.h>
 
 #include "client.h"
+#include "context.h"
 #include "control.h"
 #include "events.h"
 #include "export.h"
@@ -83,6 +84,25 @@ static long set_share_policy(struct qgpu_call *call)
 	if (!qgpu_toctou_sealed() || (u16)policy->how == RS_SHARE_TYPE_CLIENT)
 		return refuse(call, NV_ERR_INSUFFICIENT_PERMISSIONS);
 	return qgpu_call_forward(call);
+}
+
+static long bind(struct qgpu_call *call)
+{
+	struct qgpu_client *client = qgpu_client_lock(call->in.control.client, call->pod);
+	u32 engine;
+	long ret;
+
+	if (IS_ERR(client))
+		return PTR_ERR(client);
+	if (!client)
+		return qgpu_call_forward(call);
+	qgpu_call_look(call, call->in.control.params, &engine, sizeof(engine));
+	if (qgpu_may_run_on(client, call->in.control.object, engine))
+		ret = qgpu_call_forward(call);
+	else
+		ret = refuse(call, NV_ERR_INVALID_ARGUMENT);
+	qgpu_client_unlock(client);
+	return ret;
 }
 
 /* Forward a call for whose length gates or other pods' calls wait. */
@@ -295,6 +315,8 @@ static long handle(struct qgpu_call *call, const struct qgpu_control_rule *rule)
 		return set_preemption(call);
 	case QGPU_CONTROL_SHARE_POLICY:
 		return set_share_policy(call);
+	case QGPU_CONTROL_BIND:
+		return bind(call);
 	case QGPU_CONTROL_PREEMPT:
 		return preempt(call);
 	case QGPU_CONTROL_PAID:

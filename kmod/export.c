@@ -139,11 +139,11 @@ static u32 next_import(const struct qgpu_call *call, const union imports *import
  */
 static bool imports_over(const struct qgpu_call *call, struct qgpu_client *client, const union imports *imports)
 {
-	u32 handle, class;
+	u32 handle;
 	int i = 0;
 
 	while ((handle = next_import(call, imports, &i)))
-		if (qgpu_object_find(client, handle) || qgpu_rm_class(client->handle, handle, &class) == NV_OK)
+		if (qgpu_object_find(client, handle) || qgpu_rm_has(client->handle, handle))
 			return true;
 	return false;
 }

@@ -24,16 +24,16 @@ static bool is_gone(const struct qgpu_call *call, struct qgpu_client *client, co
 }
 
 /*
- * If a channel's USERD lies in memory that the process described itself (kernel_channel_gv100.c), freeing that memory
- * frees the channel. The parameters name that memory, and a pod can change them while RM reads them. So any such memory
- * counts; it is not in the object table, so RM is asked.
+ * RM makes graphics contexts, context shares and TSGs by itself, by handles that the pod can ask for. With them it frees
+ * channels, of which the object table says nothing. No program frees them.
  */
-static bool may_be_userd(struct qgpu_client *client, u32 handle)
+static bool is_made_by_rm(const struct qgpu_call *call, struct qgpu_client *client, u32 handle)
 {
 	u32 class;
 
-	return qgpu_objects_run(client) && qgpu_rm_class(client->handle, handle, &class) == NV_OK &&
-	       class == NV01_MEMORY_SYSTEM_OS_DESCRIPTOR;
+	return !READ_ONCE(call->pod->gone) && !qgpu_untracked_has(client, handle) &&
+	       qgpu_rm_class(client->handle, handle, &class) == NV_OK &&
+	       (qgpu_is_registered(class) || class == KERNEL_GRAPHICS_CONTEXT);
 }
 
 /*
@@ -45,15 +45,15 @@ static long free_open(struct qgpu_call *call, struct qgpu_client *client, const 
 {
 	struct qgpu_object *object = qgpu_object_find(client, freeing->handle);
 	bool root = freeing->handle == client->handle, held;
-	/* freeing an address space, context share or memory also frees the channels (and their TSGs) that use it */
-	bool used = !root && (!object || object->class == FERMI_VASPACE_A || object->class == FERMI_CONTEXT_SHARE_A);
+	/* freeing an address space or context share also frees the channels (and their TSGs) that use it */
+	bool used = object && (object->class == FERMI_VASPACE_A || object->class == FERMI_CONTEXT_SHARE_A);
 	long ret;
 
 	ret = qgpu_gate_penalty_begin(call->pod);
 	call->owes = ret == -EAGAIN;
 	if (ret)
 		return ret;
-	held = qgpu_objects_hold(client, object ? freeing->handle : client->handle);
+	held = qgpu_objects_hold(client, freeing->handle);
 	if (root)
 		WRITE_ONCE(client->dead, true);
 	ret = qgpu_call_forward_open(call);
@@ -90,18 +90,47 @@ static long free_untracked(struct qgpu_call *call, struct qgpu_client *client, c
 	return ret;
 }
 
+/*
+ * RM would keep it, and the card would write memory that is somebody else's by then. The pod pays for each, as if it had
+ * freed it itself, before the next one or the memory goes.
+ */
+static long free_writer(struct qgpu_call *call, struct qgpu_client *client, u32 parent, u32 handle, size_t status_at)
+{
+	long ret = qgpu_gate_penalty_begin(call->pod);
+	bool held;
+
+	call->owes = !ret || ret == -EAGAIN;
+	if (ret)
+		return ret;
+	held = qgpu_objects_hold(client, handle);
+	qgpu_rm_free(client->handle, parent, handle);
+	if (qgpu_rm_gone(client->handle, handle))
+		qgpu_objects_remove(client, handle);
+	else
+		call->owes = false;
+	qgpu_objects_unhold(client);
+	qgpu_gate_penalty_end(call->pod, held ? QGPU_GATES_HELD : QGPU_GATES_UNTOUCHED);
+	return call->owes ? 0 : qgpu_call_answer(call, status_at, NV_ERR_STATE_IN_USE);
+}
+
 static long free_locked(struct qgpu_call *call, struct qgpu_client *client, const struct qgpu_freeing *freeing)
 {
 	struct qgpu_object *object = qgpu_object_find(client, freeing->handle);
+	struct qgpu_object *writer;
 	bool gone = false;
 	int tries = 0;
 	long ret;
 
-	if (object && qgpu_is_memory(object->class))
-		return free_memory(call, client, freeing);
 	if (object && qgpu_object_needed(client, object))
 		return qgpu_call_answer(call, freeing->status_at, NV_ERR_INVALID_STATE);
-	if (!object && freeing->handle != client->handle && !may_be_userd(client, freeing->handle))
+	if (!object && freeing->handle != client->handle && is_made_by_rm(call, client, freeing->handle))
+		return qgpu_call_answer(call, freeing->status_at, NV_ERR_OBJECT_NOT_FOUND);
+	writer = qgpu_written_for(client, freeing->handle);
+	if (writer)
+		return free_writer(call, client, writer->parent, writer->handle, freeing->status_at);
+	if (object && qgpu_is_memory(object->class))
+		return free_memory(call, client, freeing);
+	if (!object && freeing->handle != client->handle)
 		return free_untracked(call, client, freeing);
 	do {
 		ret = free_open(call, client, freeing, &gone);

@@ -7,6 +7,7 @@
 #include "call.h"
 #include "client.h"
 #include "map.h"
+#include "rm.h"
 #include "untracked_object.h"
 
 static long refuse(struct qgpu_call *call, u32 status)
@@ -58,5 +59,21 @@ long qgpu_unmap_memory(struct qgpu_call *call)
 	if (call->sealed && call->out.unmap.status == NV_OK)
 		qgpu_mapping_remove(client, call->in.unmap.memory);
 	qgpu_client_unlock(client);
+	return ret;
+}
+
+long qgpu_map_dma(struct qgpu_call *call)
+{
+	struct qgpu_client *client = qgpu_client_lock(call->in.map_dma.client, call->pod);
+	long ret;
+
+	if (IS_ERR(client))
+		return PTR_ERR(client);
+	if (client && qgpu_rm_is_shared_page(client->handle, call->in.map_dma.memory))
+		ret = qgpu_call_answer(call, call->size - 2 * sizeof(u32), NV_ERR_NOT_SUPPORTED);
+	else
+		ret = qgpu_call_forward(call);
+	if (client)
+		qgpu_client_unlock(client);
 	return ret;
 }

@@ -6,5 +6,7 @@ struct qgpu_call;
 
 long qgpu_map_memory(struct qgpu_call *call);
 long qgpu_unmap_memory(struct qgpu_call *call);
+/* For the card. */
+long qgpu_map_dma(struct qgpu_call *call);
 
 #endif

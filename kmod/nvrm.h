@@ -74,8 +74,10 @@
 #define NV01_DEVICE_0			0x0080
 #define NV01_MEMORY_LIST_FBMEM		0x0082
 #define NV01_MEMORY_LIST_OBJECT		0x0083
+#define KERNEL_GRAPHICS_CONTEXT		0x0090
 #define NV01_MEMORY_LOCAL_PHYSICAL	0x00c2
 #define NV_SEMAPHORE_SURFACE		0x00da
+#define RM_USER_SHARED_DATA		0x00de
 #define NV_MEMORY_FABRIC		0x00f8
 #define NV20_SUBDEVICE_0		0x2080
 #define NV50_MEMORY_VIRTUAL		0x50a0
@@ -94,6 +96,10 @@
 /* COPY0 to COPY9, COPY10 to COPY19, and a second name of each for compression; those from COPY10 on since 560. */
 #define NV_IS_COPY(engine)		(((engine) >= 0x09 && (engine) <= 0x12) || \
 					 ((engine) >= 0x34 && (engine) <= 0x3d) || ((engine) >= 0x40 && (engine) <= 0x53))
+
+#define NV2080_ENGINE_TYPE_COPY(n)	((n) < 10 ? 0x09 + (n) : (n) < 20 ? 0x2a + (n) : ~0u)
+/* Every class of copy objects ends in b5. */
+#define NV_IS_DMA_COPY(class)		(((class) & 0xff) == 0xb5)
 
 /* SDK/nvos.h; each struct has a member for the status of RM's answer. */
 struct nvos00 {			/* RM_FREE */
@@ -189,6 +195,11 @@ struct nvos34 {			/* RM_UNMAP_MEMORY */
 	u32 status, flags;
 };
 
+struct nvos46 {			/* RM_MAP_MEMORY_DMA, as far as it is the same from 535 on; the status is the last but one word */
+	u32 client, device, dma, memory;
+	u64 offset, length;
+};
+
 struct nv_xfer {
 	u32 cmd, size;
 	u64 ptr;
@@ -208,13 +219,22 @@ static_assert(sizeof(struct nvos02_fd) == 56);
 static_assert(sizeof(struct nvos32) == 184);
 
 /* Members of allocation parameters, by offset: SDK/nvos.h, SDK/alloc/alloc_channel.h */
+/* Of a copy object, as NVB0B5_ALLOCATION_PARAMETERS: whether the engine is a type or a number, and the engine. */
+#define NV_COPIES_PARAMS_BY_TYPE_AT	0
+#define NV_COPIES_PARAMS_ENGINE_AT	4
 #define NV_MEMORY_PARAMS_FLAGS_AT	8
 #define NV_MEMORY_PARAMS_ATTR2_AT	28
 #define NV_MEMORY_PARAMS_SIZE_AT	64
 #define NV_TSG_PARAMS_ENGINE_AT		12
 #define NV_CHANNEL_PARAMS_ENGINE_AT	128
+/* Memory that the card or its firmware writes: error notifiers of both kinds, USERD. */
+#define NV_TSG_PARAMS_WRITTEN_AT	{ 0, 4 }
+#define NV_CHANNEL_PARAMS_WRITTEN_AT	{ 0, 140, 32 }
+#define NV_CHANNEL_PARAMS_USERD_AT	32
+#define NV_CHANNEL_PARAMS_USERD_OFFSET_AT 64
+#define NV_USERD_BYTES			512	/* kernel_fifo_gv100.c */
 /* The module copies at most this much of any parameters. */
-#define NV_PARAMS_LOOKED_AT		136
+#define NV_PARAMS_LOOKED_AT		144
 
 /* SDK/ctrl/ctrl0000/ctrl0000client.h */
 #define NV0000_CLIENT_GET_HANDLE_INFO	0xd02
@@ -223,6 +243,7 @@ struct nv0000_handle_info {
 	u64 result;
 };
 
+#define NV0000_HANDLE_INFO_PARENT	1
 #define NV0000_HANDLE_INFO_CLASS	2
 
 #define NV0000_CLIENT_OBJECTS_ARE_DUPLICATES	0xd07
@@ -375,6 +396,7 @@ struct nva06c_preempt {
 };
 
 #define NVA06F_GPFIFO_SCHEDULE		0xa06f0103
+#define NVA06F_BIND			0xa06f0104
 
 /* kchannelgroup default: src/nvidia/.../kernel_fifo_gv100.c, 128 << 3 µs */
 #define NV_DEFAULT_TIMESLICE_US		1024

@@ -36,6 +36,16 @@ struct qgpu_object *qgpu_object_find(struct qgpu_client *client, u32 handle)
 	return xa_load(&client->objects, handle);
 }
 
+/*
+ * What nothing else bounds. Address spaces, context shares and subdevices are in both tables. Events have bounds of their
+ * own: event_object.c.
+ */
+static bool is_counted(u32 class)
+{
+	return !qgpu_is_memory(class) && !NV_IS_GPFIFO(class) && class != NV01_DEVICE_0 &&
+	       class != KEPLER_CHANNEL_GROUP_A && class != NV01_EVENT && class != NV01_EVENT_OS_EVENT;
+}
+
 static int insert(struct qgpu_client *client, struct qgpu_object *object)
 {
 	return xa_insert(&client->objects, object->handle, object, GFP_KERNEL_ACCOUNT);
@@ -70,7 +80,10 @@ struct qgpu_object *qgpu_object_add(struct qgpu_client *client, u32 handle, u32 
 		kfree(object);
 		return ERR_PTR(ret == -EBUSY ? -EEXIST : ret);
 	}
-	qgpu_untracked_forget(client, handle);	/* RM had freed it with another object */
+	if (is_counted(class))
+		qgpu_untracked_note(client, handle, class);
+	else
+		qgpu_untracked_forget(client, handle);	/* RM had freed it with another object */
 	atomic_inc(&qgpu_nr_objects);
 	if (class == NV01_DEVICE_0) {
 		client->nr_devices++;
@@ -153,19 +166,6 @@ void qgpu_object_stamp(struct qgpu_object *object)
 	smp_store_release(&object->stamp, qgpu_stamp());	/* pairs with qgpu_client_stamp() */
 }
 
-bool qgpu_objects_run(struct qgpu_client *client)
-{
-	struct qgpu_object *object;
-	unsigned long index;
-
-	lockdep_assert_held(&client->lock);
-	for_each_object(client, index, object) {
-		if (object->tsg)
-			return true;
-	}
-	return false;
-}
-
 static bool is_below(struct qgpu_client *client, struct qgpu_object *object, u32 handle)
 {
 	int depth;
@@ -188,6 +188,71 @@ static bool goes_with(struct qgpu_client *client, struct qgpu_object *object, u3
 	if (freed && (freed->class == FERMI_VASPACE_A || freed->class == FERMI_CONTEXT_SHARE_A))
 		return true;
 	return is_below(client, object, handle);
+}
+
+/* A mark of either table of a client: the handle was named as memory that the card writes. */
+#define WRITTEN XA_MARK_1
+
+bool qgpu_written_may_be(struct qgpu_client *client, u32 memory)
+{
+	u32 class;
+
+	if (!qgpu_object_find(client, memory) && !qgpu_untracked_has(client, memory))
+		return false;
+	return qgpu_rm_class(client->handle, memory, &class) == NV_OK &&
+	       (class == NV01_MEMORY_LOCAL_USER || class == NV01_MEMORY_SYSTEM);
+}
+
+void qgpu_written_note(struct qgpu_client *client, struct qgpu_object *object, const u32 written[QGPU_WRITTEN_MAX])
+{
+	int i;
+
+	lockdep_assert_held(&client->lock);
+	for (i = 0; i < QGPU_WRITTEN_MAX; i++) {
+		object->written[i] = written[i];
+		xa_set_mark(&client->objects, written[i], WRITTEN);
+		xa_set_mark(&client->untracked, written[i], WRITTEN);
+	}
+}
+
+/* RM says below what system memory lies. */
+static bool memory_is_below(struct qgpu_client *client, u32 memory, u32 handle)
+{
+	struct qgpu_object *object = qgpu_object_find(client, memory);
+
+	return is_below(client, object ?: qgpu_object_find(client, qgpu_rm_parent(client->handle, memory)), handle);
+}
+
+/* above: what is freed may have memory below it. */
+static bool loses_memory(struct qgpu_client *client, struct qgpu_object *object, u32 freed, bool above)
+{
+	u32 memory;
+	int i;
+
+	for (i = 0; i < QGPU_WRITTEN_MAX; i++) {
+		memory = object->written[i];
+		if (memory && !is_below(client, object, freed) &&
+		    (memory == freed || (above && memory_is_below(client, memory, freed))))
+			return true;
+	}
+	return false;
+}
+
+struct qgpu_object *qgpu_written_for(struct qgpu_client *client, u32 handle)
+{
+	struct qgpu_object *object = qgpu_object_find(client, handle);
+	bool above = object && (object->class == NV01_DEVICE_0 || object->class == NV20_SUBDEVICE_0);
+	unsigned long index;
+
+	lockdep_assert_held(&client->lock);
+	if (!above && !xa_get_mark(&client->objects, handle, WRITTEN) &&
+	    !xa_get_mark(&client->untracked, handle, WRITTEN))
+		return NULL;
+	for_each_object(client, index, object) {
+		if (object->tsg && loses_memory(client, object, handle, above))
+			return object;
+	}
+	return NULL;
 }
 
 bool qgpu_objects_share(struct qgpu_client *client)
@@ -294,17 +359,10 @@ void qgpu_objects_remove(struct qgpu_client *client, u32 handle)
 	}
 }
 
-/* Events have bounds of their own: event_object.c. */
-static bool is_untracked(u32 class)
-{
-	return !qgpu_is_registered(class) && !qgpu_is_memory(class) && class != NV01_EVENT &&
-	       class != NV01_EVENT_OS_EVENT;
-}
-
 /* A removed pod may have any number. */
 bool qgpu_object_fits(struct qgpu_client *client, u32 class)
 {
-	if (!is_untracked(class) || READ_ONCE(client->pod->gone) || qgpu_untracked_fits(client, class))
+	if (!is_counted(class) || READ_ONCE(client->pod->gone) || qgpu_untracked_fits(client, class))
 		return true;
 	atomic64_inc(&client->pod->refused_objects);
 	return false;
@@ -314,7 +372,8 @@ void qgpu_object_note(struct qgpu_client *client, u32 handle, u32 class, bool su
 {
 	if (sure && qgpu_object_find(client, handle))
 		qgpu_objects_remove(client, handle);
-	if (is_untracked(class) && handle != client->handle && !qgpu_object_find(client, handle))
+	if (is_counted(class) && !qgpu_is_registered(class) && handle != client->handle &&
+	    !qgpu_object_find(client, handle))
 		qgpu_untracked_note(client, handle, class);
 	else if (sure)
 		qgpu_untracked_forget(client, handle);

@@ -18,8 +18,14 @@ bool qgpu_is_registered(u32 class);
 bool qgpu_is_memory(u32 class);
 /* The object is a channel in its TSG, or its memory is named. */
 void qgpu_object_stamp(struct qgpu_object *object);
-/* Whether the client has channels. */
-bool qgpu_objects_run(struct qgpu_client *client);
+/*
+ * The card writes memory for a TSG or channel, as long as this exists. may_be: whether the process may write it, too,
+ * and RM keeps it until the handle is freed. note: of a new object.
+ */
+bool qgpu_written_may_be(struct qgpu_client *client, u32 memory);
+void qgpu_written_note(struct qgpu_client *client, struct qgpu_object *object, const u32 written[QGPU_WRITTEN_MAX]);
+/* A TSG or channel that RM would keep although memory that the card writes for it goes with an object; NULL: none. */
+struct qgpu_object *qgpu_written_for(struct qgpu_client *client, u32 handle);
 /* Whether it has a handle on a TSG that has others. */
 bool qgpu_objects_share(struct qgpu_client *client);
 /*
@@ -34,9 +40,9 @@ void qgpu_objects_reconcile(struct qgpu_client *client);
 bool qgpu_objects_reclose(struct qgpu_client *client);
 
 /*
- * Objects that the table does not keep, of which a pod may have so many. fits: whether the client may have one more of
- * a class; else the refusal is counted. note: RM has made an object. sure: RM itself said so; then what had its handle
- * is gone.
+ * fits: whether the client may have one more object of a class, as far as nothing else bounds them; else the refusal is
+ * counted. note: RM has made an object that the table does not keep, unless the class says that it does. sure: RM itself
+ * said so; then what had its handle is gone.
  */
 bool qgpu_object_fits(struct qgpu_client *client, u32 class);
 void qgpu_object_note(struct qgpu_client *client, u32 handle, u32 class, bool sure);

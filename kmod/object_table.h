@@ -14,6 +14,8 @@
 struct qgpu_mem;
 struct qgpu_tsg;
 
+#define QGPU_WRITTEN_MAX 3	/* error notifiers of both kinds, USERD */
+
 /* An RM object of a pod that matters for GPU time or memory. */
 struct qgpu_object {
 	u32 handle;
@@ -22,6 +24,7 @@ struct qgpu_object {
 	int gpu;			/* of a device, else that of its device when it was made; -1: unknown */
 	bool doomed;			/* while its subtree is being removed */
 	bool held;			/* the free under way holds its TSG open */
+	u32 written[QGPU_WRITTEN_MAX];	/* of a TSG or channel: handles of memory that the card writes for it */
 	struct qgpu_tsg *tsg;		/* a TSG, or the TSG of a channel */
 	struct qgpu_mem *mem;		/* its own, or RM's for it; under mem_lock */
 	u64 stamp;			/* of a channel or memory, never given twice; set last */

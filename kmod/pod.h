@@ -20,8 +20,8 @@
 struct qgpu_part;
 
 /*
- * What the object table does not keep: system memory, of which programs have what they pin, other objects, and mappings
- * for the CPU.
+ * What nothing else bounds: system memory, of which programs have what they pin, other objects, and mappings for the
+ * CPU. Most of it the object table does not keep.
  */
 enum qgpu_untracked_kind {
 	QGPU_UNTRACKED_OTHER,

@@ -141,13 +141,32 @@ bool qgpu_rm_is_duplicate(u32 client, u32 object, u32 other)
 	       same.duplicates;
 }
 
-u32 qgpu_rm_class(u32 client, u32 object, u32 *class)
+static u32 handle_info(u32 client, u32 object, u32 index, u32 *result)
 {
-	struct nv0000_handle_info info = { .object = object, .index = NV0000_HANDLE_INFO_CLASS };
+	struct nv0000_handle_info info = { .object = object, .index = index };
 	u32 status = qgpu_rm_control(client, client, NV0000_CLIENT_GET_HANDLE_INFO, &info, sizeof(info));
 
-	*class = info.result;
+	*result = info.result;
 	return status;
+}
+
+u32 qgpu_rm_class(u32 client, u32 object, u32 *class)
+{
+	return handle_info(client, object, NV0000_HANDLE_INFO_CLASS, class);
+}
+
+bool qgpu_rm_is_shared_page(u32 client, u32 object)
+{
+	u32 class;
+
+	return qgpu_rm_class(client, object, &class) == NV_OK && class == RM_USER_SHARED_DATA;
+}
+
+u32 qgpu_rm_parent(u32 client, u32 object)
+{
+	u32 parent;
+
+	return handle_info(client, object, NV0000_HANDLE_INFO_PARENT, &parent) == NV_OK ? parent : 0;
 }
 
 bool qgpu_rm_says_gone(u32 status)
@@ -163,6 +182,13 @@ bool qgpu_rm_says_gone(u32 status)
 	return false;
 }
 
+bool qgpu_rm_has(u32 client, u32 object)
+{
+	u32 class;
+
+	return qgpu_rm_class(client, object, &class) == NV_OK;
+}
+
 bool qgpu_rm_gone(u32 client, u32 object)
 {
 	u32 class;
@@ -170,17 +196,32 @@ bool qgpu_rm_gone(u32 client, u32 object)
 	return qgpu_rm_says_gone(qgpu_rm_class(client, object, &class));
 }
 
-u32 qgpu_rm_memory_size(u32 client, u32 memory, u64 *size)
+static u32 surface_size(u32 client, u32 memory, u64 *size)
 {
 	struct nv0041_surface_entry entry = { .index = NV0041_INDEX_PHYS_SIZE };
 	struct nv0041_surface_info info = { .size = 1, .list = (uintptr_t)&entry };
 	u32 status = qgpu_rm_control(client, memory, NV0041_GET_SURFACE_INFO, &info, sizeof(info));
 
+	*size = (u64)entry.data * NV0041_PHYS_SIZE_UNIT;
+	return status;
+}
+
+u64 qgpu_rm_memory_bytes(u32 client, u32 memory)
+{
+	u64 size;
+
+	return surface_size(client, memory, &size) == NV_OK ? size : 0;
+}
+
+u32 qgpu_rm_memory_size(u32 client, u32 memory, u64 *size)
+{
+	u32 status = surface_size(client, memory, size);
+
 	/*
 	 * RM takes the card in pieces of this size, but reports only what was asked for
 	 * (video_mem.c:_vidmemPmaAllocate).
 	 */
-	*size = round_up((u64)entry.data * NV0041_PHYS_SIZE_UNIT, (u64)SZ_64K);
+	*size = round_up(*size, (u64)SZ_64K);
 	return status;
 }
 

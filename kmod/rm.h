@@ -16,10 +16,17 @@ u32 qgpu_rm_dup(u32 client, u32 parent, u32 *handle, u32 client_src, u32 object_
 /* Whether two handles of a client are the same memory. */
 bool qgpu_rm_is_duplicate(u32 client, u32 object, u32 other);
 u32 qgpu_rm_class(u32 client, u32 object, u32 *class);
+/* Whether it is the page that RM shares with all programs, where it keeps only CPUs from writing. */
+bool qgpu_rm_is_shared_page(u32 client, u32 object);
+/* 0: there is no such object, or RM does not say. */
+u32 qgpu_rm_parent(u32 client, u32 object);
 /* Whether a status says that there is no such object. */
 bool qgpu_rm_says_gone(u32 status);
-/* Whether RM says that there is no such object; an error proves nothing. */
+/* Whether RM says that there is such an object, or none; an error proves neither. */
+bool qgpu_rm_has(u32 client, u32 object);
 bool qgpu_rm_gone(u32 client, u32 object);
+/* How large memory is, in bytes; 0: RM does not say. */
+u64 qgpu_rm_memory_bytes(u32 client, u32 memory);
 /* How much of the card memory takes, in bytes. */
 u32 qgpu_rm_memory_size(u32 client, u32 memory, u64 *size);
 u32 qgpu_rm_fb_total(u32 client, u32 subdevice, u64 *bytes);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * untracked_object.c - bounds a pod's objects that the object table does not keep: RM holds its lock while it frees a
- * client, and its memory for them is charged to nobody. object.c says which these are.
+ * untracked_object.c - bounds a pod's objects that nothing else bounds, most of which the object table does not keep: RM
+ * holds its lock while it frees a client, and its memory for them is charged to nobody. object.c says which these are.
  *
  * Only their handles are known. RM also frees them with what they lie below, and with what they depend on. So some of
  * them may be gone, which RM is asked before another one is refused.
@@ -57,6 +57,11 @@ u64 qgpu_untracked_stamp(struct qgpu_client *client, u32 handle)
 	const void *entry = xa_load(&client->untracked, handle);
 
 	return entry ? xa_to_value(entry) >> KIND_BITS : 0;
+}
+
+bool qgpu_untracked_has(struct qgpu_client *client, u32 handle)
+{
+	return xa_load(&client->untracked, handle);
 }
 
 static void count(struct qgpu_client *client, enum qgpu_untracked_kind kind, int by)

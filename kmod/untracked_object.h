@@ -12,6 +12,7 @@ u64 qgpu_untracked_stamp(struct qgpu_client *client, u32 handle);
 /* All of these but the last need the client's lock. Whether the client may have one more of a class. */
 bool qgpu_untracked_fits(struct qgpu_client *client, u32 class);
 void qgpu_untracked_note(struct qgpu_client *client, u32 handle, u32 class);
+bool qgpu_untracked_has(struct qgpu_client *client, u32 handle);
 /* With its mappings, whether it is in the object table or not. */
 void qgpu_untracked_forget(struct qgpu_client *client, u32 handle);
 /* Whether the client may have one more mapping for the CPU. */

@@ -28,6 +28,7 @@
 #include "probes.h"
 #include "mem.h"
 #include "nvrm.h"
+#include "rm.h"
 #include "uvm_mem.h"
 #include "uvm_tables.h"
 
@@ -194,6 +195,14 @@ static __nocfi u32 dup_by_rm(unsigned long device, u32 client, u32 memory, u32 *
 	return status;
 }
 
+/* After the duplicate was made. stamp: of before. */
+static bool may_be_mapped(u32 client, u32 memory, u64 stamp, bool sysmem)
+{
+	if (sysmem && qgpu_rm_is_shared_page(client, memory))
+		return false;
+	return qgpu_client_stamp(client, memory) == stamp && (sysmem || stamp);
+}
+
 static u32 dup(unsigned long device, u32 client, u32 memory, u32 *made, const struct nv_uvm_memory_info *info)
 {
 	u64 stamp = qgpu_client_stamp(client, memory);
@@ -206,8 +215,7 @@ static u32 dup(unsigned long device, u32 client, u32 memory, u32 *made, const st
 	if (!held)
 		return NV_ERR_NO_MEMORY;
 	status = dup_by_rm(device, client, memory, made, info);
-	if (status == NV_OK && held->pod && info && !info->sysmem &&
-	    (!stamp || qgpu_client_stamp(client, memory) != stamp)) {
+	if (status == NV_OK && held->pod && info && !may_be_mapped(client, memory, stamp, info->sysmem)) {
 		free_by_rm(device, *made);
 		status = NV_ERR_OBJECT_NOT_FOUND;
 	}

@@ -160,7 +160,7 @@ long qgpu_vram_alloc(struct qgpu_call *call, const struct qgpu_vram *vram)
 	struct qgpu_client *client = qgpu_client_lock_to_make(vram->root, call->pod, 1);
 	int gpu = client && !IS_ERR(client) ? qgpu_object_gpu(client, vram->parent) : -1;
 	struct qgpu_mem *mem;
-	u32 status;
+	u32 status, handle;
 	u64 size;
 	long ret;
 
@@ -168,6 +168,11 @@ long qgpu_vram_alloc(struct qgpu_call *call, const struct qgpu_vram *vram)
 		return PTR_ERR(client);
 	if (!client)		/* a client older than the module; of another pod: RM refuses it on a control file */
 		return qgpu_call_forward(call);
+	memcpy(&handle, (const char *)&call->in + vram->handle_at, sizeof(handle));
+	if (handle && qgpu_rm_has(client->handle, handle)) {	/* so what is there later is new */
+		ret = qgpu_call_answer(call, vram->status_at, NV_ERR_INSERT_DUPLICATE_NAME);
+		goto out;
+	}
 	if (!vram->video) {
 		ret = uncharged(call, client, vram);
 		goto out;

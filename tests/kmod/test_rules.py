@@ -180,6 +180,29 @@ def test_module_and_guardian_bound_the_same_objects():
     assert memory == untracked_objects._SYSTEM_MEMORY
 
 
+@pytest.mark.parametrize(
+    ("name", "params", "members"),
+    [
+        ("TSG", "NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS", {"hObjectError", "hObjectEccError"}),
+        ("CHANNEL", "NV_CHANNEL_ALLOC_PARAMS", {"hObjectError", "hObjectEccError", "hUserdMemory"}),
+    ],
+)
+def test_module_reads_what_memory_is_written_where_rm_does(name, params, members):
+    text = (KMOD / "nvrm.h").read_text()
+    places = {int(at) for at in re.search(rf"NV_{name}_PARAMS_WRITTEN_AT\s+{{([\d, ]+)}}", text)[1].split(",")}
+    looked_at = int(re.search(r"NV_PARAMS_LOOKED_AT\s+(\d+)", text)[1])
+
+    assert places == {abi.offsetof(params, member) for member in members}
+    assert max(places) + 4 <= looked_at
+
+
+def test_module_reads_userd_where_rm_does():
+    text = (KMOD / "nvrm.h").read_text()
+    places = [int(re.search(rf"NV_CHANNEL_PARAMS_USERD_{name}\s+(\d+)", text)[1]) for name in ("AT", "OFFSET_AT")]
+
+    assert places == [abi.offsetof("NV_CHANNEL_ALLOC_PARAMS", member) for member in ("hUserdMemory", "userdOffset")]
+
+
 def _words(places):
     return sum(1 << place.at // 4 for place in places)
 

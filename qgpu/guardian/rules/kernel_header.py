@@ -28,10 +28,10 @@ _OPENING = """\
 
 #include "rule_lookup.h"
 """
-#: Actions on controls that the module has code for; three other values of InModule say why it has none, two are of
+#: Actions on controls that the module has code for; two other values of InModule say why it needs none, two are of
 #: classes.
 ACTIONS = set(InModule) - {
-    *(InModule.SAMPLES_BY_NAMESPACE, InModule.GPUS_BY_NODES, InModule.BIND),
+    *(InModule.SAMPLES_BY_NAMESPACE, InModule.GPUS_BY_NODES),
     *(InModule.FURTHER_HANDLE, InModule.HOLDS_MEMORY),
 }
 _WORD = 4

@@ -58,7 +58,7 @@ class InModule(enum.Enum):
     TIMESLICE = "notes the request and answers OK: libcuda accepts no refusal, and the plan sets the timeslice"
     PREEMPTION_MODE = "refuses the modes that the guardian refuses"
     SHARE_POLICY = "refuses the policy that the guardian refuses"
-    BIND = "does nothing yet: a copy TSG whose channel is bound to another engine keeps its copy timeslice"
+    BIND = "refuses an engine where the TSG would not have the gate and timeslices of the others"
     PREEMPT = "refuses what the guardian refuses; the gate penalty replaces the guardian's pause"
     PAID = "makes the pod pay the gate penalty, where the guardian makes it rest"
     START_CHANNELS = "closes a closed gate again before the call returns"

@@ -101,8 +101,9 @@ class Program:
     def tsg(self, engine: int = 1) -> int:
         return self.alloc(self.device, TSG, struct.pack("12xI4x", engine))
 
-    def channel(self, parent: int, userd: int = 0) -> int:
-        return self.alloc(parent, CHANNEL, bytes(32) + struct.pack("I", userd) + bytes(332))
+    def channel(self, parent: int, userd: int = 0, *, error: int = 0, ecc: int = 0) -> int:
+        """A channel, with handles of memory that the card writes: USERD, error notifiers."""
+        return self.alloc(parent, CHANNEL, struct.pack("I28xI104xI224x", error, userd, ecc))
 
     def compute(self, channels: int = 1) -> tuple[int, list[int]]:
         tsg = self.tsg()

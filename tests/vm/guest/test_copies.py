@@ -9,6 +9,7 @@ import nv
 import pytest
 import qg
 from faults import ENFORCE, FAULTS, cleared, fault, inject
+from programs import status_of
 from test_slice import measure, measure_share
 
 from qgpu.model import Grant
@@ -18,6 +19,7 @@ from tests.contract.test_backend import MEASURE_NS, SETTLE_NS, drive, near, open
 MS = qg.MS
 YIELD = qg.N["QGPU_WINDOW_YIELD"]
 BUSY, INVALID_STATE = 0x03, 0x40
+BIND, COPIES = 0xA06F0104, 0xC8B5
 #: COPY2, which CUDA uses.
 COPY = 11
 #: COPY0 and COPY1, which are on the compute engine's runlist, as on an H200.
@@ -403,3 +405,43 @@ def test_fixed_share_holds_copies_to_the_quota(rig, copying):
         found = seen(rig, share, lambda got: near(got, 0.30))
 
     assert near(found, 0.30), found
+
+
+def moved(state, own, by, engine):
+    """Have a TSG's only channel put on an engine's runlist; RM's status."""
+    p = state["p"] = nv.Program()
+    channel = p.channel(p.tsg(own))
+    if by == "bind":
+        return status_of(state, "control", channel, BIND, struct.pack("I", engine))
+    params = struct.pack("II", 1, engine) if by == "type" else struct.pack("II", 0, engine - 0x09)
+    return status_of(state, "alloc", channel, COPIES, params)
+
+
+@pytest.mark.parametrize("by", ["bind", "type", "number"])
+@pytest.mark.parametrize(
+    ("own", "engine", "status"),
+    [
+        (COPY, COPY + 1, 0),
+        (1, GRCES[0], 0),
+        (COPY, GRCES[0], nv.BAD_ARGUMENT),
+        (1, COPY, nv.BAD_ARGUMENT),
+        (GRCES[0], COPY, nv.BAD_ARGUMENT),
+    ],
+)
+def test_a_channel_stays_with_its_tsgs_kind_of_engine(pod, own, by, engine, status):
+    """RM puts the TSG on another runlist, where its gate and timeslice are not those of the others."""
+    assert pod("a").process().run(moved, own, by, engine) == status
+    assert [tsg["runlist"] > 0 for tsg in qg.sim_tsgs()] == [own == COPY]
+
+
+@pytest.mark.parametrize("engine", [1, 0x3F, 0x7FFFFFFF])
+def test_a_copy_channel_is_bound_to_copy_engines_only(pod, engine):
+    assert pod("a").process().run(moved, COPY, "bind", engine) == nv.BAD_ARGUMENT
+
+
+def test_where_copies_run_unknown_a_compute_tsg_may_copy(pod):
+    inject([fault("copies", 0x56)])
+    try:
+        assert pod("a").process().run(moved, 1, "type", COPY) == 0
+    finally:
+        cleared()

@@ -367,3 +367,18 @@ def test_os_events_whose_answer_cannot_be_written_are_bounded(web):
 
     assert process.run(allocate, own, range(1, 2000)) == errno.EFAULT
     assert process.run(os_events, own, range(2000, 2052)) == [0] * 48 + [nv.NO_RESOURCES] * 4
+
+
+def test_rm_maps_no_shared_page_for_the_card(pod):
+    """RM keeps only CPUs from writing there; without a memory limit a pod has RM map other memory."""
+
+    def ask(state):
+        p = state["p"] = nv.Program()
+        answers = []
+        for memory in (p.memory(MIB), p.alloc(p.subdevice, 0xDE)):
+            data = bytearray(struct.pack("16I", p.client, p.device, 0x5C0000DD, memory, *bytes(12)))
+            p.send(p.ctl, 0x57, data)
+            answers.append(struct.unpack_from("I", data, 56)[0])
+        return answers
+
+    assert pod("a").process().run(ask) == [0, nv.NOT_SUPPORTED]

@@ -16,7 +16,7 @@ import pytest
 import qg
 from programs import MIB, status_of, take
 
-INVALID_STATE = 0x40
+INVALID_STATE, NOT_FOUND, DUPLICATE = 0x40, 0x57, 0x19
 
 
 def test_a_channel_is_not_duplicated(web):
@@ -160,10 +160,25 @@ def test_many_threads_gain_no_more_than_one_by_starting_channels(web, qgpu):
     assert process.run(loop) < 0.25
 
 
-@pytest.mark.parametrize("how", ["start", "free"])
-def test_a_gate_waits_for_no_page_of_the_pods(web, qgpu, linger, how):
-    """While the driver has the call another thread takes the page of its struct away, and nobody answers the fault."""
+def waiting(state, nr, call):
+    """Issue a call. While the driver has it another thread takes its page away, and nobody answers the fault."""
+    p, libc = state["p"], ctypes.CDLL(None, use_errno=True)
+    uffd = libc.syscall(323, os.O_CLOEXEC)
+    page = mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    at = ctypes.addressof(ctypes.c_char.from_buffer(page))
+    page[: len(call)] = call
+    other = threading.Thread(target=libc.ioctl, args=(p.ctl, nv.word(nr, len(call)), ctypes.c_void_p(at)))
+    fcntl.ioctl(uffd, 0xC018AA3F, struct.pack("QQQ", 0xAA, 0, 0))
+    fcntl.ioctl(uffd, 0xC020AA00, struct.pack("QQQQ", at, 4096, 1, 0))
+    other.daemon = True
+    other.start()
+    threading.Event().wait(0.2)
+    libc.madvise(ctypes.c_void_p(at), 4096, 4)
+    state["uffd"], state["page"] = uffd, page
 
+
+@pytest.mark.parametrize(("how", "off"), [("start", 1), ("free", 1), ("make", 2)])
+def test_a_gate_waits_for_no_page_of_the_pods(web, qgpu, linger, how, off):
     def flood(state):
         p = state["p"]
         state["tsg"], (channel,) = p.compute()
@@ -171,25 +186,14 @@ def test_a_gate_waits_for_no_page_of_the_pods(web, qgpu, linger, how):
         state["space"] = p.alloc(p.device, nv.VASPACE)
 
     def pull(state, how):
-        p, libc = state["p"], ctypes.CDLL(None, use_errno=True)
-        uffd = libc.syscall(323, os.O_CLOEXEC)
-        page = mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        at = ctypes.addressof(ctypes.c_char.from_buffer(page))
-        params = ctypes.create_string_buffer(2)
+        p, state["params"] = state["p"], ctypes.create_string_buffer(368)
+        at = ctypes.addressof(state["params"])
         if how == "start":
-            call = nv._CONTROL.pack(p.client, state["tsg"], 0xA06C0101, 0, ctypes.addressof(params), 2, 0xFFFF)
+            waiting(state, 0x2A, nv._CONTROL.pack(p.client, state["tsg"], 0xA06C0101, 0, at, 2, 0xFFFF))
+        elif how == "free":
+            waiting(state, 0x29, struct.pack("IIII", p.client, 0, state["space"], 0xFFFF))
         else:
-            call = struct.pack("IIII", p.client, 0, state["space"], 0xFFFF)
-        page[: len(call)] = call
-        nr = 0x2A if how == "start" else 0x29
-        other = threading.Thread(target=libc.ioctl, args=(p.ctl, nv.word(nr, len(call)), ctypes.c_void_p(at)))
-        fcntl.ioctl(uffd, 0xC018AA3F, struct.pack("QQQ", 0xAA, 0, 0))
-        fcntl.ioctl(uffd, 0xC020AA00, struct.pack("QQQQ", at, 4096, 1, 0))
-        other.daemon = True
-        other.start()
-        threading.Event().wait(0.2)
-        libc.madvise(ctypes.c_void_p(at), 4096, 4)
-        state["uffd"], state["page"], state["params"] = uffd, page, params
+            waiting(state, 0x2B, nv._ALLOC.pack(p.client, state["tsg"], 0x5CFFFF00, nv.CHANNEL, at, 0, 0, 0, 0xFFFF, 0))
 
     (process,) = web.processes
     process.run(flood)
@@ -199,7 +203,7 @@ def test_a_gate_waits_for_no_page_of_the_pods(web, qgpu, linger, how):
     linger(0)
     threading.Event().wait(0.5)
 
-    assert qg.until(lambda: [tsg["off"] for tsg in qg.sim_tsgs()] == [1], 5)
+    assert qg.until(lambda: [tsg["off"] for tsg in qg.sim_tsgs()] == [off], 5)
 
 
 CILP = 2
@@ -285,6 +289,50 @@ def test_compute_that_rm_does_not_make_preemptible_is_freed(web, failing, call, 
     assert (process.run(compute_that_rm_denies), qg.sim()["objects"]) == (INVALID_STATE, before)
     faults.cleared()
     assert (process.run(compute), [tsg["mode"] for tsg in qg.sim_tsgs()]) == (0, [CILP])
+
+
+def test_compute_whose_maker_waits_for_a_page_is_preemptible(web, linger):
+    def make(state):
+        p = state["p"]
+        waiting(state, 0x2B, nv._ALLOC.pack(p.client, state["channel"], 0x5CFFFF00, 0xCBC0, 0, 0, 0, 0, 0xFFFF, 0))
+
+    (process,) = web.processes
+    process.run(channel)
+    linger(500000)
+    process.run(make)
+    linger(0)
+
+    assert qg.until(lambda: [tsg["mode"] for tsg in qg.sim_tsgs()] == [CILP], 5)
+
+
+def made_by_rm(state):
+    """A channel with a kernel, and the handle of the graphics context that RM made for it: its last one but one."""
+    p = state["p"]
+    _, (channel,) = p.compute()
+    p.submit(channel, 1000)
+    return p.alloc(p.subdevice, 0x2081, handle=0) - 1
+
+
+def test_what_rm_made_for_a_channel_is_not_freed(web, qgpu, parameter):
+    """Nor by an allocation that fails and names it; RM would wait for the channel's work behind its closed gate."""
+
+    def reuse(state, handle):
+        p = state["p"]
+        data = bytearray(nv._ALLOC.pack(p.client, p.device, handle, nv.MEM, 8, 0, 0, 0, 0xFFFF, 0))
+        nv.call(p.ctl, 0x2B, data)
+        return nv._ALLOC.unpack(data)[8]
+
+    parameter("contexts", "Y")
+    (process,) = web.processes
+    handle = process.run(made_by_rm)
+    qgpu.plan((web.id, 5000, []))
+    before = qg.sim()
+
+    assert process.run(lambda state, handle: state["p"].free(handle), handle) == NOT_FOUND
+    assert process.run(reuse, handle) == DUPLICATE
+    after = qg.sim()
+    assert [after[name] for name in ("objects", "waits")] == [before[name] for name in ("objects", "waits")]
+    assert [tsg["off"] for tsg in qg.sim_tsgs()] == [1]
 
 
 def test_compute_stays_on_a_card_that_cannot_preempt_it(web, failing):

@@ -805,3 +805,12 @@ def test_an_address_space_is_not_registered_beyond_the_limit(pod):
     second.run(start)
 
     assert second.run(register_space) == errno.EINVAL
+
+
+def test_the_drivers_shared_page_is_not_mapped_for_the_card(web):
+    """RM keeps only CPUs from writing there."""
+    (process,) = web.processes
+    page = process.run(lambda state: state["p"].alloc(state["p"].subdevice, 0xDE))
+
+    assert process.run(try_map, page, 4096) == errno.EINVAL
+    assert mapped() == 0

@@ -14,7 +14,7 @@ from qgpu.guardian.rules.rows import InModule
 from tests import rm_data
 
 #: Refused for what they say, or answered by the module itself: tests of their own.
-_BY_PARAMETERS = {InModule.TIMESLICE, InModule.PREEMPTION_MODE, InModule.SHARE_POLICY, InModule.PREEMPT}
+_BY_PARAMETERS = {InModule[each] for each in ("TIMESLICE", "PREEMPTION_MODE", "SHARE_POLICY", "BIND", "PREEMPT")}
 JUDGED = {row.number for row in controls.ROWS if row.module in _BY_PARAMETERS}
 #: Not of any driver.
 UNKNOWN = (0x00000100, 0x12345, 0x20800000, 0x20807FFF, 0x2080FFF1, 0xA06C8105, 0xC86F0103, 0xFFFFFFFF)

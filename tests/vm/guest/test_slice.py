@@ -276,10 +276,10 @@ def test_channels_outside_tsgs_are_gated(qgpu, pod):
 
 
 def flood_on_own_userd(state):
-    """Its USERD lies in memory that the process described itself; the channel goes with it."""
+    """Its USERD lies in memory that the channel goes with."""
     p = state["p"] = nv.Program()
     state["tsg"] = p.tsg()
-    state["userd"] = p.old_memory(0x71)
+    state["userd"] = p.alloc(p.device, 0x3E)
     state["channels"] = [p.channel(state["tsg"], state["userd"])]
     p.submit(state["channels"][0], 1000)
 

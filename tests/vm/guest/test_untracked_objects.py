@@ -17,7 +17,8 @@ from programs import program, status_of
 from test_hostile import read_only
 
 BINAPI, SYSTEM, NO_DISPLAY = 0x2081, 0x3E, 0x73
-OF_CLIENT, OF_POD = 1 << 11, 1 << 14
+#: Besides its subdevice.
+OF_CLIENT = (1 << 11) - 1
 MEMORY_OF_CLIENT = 1 << 15
 WATCHED = Path("/proc/lockdep_stats").exists()
 quick = pytest.mark.skipif(WATCHED, reason="too many calls for a kernel that watches every lock")
@@ -64,6 +65,21 @@ def test_a_client_has_so_many_at_most(web):
     assert said["web"] == "too many objects of RM refused 2 times"
 
 
+@pytest.mark.parametrize(
+    ("cls", "parent"),
+    [(nv.VASPACE, "device"), (nv.SUBDEVICE, "device"), (0x9067, "device"), (0xFD, "client")],
+    ids=["address spaces", "subdevices", "context shares", "multicast"],
+)
+def test_each_kind_of_object_is_bounded_with_others(pod, cls, parent):
+    process = pod("web").process()
+    process.run(program)
+    process.run(make, OF_CLIENT - 8)
+
+    assert process.run(make, 9, cls, parent) == (8, nv.NO_RESOURCES)
+    assert process.run(lambda state: state["p"].free(state["p"].last - 1)) == 0
+    assert process.run(make, 2, cls, parent) == (1, nv.NO_RESOURCES)
+
+
 @pytest.mark.parametrize("which", ["itself", "parent", "old heap"])
 def test_what_is_freed_makes_room(web, which):
     """RM frees what lies below an object with it, and no call names that: the module asks RM."""
@@ -76,7 +92,7 @@ def test_what_is_freed_makes_room(web, which):
     else:
         process.run(lambda state: state["p"].heap(3, w44=state["p"].last) and None)
 
-    room = OF_CLIENT if which == "parent" else 1
+    room = OF_CLIENT + 1 if which == "parent" else 1
     assert process.run(make, room + 1, BINAPI, "device") == (room, nv.NO_RESOURCES)
 
 
@@ -94,7 +110,7 @@ def test_handles_of_freed_objects_may_be_anything_else(web):
 
     assert process.run(make, OF_CLIENT + 1) == (OF_CLIENT, nv.NO_RESOURCES)
     process.run(free, "subdevice")
-    assert process.run(make, OF_CLIENT + 1, BINAPI, "device") == (OF_CLIENT, nv.NO_RESOURCES)
+    assert process.run(make, OF_CLIENT + 2, BINAPI, "device") == (OF_CLIENT + 1, nv.NO_RESOURCES)
 
 
 def test_calls_that_fail_cost_nothing(web):
@@ -203,8 +219,8 @@ def test_a_pod_has_so_many_at_most_until_clients_end(pod):
     one.kill()
     assert two.run(fill, 3) == [OF_CLIENT] * 3
     two.run(program)
-    assert two.run(make, 1) == (0, nv.NO_RESOURCES)
-    assert first.info().refused_objects == 5
+    assert two.run(make, 2) == (1, nv.NO_RESOURCES)
+    assert first.info().refused_objects == 6
 
 
 def turn(p, other, at):
@@ -246,6 +262,14 @@ def churn(state, turns):
     state["p"].free(state["p"].device)
 
 
+def another(state):
+    try:
+        state["another"] = nv.Program()
+    except nv.RmError as error:
+        return error.status
+    return 0
+
+
 def test_after_any_turmoil_the_room_is_as_before(web):
     """Of a client, and of the pod."""
     (process,) = web.processes
@@ -253,8 +277,9 @@ def test_after_any_turmoil_the_room_is_as_before(web):
     assert qg.sim()["objects"] == 0
     process.run(lambda state: state["p"].alloc(state["p"].client, nv.DEVICE, bytes(56), state["p"].device))
 
-    assert process.run(make, OF_CLIENT + 1, BINAPI, "device") == (OF_CLIENT, nv.NO_RESOURCES)
-    assert WATCHED or process.run(fill, 8) == [OF_CLIENT] * 7 + [0]
+    assert process.run(make, OF_CLIENT + 2, BINAPI, "device") == (OF_CLIENT + 1, nv.NO_RESOURCES)
+    assert WATCHED or process.run(fill, 7) == [OF_CLIENT] * 7
+    assert WATCHED or process.run(another) == nv.NO_RESOURCES
 
 
 MAP, UNMAP = 0x4E, 0x4F

@@ -67,9 +67,10 @@ static u32 find_subdevice(struct sim_client *client, u32 device, struct nv0080_f
 static u32 surface_info(const struct sim_file *file, struct sim_object *object, struct nv0041_surface_info *info)
 {
 	struct nv0041_surface_entry entry;
+	u64 size = object->mem ? object->mem->size : object->class == NV01_MEMORY_SYSTEM ? SIM_SYSTEM_BYTES : 0;
 	u32 i;
 
-	if (!object->mem)
+	if (!size)
 		return NV_ERR_INVALID_ARGUMENT;
 	for (i = 0; i < info->size; i++) {
 		u64 at = info->list + i * sizeof(entry);
@@ -78,7 +79,7 @@ static u32 surface_info(const struct sim_file *file, struct sim_object *object, 
 			return NV_ERR_INVALID_ARGUMENT;
 		if (entry.index != NV0041_INDEX_PHYS_SIZE)
 			return NV_ERR_INVALID_ARGUMENT;
-		entry.data = object->mem->size / NV0041_PHYS_SIZE_UNIT;
+		entry.data = size / NV0041_PHYS_SIZE_UNIT;
 		if (sim_copy_out(file, at, &entry, sizeof(entry)))
 			return NV_ERR_INVALID_ARGUMENT;
 	}
@@ -161,6 +162,16 @@ static u32 set_timeslice(struct sim_object *object, const struct nva06c_timeslic
 		return NV_ERR_INVALID_ARGUMENT;
 	sim_gpu_advance(object->gpu);
 	object->tsg->slice_ns = arg->timeslice_us * 1000;
+	return NV_OK;
+}
+
+/* kfifoRunlistSetId_GM107, of a TSG's first channel */
+static u32 bind(struct sim_object *object, u32 engine)
+{
+	if (!object->channel)
+		return NV_ERR_INVALID_ARGUMENT;
+	sim_gpu_remove_tsg(object->gpu, object->tsg);
+	sim_gpu_add_tsg(object->gpu, object->tsg, engine);
 	return NV_OK;
 }
 
@@ -257,6 +268,8 @@ static size_t size_of(u32 cmd)
 		return sizeof(struct nva06c_timeslice);
 	case NVA06C_PREEMPT:
 		return sizeof(struct nva06c_preempt);
+	case NVA06F_BIND:
+		return sizeof(u32);
 	}
 	return 0;
 }
@@ -337,6 +350,8 @@ static u32 perform(const struct sim_file *file, struct sim_client *client, struc
 		return set_timeslice(object, params);
 	case NVA06C_PREEMPT:
 		return preempt(object);
+	case NVA06F_BIND:
+		return bind(object, *(u32 *)params);
 	}
 	return NV_ERR_NOT_SUPPORTED;
 }

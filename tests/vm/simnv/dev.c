@@ -138,9 +138,9 @@ static struct file_operations nvidia_fops = {
 static int show(struct seq_file *seq, void *unused)
 {
 	mutex_lock(&sim_lock);
-	seq_printf(seq, "clients %u objects %u free %llu total %llu waits %u sleeps %u asleep_off %u asleep_calls %u\n",
-		   sim_nr_clients, sim_nr_objects, sim_memory_free(0), sim_memory_total(), sim_nr_waits, sim_nr_sleeps,
-		   sim_asleep_off, sim_asleep_calls);
+	seq_printf(seq, "clients %u objects %u free %llu total %llu waits %u strays %u ", sim_nr_clients, sim_nr_objects,
+		   sim_memory_free(0), sim_memory_total(), sim_nr_waits, sim_nr_strays);
+	seq_printf(seq, "sleeps %u asleep_off %u asleep_calls %u\n", sim_nr_sleeps, sim_asleep_off, sim_asleep_calls);
 	sim_gpu_show(seq);
 	mutex_unlock(&sim_lock);
 	return 0;

@@ -37,6 +37,7 @@ static const struct {
 	{ "preemption", NV2080_GR_SET_CTXSW_PREEMPTION_MODE },
 	{ "copies", NV2080_CE_GET_CAPS_V2 },
 	{ "pod" },		/* a process's call */
+	{ "size", NV0041_GET_SURFACE_INFO },
 };
 
 enum { ANY, GATE, CLOSE, OPEN, POD = 9 };

@@ -333,7 +333,10 @@ u32 nvUvmInterfaceDupMemory(void *device, u32 client, u32 memory, u32 *made, str
 	sim_uvm_wait();
 	mutex_lock(&sim_lock);
 	object = sim_client(client, NULL) ? sim_object(sim_client(client, NULL), memory) : NULL;
-	if (object && object->mem) {
+	if (object && !object->mem && object->class == RM_USER_SHARED_DATA) {
+		status = xa_alloc(&duplicates, made, NULL, xa_limit_32b, GFP_KERNEL) ? NV_ERR_NO_MEMORY : NV_OK;
+		*info = (struct nv_uvm_memory_info){ .sysmem = true, .size = PAGE_SIZE };
+	} else if (object && object->mem) {
 		status = xa_alloc(&duplicates, made, object->mem, xa_limit_32b, GFP_KERNEL) ? NV_ERR_NO_MEMORY : NV_OK;
 		object->mem->refs += !status;
 		*info = (struct nv_uvm_memory_info){ .size = object->mem->size };

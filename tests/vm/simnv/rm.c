@@ -18,13 +18,17 @@
 #define SPACE_BYTES			(64 << 10)	/* of an address space; a device's comes when it is used, here never */
 
 DEFINE_MUTEX(sim_lock);
-unsigned int sim_nr_clients, sim_nr_objects, sim_nr_waits;
+unsigned int sim_nr_clients, sim_nr_objects, sim_nr_waits, sim_nr_strays;
 static LIST_HEAD(clients);
 static u32 last_client = 0xc1d00000, last_handle = 0xcaf00000;
 
 /* The handle of the next client, for one that is given again; 0: a new one. */
 static u32 next_client;
 module_param(next_client, uint, 0644);
+
+/* Whether channels get a graphics context of RM's own, below their TSG and by a handle that RM chooses. */
+static bool contexts;
+module_param(contexts, bool, 0644);
 
 /* rmclientValidate_IMPL: by file, unless the caller is the kernel. */
 struct sim_client *sim_client(u32 handle, const struct sim_file *file)
@@ -74,11 +78,43 @@ static u32 alloc_tsg(struct sim_client *client, struct sim_object *object, u32 e
 	return NV_OK;
 }
 
+/* kernel_graphics_context.c */
+static u32 add_context(struct sim_client *client, struct sim_object *channel)
+{
+	struct sim_object *context;
+	u32 handle = 0, status;
+
+	if (!contexts)
+		return NV_OK;
+	status = sim_insert(client, channel->parent, &handle, KERNEL_GRAPHICS_CONTEXT, &context);
+	if (status)
+		return status;
+	context->gpu = channel->gpu;
+	channel->vaspace = handle;
+	return NV_OK;
+}
+
+#define WRITTEN XA_MARK_1	/* named by a TSG or channel */
+
+/* Where the parameters are shorter, the rest is none. */
+static void look_at_written(const struct sim_file *file, struct sim_client *client, struct sim_object *object, u64 params)
+{
+	static const u32 of_tsg[SIM_WRITTEN] = { 0, 4 }, of_channel[SIM_WRITTEN] = { 0, 140, 32 };
+	const u32 *at = object->class == KEPLER_CHANNEL_GROUP_A ? of_tsg : of_channel;
+	int i;
+
+	for (i = 0; params && i < SIM_WRITTEN; i++) {
+		if (sim_copy_in(file, &object->written[i], params + at[i], sizeof(u32)))
+			object->written[i] = 0;
+		xa_set_mark(&client->objects, object->written[i], WRITTEN);
+	}
+}
+
 static u32 alloc_channel(const struct sim_file *file, struct sim_client *client, struct sim_object *object,
 			 struct sim_object *parent, u64 params)
 {
 	struct sim_object *memory;
-	u32 status, userd = 0, engine = 0;
+	u32 status, userd, engine = 0;
 
 	if (object->gpu < 0)
 		return NV_ERR_INVALID_OBJECT_PARENT;
@@ -97,12 +133,12 @@ static u32 alloc_channel(const struct sim_file *file, struct sim_client *client,
 	if (!object->channel)
 		return NV_ERR_NO_MEMORY;
 	list_add_tail(&object->channel->node, &object->tsg->channels);
-	if (params)
-		sim_copy_in(file, &userd, params + 32, sizeof(userd));
+	look_at_written(file, client, object, params);
+	userd = object->written[2];
 	memory = userd ? sim_object(client, userd) : NULL;
 	if (memory && memory->class == NV01_MEMORY_SYSTEM_OS_DESCRIPTOR)	/* kernel_channel_gv100.c */
 		object->userd = userd;
-	return NV_OK;
+	return add_context(client, object);
 }
 
 static u32 construct(const struct sim_file *file, struct sim_client *client, struct sim_object *object, u64 params)
@@ -134,6 +170,8 @@ static u32 construct(const struct sim_file *file, struct sim_client *client, str
 	if (object->class == KEPLER_CHANNEL_GROUP_A && params)
 		sim_copy_in(file, tsg, params, sizeof(tsg));
 	object->vaspace = tsg[2];
+	if (object->class == KEPLER_CHANNEL_GROUP_A)
+		look_at_written(file, client, object, params);
 	if (object->class == KEPLER_CHANNEL_GROUP_A)
 		return parent && parent->class == NV01_DEVICE_0 ? alloc_tsg(client, object, tsg[3]) :
 								 NV_ERR_INVALID_OBJECT_PARENT;
@@ -186,12 +224,29 @@ static void drop_tsg(struct sim_client *client, struct sim_object *object)
 	kfree(tsg);
 }
 
+/* vidmemPmaFree: the memory is the next one's, whatever the card writes there. */
+static bool is_written(struct sim_client *client, u32 memory)
+{
+	struct sim_object *object;
+	unsigned long index;
+	int i;
+
+	xa_for_each(&client->objects, index, object) {
+		for (i = 0; i < SIM_WRITTEN; i++) {
+			if (object->written[i] == memory && !object->doomed)
+				return true;
+		}
+	}
+	return false;
+}
+
 void sim_destroy(struct sim_client *client, struct sim_object *object)
 {
 	const struct sim_tsg *tsg = object->tsg;
 	/* made for this channel, which may not have come to be */
 	bool hidden = tsg && tsg->client == client->handle && tsg->handle == object->handle;
 
+	sim_nr_strays += xa_get_mark(&client->objects, object->handle, WRITTEN) && is_written(client, object->handle);
 	xa_erase(&client->objects, object->handle);
 	sim_mem_put(object->mem);
 	if (object->channel) {
@@ -277,11 +332,11 @@ u32 sim_alloc(struct sim_file *file, u32 root, u32 parent, u32 *handle, u32 clas
 	struct sim_object *object;
 	u32 status, first;
 
+	if (params && sim_copy_in(file, &first, params, sizeof(first)))	/* serverAllocApiCopyIn() */
+		return NV_ERR_INVALID_ADDRESS;
 	if (class == NV01_ROOT || class == NV01_ROOT_NON_PRIV || class == NV01_ROOT_CLIENT) {
 		if (file->minor != NV_MINOR_CONTROL)
 			return NV_ERR_INVALID_ARGUMENT;
-		if (params && sim_copy_in(file, &first, params, sizeof(first)))
-			return NV_ERR_INVALID_ADDRESS;
 		return alloc_client(file, root, handle) ?: write_back(file, params);
 	}
 	client = sim_client(root, file);

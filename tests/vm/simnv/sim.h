@@ -24,6 +24,8 @@
 #define SIM_SWITCH_NS		84000
 #define SIM_LATENCIES		512
 #define SIM_HELD_MAX		16
+#define SIM_WRITTEN		3	/* error notifiers of both kinds, USERD */
+#define SIM_SYSTEM_BYTES	0x2000	/* of system memory, however it is made */
 
 #define NV_ERR_INVALID_CHANNEL	0x21
 
@@ -83,8 +85,9 @@ struct sim_tsg {
 
 struct sim_object {
 	u32 handle, parent, class;
-	u32 vaspace;			/* that a TSG depends on and goes with */
+	u32 vaspace;			/* that a TSG depends on and goes with; of a channel, its graphics context */
 	u32 userd;			/* that a channel goes with: memory the process described itself */
+	u32 written[SIM_WRITTEN];	/* memory that the card writes for a TSG or channel */
 	int gpu;
 	bool doomed;
 	struct sim_mem *mem;
@@ -141,6 +144,7 @@ void sim_uvm_give_back(struct sim_mem *mem);
 
 extern unsigned int sim_nr_clients, sim_nr_objects;
 extern unsigned int sim_nr_waits;	/* frees of gated channels with work */
+extern unsigned int sim_nr_strays;	/* frees of memory that the card goes on writing */
 
 struct proc_dir_entry;
 extern unsigned int sim_nr_sleeps, sim_asleep_off, sim_asleep_calls;	/* suspends; channels off then; kernel's calls */

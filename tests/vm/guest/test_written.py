@@ -1,0 +1,172 @@
+"""Memory that the card or its firmware writes for channels: RM frees it, and keeps the channels."""
+
+from __future__ import annotations
+
+import os
+import struct
+
+import nv
+import pytest
+import qg
+from faults import cleared, fault, inject
+from programs import MIB, free, status_of
+
+SYSTEM, OWN_PAGES, CONTEXT_DMA, SHARED_DATA, VIRTUAL = 0x3E, 0x71, 0x02, 0xDE, 0x50A0
+SPARE = 0x5E000000
+
+
+def named(state, how, cls, below=None):
+    """A TSG with a kernel in each of two channels, of which one names memory; the memory."""
+    p = state["p"]
+    device = getattr(p, below or "device")
+    memory = p.alloc(device, cls, struct.pack("64xQ56x", MIB))
+    tsg = p.alloc(p.device, nv.TSG, struct.pack("I8xI4x", memory if how == "TSG" else 0, 1))
+    names = {} if how == "TSG" else {how: memory}
+    state["channels"] = [p.channel(tsg, **names), p.channel(tsg)]
+    for channel in state["channels"]:
+        p.submit(channel, 1000)
+    return memory
+
+
+@pytest.mark.parametrize("gate", ["open", "closed"])
+@pytest.mark.parametrize("cls", [nv.MEM, SYSTEM], ids=["video", "system"])
+@pytest.mark.parametrize(("how", "left"), [("userd", 1), ("error", 1), ("ecc", 1), ("TSG", 0)])
+def test_channels_go_before_memory_that_the_card_writes(web, qgpu, how, left, cls, gate):
+    (process,) = web.processes
+    memory = process.run(named, how, cls)
+    before = qg.sim()
+    if gate == "closed":
+        qgpu.plan((web.id, 5000, []))
+
+    assert process.run(free, memory) == 0
+    assert web.usage().nr_channels == left
+    after = qg.sim()
+    assert (after["strays"], after["waits"]) == (before["strays"], before["waits"])
+    assert [tsg["off"] for tsg in qg.sim_tsgs()] == ([int(gate == "closed")] if left else [])
+
+
+def second_device(state):
+    p = state["p"]
+    p.second = p.alloc(p.client, nv.DEVICE, bytes(56))
+    p.below_second = p.alloc(p.second, nv.SUBDEVICE, bytes(4))
+
+
+@pytest.mark.parametrize("cls", [nv.MEM, SYSTEM], ids=["video", "system"])
+@pytest.mark.parametrize(("below", "freed"), [("second", "second"), ("below_second", "below_second")])
+def test_channels_go_before_a_device_with_their_memory(web, cls, below, freed):
+    (process,) = web.processes
+    process.run(second_device)
+    process.run(named, "error", cls, below)
+    before = qg.sim()["strays"]
+
+    assert process.run(lambda state, freed: state["p"].free(getattr(state["p"], freed)), freed) == 0
+    assert (web.usage().nr_channels, qg.sim()["strays"]) == (1, before)
+
+
+def test_channels_stay_when_other_memory_is_freed(web):
+    def memories(state):
+        p = state["p"]
+        return [p.memory(MIB), p.alloc(p.device, SYSTEM), p.old_memory(OWN_PAGES)]
+
+    (process,) = web.processes
+    process.run(named, "userd", nv.MEM)
+    for memory in process.run(memories):
+        assert process.run(free, memory) == 0
+
+    assert web.usage().nr_channels == 2
+
+
+@pytest.mark.parametrize("how", ["client", "device", "exit"])
+def test_what_goes_with_its_channels_leaves_none_behind(web, how):
+    (process,) = web.processes
+    process.run(named, "userd", nv.MEM)
+    before = qg.sim()["strays"]
+    if how == "exit":
+        process.stop()
+    else:
+        process.run(lambda state, how: state["p"].free(getattr(state["p"], how)), how)
+
+    assert qg.until(lambda: web.usage().nr_channels == 0)
+    assert qg.sim()["strays"] == before
+
+
+@pytest.mark.parametrize("how", ["userd", "error", "ecc", "TSG"])
+@pytest.mark.parametrize("cls", [CONTEXT_DMA, SHARED_DATA, VIRTUAL, OWN_PAGES, None])
+def test_a_channel_names_only_memory_that_stays(web, cls, how):
+    """RM would free what a context DMA or a virtual address leads to, and the card would write it.
+
+    The process itself may only read its own pages.
+    """
+
+    def ask(state, cls, how):
+        p = state["p"]
+        if cls == OWN_PAGES:
+            handle = p.old_memory(cls)
+        else:
+            handle = SPARE if cls is None else p.alloc(p.subdevice, cls, struct.pack("8xI116x", 0x400))
+        if how == "TSG":
+            return status_of(state, "alloc", p.device, nv.TSG, struct.pack("4xI4xI4x", handle, 1))
+        at = {"error": 0, "userd": 32, "ecc": 140}[how]
+        params = bytearray(368)
+        struct.pack_into("I", params, at, handle)
+        return status_of(state, "alloc", p.tsg(), nv.CHANNEL, bytes(params))
+
+    assert web.processes[0].run(ask, cls, how) == nv.BAD_HANDLE
+    assert web.usage().nr_channels == 0
+
+
+@pytest.mark.parametrize(
+    ("offset", "status"),
+    [(0, 0), (8192 - 512, 0), (8192 - 511, nv.BAD_ARGUMENT), (1 << 37, nv.BAD_ARGUMENT), (-512, nv.BAD_ARGUMENT)],
+)
+@pytest.mark.parametrize("cls", [nv.MEM, SYSTEM], ids=["video", "system"])
+def test_userd_lies_within_its_memory(web, cls, offset, status):
+    """RM compares its place with no size: the card would write another pod's memory."""
+
+    def ask(state, cls, offset):
+        p = state["p"]
+        memory = p.memory(0x10000) if cls == nv.MEM else p.alloc(p.device, SYSTEM)
+        offset += (0x10000 - 8192) if cls == nv.MEM and offset > 0 else 0
+        params = struct.pack("32xI28xQ296x", memory, offset % (1 << 64))
+        return status_of(state, "alloc", p.tsg(), nv.CHANNEL, params)
+
+    assert web.processes[0].run(ask, cls, offset) == status
+    assert web.usage().nr_channels == int(not status)
+
+
+@pytest.mark.parametrize("cls", [nv.MEM, SYSTEM], ids=["video", "system"])
+def test_userd_in_memory_of_unknown_size_is_refused(web, cls):
+    def make(state, cls):
+        p = state["p"]
+        state["memory"], state["tsg"] = p.memory(MIB) if cls == nv.MEM else p.alloc(p.device, SYSTEM), p.tsg()
+
+    def ask(state):
+        return status_of(state, "channel", state["tsg"], state["memory"])
+
+    (process,) = web.processes
+    process.run(make, cls)
+    inject([fault("size", 0x57)])
+    try:
+        assert process.run(ask) == nv.BAD_ARGUMENT
+    finally:
+        cleared()
+    assert process.run(ask) == 0
+
+
+def test_userd_on_another_card_is_refused(web, parameter):
+    """RM would take its address on that card for one on the channel's."""
+
+    def ask(state):
+        p = state["p"]
+        other = os.open(nv.GPU.format(1), os.O_RDWR)
+        second = p.alloc(p.client, nv.DEVICE, struct.pack("I52x", 1))
+        p.alloc(second, nv.SUBDEVICE, bytes(4))
+        memory = p.alloc(second, nv.MEM, struct.pack("64xQ56x", MIB))
+        tsgs = [p.alloc(device, nv.TSG, struct.pack("12xI4x", 1)) for device in (p.device, second)]
+        status = [status_of(state, "channel", tsg, memory) for tsg in tsgs]
+        p.free(second)
+        os.close(other)
+        return status
+
+    parameter("gpus", 2)
+    assert web.processes[0].run(ask) == [nv.BAD_ARGUMENT, 0]
