@@ -188,14 +188,18 @@ class AllocHandler(Handler):
         return True
 
     def _has_userd_elsewhere(self, request: _AllocRequest) -> bool:
-        """Tell whether a channel's USERD lies beyond its memory.
+        """Tell whether a channel's USERD lies beyond its memory, or on another card.
 
-        RM looks at no size (kchannelCreateUserdMemDesc_GV100): the card would write at any address of its memory.
+        RM compares neither size nor card (kchannelCreateUserdMemDesc_GV100): the card would write at any address of its
+        own memory.
         """
-        rm, params = request.rm, request.params
+        rm, params, table = request.rm, request.params, self._shared.table
         if rm.rm_class not in abi.GPFIFO_CLASSES or params is None or not (memory := params.u32(_USERD_AT)):
             return False
-        known = self._shared.table.objects.get((rm.client, memory))
+        behind = table.allocations.behind([(rm.client, memory)])
+        if any(each.instance != table.instance_of(rm) for each in behind):
+            return True
+        known = table.objects.get((rm.client, memory))
         size = known.detail if known else self._gpu_ops.size_by_file(request.pod_call.file, rm.client, memory)
         return params.u64(_USERD_OFFSET_AT) + _USERD_BYTES > size
 

@@ -709,6 +709,21 @@ def test_userd_lies_in_its_memory(written, at):
     assert make(PAGE - 512) == abi.NV_OK
 
 
+def test_userd_in_memory_of_another_card_is_refused(spaces):
+    allocate(spaces, WRITTEN, PAGE, parent=3)
+    spaces.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
+    (memory,) = spaces.shared.table.allocations.behind([(7, WRITTEN)])
+    memory.instance += 1
+    params = channel_using(userd=WRITTEN)
+
+    answer = spaces.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), params)
+    assert alloc_status(answer[2]) == abi.NV_ERR_INVALID_ARGUMENT
+
+    memory.instance -= 1
+    answer = spaces.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), params)
+    assert alloc_status(answer[2]) == abi.NV_OK
+
+
 def test_userd_in_memory_of_unknown_size_is_refused(spaces):
     del spaces.rm.sizes[7, USERD]
     spaces.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
