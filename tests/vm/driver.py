@@ -34,7 +34,7 @@ def _ubuntu(branch: str, suite: str) -> Package:
     return Package(f"nvidia-kernel-source-{branch}-open", Suite(UBUNTU, suite, "restricted"))
 
 
-#: The branches that a distribution packages. What no archive has: 560, 565, 575, 590 (docs/kmod.md).
+#: The branches that a distribution packages. What no archive has: 560, 565, 575, 590 (docs/kmod-tests.md).
 DRIVERS = {
     "535": _debian("bookworm"),
     "545": _ubuntu("545", "jammy-updates"),

@@ -1,6 +1,6 @@
 """Recorded CUDA programs, call by call, on descriptors of one's own.
 
-A trace is JSON lines of ioctls and mmaps with their structs before and after (see docs/kmod.md). Client handles
+A trace is JSON lines of ioctls and mmaps with their structs before and after (see docs/kmod-tests.md). Client handles
 are the driver's to choose, so they are translated; the descriptors inside structs likewise.
 """
 
