@@ -131,14 +131,10 @@ def by_weights(snapshot: Snapshot, weights: Sequence[int], *, gates: bool = True
         return Plan(snapshot.pgpu, snapshot.period_ns, parts, offline=None if starting else sharing)
     if 0 in [turn for turn, works in zip(turns, busy, strict=True) if works]:
         # A satisfied pod competes with only one of the pods that take turns at a time, so that pod stands for all of
-        # them. Its slice is at least the driver's: in pieces, its steps would end late, and a timer's would be missed.
+        # them.
         beside = [sum(turns) if turn else weight for turn, weight in zip(turns, weights, strict=True)]
         slices = shortened(by_timeslices(replace(snapshot, period_ns=MAX_PERIOD_NS), beside), SHORT_SLICE_US, hardware)
-        least_us = [0 if turn else DRIVER_SLICE_NS // NS_PER_US for turn in turns]
-        parts = tuple(
-            replace(part, weight=weight, timeslice_us=max(part.timeslice_us, least))
-            for part, weight, least in zip(slices, weights, least_us, strict=True)
-        )
+        parts = tuple(replace(part, weight=weight) for part, weight in zip(slices, weights, strict=True))
     period_ns = period_of_turns(snapshot.period_ns, [turn for turn in turns if turn])
     windows = consecutive_windows(lengths(period_ns, turns, snapshot.pods), OnIdle.YIELD)
     parts = slices_within_windows(parts, split(period_ns, turns), hardware)

@@ -509,16 +509,3 @@ def test_a_timer_within_its_quota_misses_no_step(
     done = fmean(second.work["b"] for second in simulation.seconds(4))
 
     assert done >= 0.9 * work
-
-
-@pytest.mark.parametrize(
-    ("cores", "period_us"), [((80, 10, 10), 20_000), ((60, 25, 15), 20_000), ((50, 30, 20), 10_000)]
-)
-def test_a_timer_beside_turns_by_gate_misses_no_step(cores: tuple[int, int, int], period_us: int) -> None:
-    work = 0.8 * cores[2] / 100
-    loads = [FLOOD, FLOOD, every(period_us, period_us * work)]
-    simulation = simulated("burst-share", [(quota, [load]) for quota, load in zip(cores, loads, strict=True)])
-    simulation.pass_by(4)
-    done = fmean(second.work["c"] for second in simulation.seconds(4))
-
-    assert done >= 0.9 * work
