@@ -325,8 +325,9 @@ static void note(const struct qgpu_call *call, struct qgpu_client *client, const
 }
 
 /*
- * What runs on the card has a gate and can be preempted only when the module knows of it. RM makes it, and then writes
- * its answer without a lock, for which it would wait as long as the pod likes. So an absent page is an error.
+ * A new channel has no gate, and new compute cannot be preempted, before the module knows of it. RM makes the object and
+ * then writes its answer; if the pod's page is absent, RM would wait as long as the pod likes. So an absent page is an
+ * error.
  */
 static long forward(struct qgpu_call *call, struct qgpu_client *client, const struct request *request)
 {

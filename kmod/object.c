@@ -37,8 +37,8 @@ struct qgpu_object *qgpu_object_find(struct qgpu_client *client, u32 handle)
 }
 
 /*
- * What nothing else bounds. Address spaces, context shares and subdevices are in both tables. Events have bounds of their
- * own: event_object.c.
+ * Whether the bound on objects counts a class, because nothing else bounds it. Address spaces, context shares and
+ * subdevices are in both tables. event_object.c bounds events.
  */
 static bool is_counted(u32 class)
 {
