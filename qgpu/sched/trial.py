@@ -135,7 +135,8 @@ def _gated_rates(
     """Estimate the work of pods in turns by gate, where a context counts as running while it idles.
 
     A pod that uses its slices up has no gaps. So the time in which a context was on the card and no kernel ran is taken
-    off the others, in the ratio of their turns. A pod without a window of its own runs in slices beside the others.
+    off the others, in the ratio of their turns. A pod without a window of its own runs in slices beside the others,
+    and its switches are no work.
     """
     rates = {name: use.run_ns / whole_ns for name, use in uses.items()}
     whole = sum(rates.values())

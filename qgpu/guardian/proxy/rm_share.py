@@ -22,8 +22,8 @@ from qgpu.guardian.proxy.client_registry import of_others
 from qgpu.guardian.proxy.handler_context import Handler, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.nvidia import abi
+from qgpu.nvidia.abi import ffi
 
-_CALL = struct.Struct("<4IHBxI")  # NVOS57_PARAMETERS
 _OWNER_AND_OBJECT, _TARGET, _TYPE_AND_ACTION = struct.Struct("<II"), struct.Struct("<I"), struct.Struct("<HB")
 _POLICY_AT = abi.offsetof("NVOS57_PARAMETERS", "sharePolicy")
 _TARGET_AT, _TYPE_AT = (_POLICY_AT + abi.offsetof("RS_SHARE_POLICY", field) for field in ("target", "type"))
@@ -72,7 +72,7 @@ class RmShare(Handler):
     def keep_from_all(self, file: int, key: Key) -> None:
         """Have RM let nobody duplicate an object: it forgets with whom it would share it."""
         policy = 0, abi.RS_ACCESS_DUP_OBJECT, abi.RS_SHARE_TYPE_PID, abi.RS_SHARE_ACTION_FLAG_REVOKE
-        block = self._proxy.block(_CALL.pack(*key, *policy, 0))
+        block = self._proxy.block(bytes(ffi.buffer(ffi.new("NVOS57_PARAMETERS *", [*key, policy]))))
         if self._proxy.escape(file, abi.NV_ESC_RM_SHARE, block) or block.u32(_STATUS_AT) != abi.NV_OK:
             self._count(STILL_SHARED)
 
