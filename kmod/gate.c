@@ -324,22 +324,42 @@ static void step(struct qgpu_gpu *gpu, enum action action)
 		qgpu_tsg_put(gpu->gated[i].tsg);
 }
 
-/* What is due and may be sent now: a bit for each action. */
-static u32 due_now(struct qgpu_gpu *gpu)
+static bool has_long_slices(const struct qgpu_tsg *tsg)
 {
+	const struct qgpu_part *part = qgpu_share_of(tsg)->part;
+
+	return part && part->timeslice_us > QGPU_MIN_TIMESLICE_US;
+}
+
+/*
+ * What is due and may be sent now: a bit for each action. OPEN goes before CLOSE if one control suffices for it: two pods
+ * then share the card for the length of that control, in which it would idle otherwise. Not by the shortest slices: they
+ * would spend that time on switches, and online work wait for both (docs/decisions/0059-open-before-close.md).
+ */
+static u32 due_now(struct qgpu_gpu *gpu, bool *opens_first)
+{
+	bool long_slices = false, together = true;
 	const struct qgpu_channel *channel;
 	const struct qgpu_tsg *tsg;
 	u64 now_ns = ktime_get_ns();
-	u32 due = 0;
+	u32 due = 0, opens = 0;
 
 	list_for_each_entry(tsg, &gpu->tsgs, node) {
 		for (channel = tsg->channels; channel < tsg->channels + tsg->nr_channels; channel++) {
 			enum action action = action_of(tsg, channel);
 
-			if (action != NOTHING && allowed_at(gpu, &channel->retry, action == OPEN) <= now_ns)
-				due |= BIT(action);
+			if (action == NOTHING || allowed_at(gpu, &channel->retry, action == OPEN) > now_ns)
+				continue;
+			due |= BIT(action);
+			if (action == OPEN) {
+				opens++;
+				together &= channel->apart == TOGETHER;
+			} else {
+				long_slices |= has_long_slices(tsg);
+			}
 		}
 	}
+	*opens_first = together && long_slices && opens <= NV_DISABLE_CHANNELS_MAX;
 	return due;
 }
 
@@ -363,10 +383,10 @@ static void note_slow(struct qgpu_gpu *gpu)
 	}
 }
 
-/* Close gates before opening any, so that windows do not overlap, unless that takes too long. */
 bool qgpu_gates_step(struct qgpu_gpu *gpu)
 {
-	u32 due = due_now(gpu);
+	bool opens_first;
+	u32 due = due_now(gpu, &opens_first);
 
 	lockdep_assert_held(&gpu->lock);
 	if (!due) {
@@ -374,7 +394,7 @@ bool qgpu_gates_step(struct qgpu_gpu *gpu)
 		gpu->closing_ns = 0;
 		return false;
 	}
-	if (due & BIT(OPEN) && (due == BIT(OPEN) || gpu->closing_ns >= CLOSING_MAX_NS))
+	if (due & BIT(OPEN) && (opens_first || due == BIT(OPEN) || gpu->closing_ns >= CLOSING_MAX_NS))
 		step(gpu, OPEN);
 	else
 		step(gpu, due & BIT(PUT_BACK) ? PUT_BACK : CLOSE);

@@ -40,6 +40,30 @@ _SLOW_NS = 2 * NS_PER_MS
 _SLOWEST_NS = 50 * NS_PER_MS
 
 
+@dataclass(frozen=True, slots=True)
+class _Moves:
+    """The results of moving gates: of those that open and of those that close, and which came first."""
+
+    opening: Moved
+    closing: Moved
+    opens_first: bool
+
+    @property
+    def stuck(self) -> bool:
+        """Tell whether a channel did not move."""
+        return bool(self.opening.stuck or self.closing.stuck)
+
+    @property
+    def until_open_ns(self) -> int:
+        """Return how long it took until all that open were open."""
+        return self.opening.took_ns + (0 if self.opens_first else self.closing.took_ns)
+
+    @property
+    def until_closed_ns(self) -> int:
+        """Return how long it took until all that close were closed."""
+        return self.closing.took_ns + (self.opening.took_ns if self.opens_first else 0)
+
+
 @dataclass(slots=True)
 class Enforcer:
     """The plan in force on one pGPU, and what has been done for it."""
@@ -112,13 +136,13 @@ class Enforcer:
         known = self.table.pods.keys()  # a plan may name a pod that was retired since
         opened, shut = (self.closed - wanted) & known, (wanted - self.closed) & known
         had_ns = {pod: self.used_ns(pod) for pod in opened}
-        stuck, moved = self._set_gates(wanted)
+        moves = self._set_gates(wanted)
         if wanted != self.closed:
             self.closed = wanted
-            self._learn_close_time(shut, moved)
-            self._record_opened(had_ns, now_ns + moved.took_ns)
-            self._record_closed(shut, now_ns + moved.took_ns)
-        stuck = self._rotate_tsgs(now_ns) or stuck
+            self._learn_close_time(shut, moves.closing)
+            self._record_opened(had_ns, now_ns + moves.until_open_ns)
+            self._record_closed(shut, now_ns + moves.until_closed_ns)
+        stuck = self._rotate_tsgs(now_ns) or moves.stuck
         if self._timeslices_due_ns is not None and now_ns >= self._timeslices_due_ns:
             self._set_timeslices(now_ns)
         turn_ends = (turns.until_next_ns for pod, turns in self._tsg_turns.items() if pod not in self.closed)
@@ -216,7 +240,7 @@ class Enforcer:
         self.drain(now_ns)
         for pod in due:
             self._tsg_turns[pod] = self._tsg_turns[pod].checked(self.tsgs_used_ns(pod))
-        return self._set_gates(self.closed)[0]
+        return self._set_gates(self.closed).stuck
 
     def _learn_close_time(self, pods: Set[str], moved: Moved) -> None:
         """Learn how long closing takes, from calls that concerned one pod and succeeded at once.
@@ -246,8 +270,13 @@ class Enforcer:
             # Less than before: another pod has this name, or some of its processes have ended. That is not idle.
             (self._idle.discard if self.used_ns(pod) != before_ns else self._idle.add)(pod)
 
-    def _set_gates(self, wanted: frozenset[str]) -> tuple[bool, Moved]:
-        """Move gates; return whether a channel did not move, and the result of closing."""
+    def _set_gates(self, wanted: frozenset[str]) -> _Moves:
+        """Move gates.
+
+        Gates open before others close: two pods then share the card for the length of the call, in which it would idle
+        otherwise. They close first where the hardware hands over, and where opening takes several calls
+        (docs/decisions/0059-open-before-close.md).
+        """
         resting = {tsg for turns in self._tsg_turns.values() for tsg in turns.resting}
         lost = self.mechanism.unreachable() if self.plan is not None else frozenset()
         retired = self.table.retired_pods() if self.plan is not None else frozenset()
@@ -256,14 +285,17 @@ class Enforcer:
         with_copies = (wanted & self._copies_gated) | retired
         copy_tsgs = self.table.copy_tsgs(self.instance) if with_copies or lost else ()
         copies = self._channels(copy_tsgs, with_copies, lost)
-        to_open = self._closed_channels - compute - copies
+        to_open = sorted(self._closed_channels - compute - copies)
         compute, copies = compute - self._closed_channels, copies - self._closed_channels
-        if compute and self._hands_over(wanted, opens=bool(to_open)):
+        hands_over = bool(compute) and self._hands_over(wanted, opens=bool(to_open))
+        opens_first = not hands_over and len(to_open) <= abi.MAX_DISABLE_CHANNELS
+        opened = self._open(to_open) if opens_first else Moved()
+        if hands_over:
             # Copy engines need preemption: no other TSG may want them.
-            moved = _merged(self._close(compute, preempt=False), self._close(copies, preempt=True))
+            closed = _merged(self._close(compute, preempt=False), self._close(copies, preempt=True))
         else:
-            moved = self._close(compute | copies, preempt=True)
-        return self._open(sorted(to_open)) or bool(moved.stuck), moved
+            closed = self._close(compute | copies, preempt=True)
+        return _Moves(opened if opens_first else self._open(to_open), closed, opens_first=opens_first)
 
     def _channels(
         self, tsgs: Iterable[RmObject], pods: Set[str], lost: Set[int], resting: Set[Key] = frozenset()
@@ -292,12 +324,12 @@ class Enforcer:
         short = all(part.timeslice_us <= MIN_TIMESLICE_US for part in parts if part.pod in closing)
         return short and (opens or any(turns.resting for pod, turns in self._tsg_turns.items() if pod not in wanted))
 
-    def _open(self, channels: list[Key]) -> bool:
-        """Open gates; True if one did not move and must be tried again."""
+    def _open(self, channels: list[Key]) -> Moved:
+        """Open gates; those that did not move must be tried again."""
         known = [key for key in channels if key in self.table.objects]
         moved = self.mechanism.gate(known, closed=False) if known else Moved()
         self._closed_channels -= set(channels) - moved.stuck
-        return bool(moved.stuck)
+        return moved
 
     def _set_timeslices(self, now_ns: int) -> None:
         """Set the requested timeslice of each pod's TSGs if it is not set; other TSGs get what their owners set.

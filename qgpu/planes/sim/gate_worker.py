@@ -1,7 +1,7 @@
 """The gate worker of a simulated pGPU: enforces a plan over time, and opens everything when its lease ends.
 
 ``qgpu.model.timeline`` decides which gates are closed at a time. This file makes the calls one after the other, each as
-slow as on hardware, closing before opening. Phases count from time 0, so a plan that is renewed in mid-period
+slow as on hardware, in the guardian's order. Phases count from time 0, so a plan that is renewed in mid-period
 continues. ``qgpu.model.tsg_turns`` decides which TSG of a pod has its turn.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from qgpu.errors import RefusedError
-from qgpu.model import Plan
+from qgpu.model import MIN_TIMESLICE_US, Plan
 from qgpu.model.timeline import Timeline
 from qgpu.model.tsg_turns import TsgTurns
 from qgpu.planes.sim.engine import Tsg
@@ -83,7 +83,8 @@ class GateWorker:
         self._advance_tsg_turns(closed)
         shut = frozenset(name for name, pod in gpu.pods.items() if not pod.open)
         if closed != shut:
-            wrong = gpu.pods[min(closed - shut or shut - closed)]
+            opens, closes = shut - closed, closed - shut
+            wrong = gpu.pods[min((opens or closes) if self._opens_first(closes) else (closes or opens))]
             self._call(wrong, closing=wrong.open, done=lambda: self._pod_moved(wrong))
             return
         self._rotate_tsgs()
@@ -113,6 +114,11 @@ class GateWorker:
                 if part.pod in closing:
                     turns = turns.gate_closed()
             self._tsg_turns[part.pod] = turns
+
+    def _opens_first(self, closes: Set[str]) -> bool:
+        """Tell whether gates open before those of ``closes`` close: not where the hardware itself hands over."""
+        parts = self._timeline.plan.pods if self._timeline else ()
+        return any(part.timeslice_us > MIN_TIMESLICE_US for part in parts if part.pod in closes)
 
     def _rotate_tsgs(self) -> None:
         """At the end of a turn, find which TSGs had work."""

@@ -483,13 +483,38 @@ def test_one_slow_closing_is_hardly_believed():
     assert closings(enforcer, engine, 3) == [6, 7.5, 10]
 
 
-def test_a_gate_is_closed_when_closing_it_is_over():
+def moves_in_order(enforcer, engine, now_ns):
+    """Take a step; return for each call that moved gates the pods' clients and whether it closed them."""
+    moved, gate = [], engine.gate
+
+    def seen(channels, *, closed, preempt=True):
+        moved.append(({client for client, _ in channels}, closed))
+        return gate(channels, closed=closed, preempt=preempt)
+
+    engine.gate = seen
+    enforcer.step(now_ns)
+    engine.gate = gate
+    return moved
+
+
+def test_the_next_pods_gate_opens_before_the_last_ones_closes():
     enforcer, engine, _ = card("a", "b")
     enforcer.adopt(turns("a", "b"), 0)
-    engine.took_ns = 4 * MS
-    enforcer.step(10 * MS)
+    engine.took_ns = 1 * MS
 
-    assert enforcer.take_closed("a", 15 * MS) == [(14 * MS, 15 * MS)]
+    assert moves_in_order(enforcer, engine, 10 * MS) == [({2}, False), ({1}, True)]
+    assert enforcer.take_closed("b", 15 * MS) == [(0, 11 * MS)]
+    assert enforcer.take_closed("a", 15 * MS) == [(12 * MS, 15 * MS)]
+
+
+def test_gates_that_take_several_calls_to_open_go_last():
+    enforcer, engine, _ = card("a", "b")
+    for channel in range(100, 100 + abi.MAX_DISABLE_CHANNELS):
+        enforcer.table.note(object_fact(RmObject(2, channel, 30, 0xC86F)))
+        enforcer.table.note({"fact": "confirm", "client": 2, "handle": channel})
+    enforcer.adopt(turns("a", "b"), 0)
+
+    assert moves_in_order(enforcer, engine, 10 * MS) == [({1}, True), ({2}, False)]
 
 
 def test_gated_time_is_reported_once():

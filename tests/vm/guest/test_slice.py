@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import re
 import statistics
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import nv
@@ -13,6 +15,7 @@ import qg
 
 MS = qg.MS
 YIELD = 1
+TRACING = Path("/sys/kernel/tracing")
 
 pytestmark = pytest.mark.quiet
 
@@ -186,6 +189,37 @@ def test_no_window_is_no_turn_and_no_plan_is_no_gate(qgpu, run):
 
     assert (off(), a.usage().gate_closed) == ([0], 0)
     assert a.usage().gated_ns > 0
+
+
+@pytest.fixture
+def moves(module) -> Iterator[Callable[[], list[tuple[int, str]]]]:
+    """Return the pods whose gates have moved since the last call, in order: on or off the card."""
+    if not (TRACING / "events/qgpu").exists():
+        qg.mount("tracefs", TRACING)
+    enable, trace = TRACING / "events/qgpu/qgpu_gate/enable", TRACING / "trace"
+    enable.write_text("1")
+
+    def moved() -> list[tuple[int, str]]:
+        lines = re.findall(r"qgpu_gate: gpu=0 pod=(\d+) channels=\d+ (on|off)", trace.read_text())
+        trace.write_text("")
+        return [(int(pod), way) for pod, way in lines]
+
+    yield moved
+    enable.write_text("0")
+
+
+@pytest.mark.parametrize(("slice_us", "channels", "first"), [(1000, 1, "on"), (50, 1, "off"), (1000, 65, "off")])
+def test_next_gate_opens_first_if_that_is_one_call(qgpu, run, moves, slice_us, channels, first):
+    """The shortest slices, and gates that take several calls to open, close first: the second pod has 65 channels."""
+    a, b = run("a", flood), run("b", flood, 1000, channels)
+    qgpu.plan((a.id, slice_us), (b.id, slice_us, []))
+    assert qg.until(lambda: off() == [0, channels])
+    moves()
+    qgpu.plan((a.id, slice_us, []), (b.id, slice_us))
+    assert qg.until(lambda: off() == [1, 0])
+    found = [way for way, _ in itertools.groupby(way for _, way in moves())]
+
+    assert found == (["on", "off"] if first == "on" else ["off", "on"])
 
 
 def test_timeslices_go_back_with_the_plan(qgpu, run):
