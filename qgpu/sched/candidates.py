@@ -27,7 +27,8 @@ _SHORT = 0.93
 #: A way stays after a change of weights if the pods do at least this part of the work that they did before.
 _AS_GOOD = 0.97
 
-#: A longer round, and gates, are worth a trial once switches take more than these parts of the time.
+#: A longer round is worth a trial once switches take more than _SWITCHING_LOW of the time. Gates are worth one even where
+#: all pods use their slices up, once switches take more than _SWITCHING_HIGH.
 _SWITCHING_LOW, _SWITCHING_HIGH = 0.02, 0.05
 
 #: Two rounds are alike if one is less than a fifth longer than the other: the difference of their logarithms, base 2.
@@ -43,7 +44,7 @@ _OWED, _LEAST_SLICE_US = 0.97, 250
 _ROUND_WORTH = 1.08
 _SHORTER_WORTH = 1.02
 _GATES_WORTH = 1.03
-MIN_GATED_USE, _MIN_USE_KEPT = 0.9, 0.97
+MIN_GATED_USE, _MIN_USE_KEPT = 0.85, 0.97
 
 #: Gates that failed are tried again after GATES_RETRY_NS; or after _GATES_BACKOFF_NS, if they had worked before or a
 #: pod's turns have become longer or shorter by the factor _CHANGED_TURNS.
@@ -176,15 +177,28 @@ def serves_as_before(expected: float, trial: Trial, weights: Mapping[str, int]) 
 
 
 def gates_may_pay(now: Tuning, best: Trial, pods: Mapping[str, RoundEntry]) -> bool:
-    """Tell whether gates can gain something over slices: a pod is owed work and short, or switches take much time.
+    """Tell whether gates can gain something over slices: two pods or more ask for work, and one is owed some.
 
-    A pod with uneven turns is launched kernel by kernel. Its turns by gate would be full of gaps.
+    Not where all pods use their slices up and switches take little time. Nor where a pod had uneven turns in any trial:
+    it is launched kernel by kernel, and its turns by gate would be full of gaps.
     """
-    weights = {name: entry.weight for name, entry in pods.items()}
-    asking = weights.keys() - now.satisfied
-    if len(asking) < 2 or asking & best.uneven or not owed(best, now.satisfied, pods):
+    asking = pods.keys() - now.satisfied
+    uneven = best.uneven.union(*(trial.uneven for trial in now.trials))
+    if len(asking) < 2 or asking & uneven or (best.slices_exhausted and best.switching < _SWITCHING_HIGH):
         return False
-    return best.switching > _SWITCHING_HIGH or bool(short_of_share(best, weights, _SHORT) - now.satisfied)
+    return owed(best, now.satisfied, pods)
+
+
+def round_to_see_steps(now: Tuning, best: Trial, pods: Mapping[str, RoundEntry], period_ns: int) -> Sharing | None:
+    """Return a round as long as the period, if slices have cut all steps of a pod that leaves turns early.
+
+    Only a step that no slice cuts shows whether the pod has even turns. None if that is known or was on trial, and where
+    no pod has a quota: steps then wait for all of the others' for nobody's sake.
+    """
+    seen = frozenset[str]().union(*(trial.fits_slice | trial.uneven for trial in now.trials))
+    longest, has_quotas = Sharing(), any(entry.grant.cores is not None for entry in pods.values())
+    known = not has_quotas or best.early - now.satisfied <= seen
+    return None if known or _tried(longest, now, period_ns) else longest
 
 
 def gates_retry_due(now: Tuning, best: Trial, now_ns: int) -> bool:

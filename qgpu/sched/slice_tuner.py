@@ -27,6 +27,7 @@ from qgpu.sched.candidates import (
     gates_retry_due,
     next_round,
     resting_unasked,
+    round_to_see_steps,
     serves_as_before,
     shorter_slices,
 )
@@ -139,7 +140,7 @@ def _proceed(
         best = best_round(slices, now.trials, pods)
         now = now._replace(gates_failed=best.turns_ns, gates_failed_ns=now_ns)
     elif _gates_are_next(now, best, pods, utilization, now_ns):
-        return now.at(_BY_GATE)
+        return now.at(round_to_see_steps(now, best, pods, period_ns) or _BY_GATE)
     return now.settle_on(best)
 
 

@@ -72,7 +72,7 @@ def test_every_second_is_shared_by_quota_where_the_card_is_full(
     simulation.pass_by(2)
 
     # By gate, the gaps of batches (4 % of their steps) fall into their own turns.
-    assert max(error(second.work, weights) for second in simulation.seconds(8)) <= 1.1 * ONE_POINT
+    assert max(error(second.work, weights) for second in simulation.seconds(8)) <= 1.4 * ONE_POINT
 
 
 #: Quotas beside a pod without one: a pod waits between its steps, or the pod without a quota wakes often.
@@ -510,3 +510,24 @@ def test_a_timer_within_its_quota_misses_no_step(
     done = fmean(second.work["b"] for second in simulation.seconds(4))
 
     assert done >= 0.9 * work
+
+
+#: Pods that gates or short slices served badly: frameworks and batches, and short steps whose switches cost much.
+HARD = {
+    "a framework beside batches": [(40, [eager(5950, 0.8)]), (50, [batches(6200, 80)])],
+    "a framework that rarely runs": [(10, [eager(7400, 0.25)]), (80, [batches(5100)]), (5, [batches(14_600, 100)])],
+    "a flood, batches, a framework": [(35, [eager(10_600, 0.36)]), (15, [batches(22_800)]), (45, [FLOOD])],
+    "short steps": [(80, [batches(700, 60)]), (20, [batches(7900, 60)])],
+}
+
+
+@pytest.mark.parametrize("pods", HARD.values(), ids=HARD.keys())
+def test_nine_tenths_of_every_quota_without_losing_the_card(pods: Sequence[tuple[int, Sequence[Workload]]]) -> None:
+    simulation = simulated("burst-share", pods)
+    simulation.pass_by(4)
+    seconds = list(simulation.seconds(5))
+    work = {name: fmean(second.work[name] for second in seconds) for name in seconds[0].work}
+
+    assert sum(work.values()) > 0.88
+    for (cores, _), done in zip(pods, work.values(), strict=True):
+        assert done > 0.87 * cores / 100
