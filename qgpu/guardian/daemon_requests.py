@@ -167,10 +167,7 @@ class DaemonRequests:
         self._amended(message["name"])
 
     def _check_name(self, name: str) -> None:
-        """Refuse the name of a retired pod whose RM clients or memory others keep: they would be the new pod's.
-
-        What its ended processes had goes by itself, and does not matter.
-        """
+        """Refuse the name of a retired pod whose RM clients or memory others keep: they would be the new pod's."""
         table, has_client = self._shared.table, self._shared.gpu_ops.has_client
         if name in table.pods:
             return

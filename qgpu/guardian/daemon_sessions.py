@@ -170,7 +170,6 @@ class DaemonSessions:
             self._hang_up(number)
 
     def _hang_up(self, number: int) -> None:
-        """End a session and the plans that it sent."""
         session = self._sessions.pop(number)
         self._selector.unregister(session.connection.sock)
         session.connection.close()

@@ -148,10 +148,7 @@ class Guardian:
         self.gpu_ops.on_replaced = lambda rm: self.shared.claims.replaced(rm)
 
     def _add_cards(self, devices: Iterable[RmDevice], divided: Collection[int]) -> None:
-        """Set up the cards whose GPU time can be measured, and the MIG instances of those that are ``divided``.
-
-        Raises NoGpuError if there is none.
-        """
+        """Set up measurable cards, and the MIG instances of those that are ``divided``. Raises NoGpuError if none."""
         logs: dict[int, DividedLog] = {}
         for device in devices:
             if device.mig is not None and device.mig.card not in divided:
@@ -241,7 +238,6 @@ class Guardian:
         return min(due) - time.monotonic_ns()
 
     def _run_due(self) -> None:
-        """Do what is due by time or because of the last messages."""
         now = time.monotonic_ns()
         if self._forget_ended() | self.shared.reconciler.run_due(now):
             self._changed()
@@ -338,10 +334,10 @@ class Guardian:
         changed, until_ns = False, time.monotonic_ns() + _FORGETTING_NS
         while self._ended and time.monotonic_ns() < until_ns:
             pid = self._ended.popleft()
+            pod = self.table.processes.get(pid, "")
             if files := self.shared.uvm_files.take(pid):
-                self._release(self.table.processes.get(pid, ""), files, partial(self._ended.append, pid))
+                self._file_work.do(pod, partial(self._release, pid, files))
             else:
-                pod = self.table.processes.get(pid, "")
                 changed |= self.shared.exited(pid)
                 self._search_mappings(pod)
         return changed
@@ -356,14 +352,10 @@ class Guardian:
         self._to_search.discard(pod)
         self.shared.quota.search.clear(pod)
 
-    def _release(self, pod: str, files: list[UvmFile], then: Callable[[], None]) -> None:
-        """Empty UVM files in the pod's thread."""
-
-        def release() -> None:
-            self.shared.uvm_files.release(files)
-            self._in_main_loop(then)
-
-        self._file_work.do(pod, release)
+    def _release(self, pid: int, files: list[UvmFile]) -> None:
+        """Empty the UVM files of an ended process, which is then forgotten; a pod's thread runs this."""
+        self.shared.uvm_files.release(files)
+        self._in_main_loop(partial(self._ended.append, pid))
 
     def _look_at_files(self) -> None:
         """Find closed files that keep memory; a pod can have very many files."""

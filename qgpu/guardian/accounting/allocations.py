@@ -191,7 +191,6 @@ class Allocations:
             self.pod_ended(other)
 
     def _change(self, memory: Allocation, pod: str, size: int) -> None:
-        """Charge an allocation to a pod, at a size."""
         self._count(memory, -1)
         self._carries.change(memory.pod, -len(memory.carriers))
         self._remove_kept(memory)
@@ -330,10 +329,7 @@ class Allocations:
                 self._discharge_if_unused(self.memories.get(each.memory))
 
     def exited(self, pid: int) -> None:
-        """Forget a process's address space; ``forget_some`` forgets its mappings in steps.
-
-        What could be managed memory stays charged to the pod.
-        """
+        """Forget a process's address space, and its mappings in steps; what could be managed memory its pod keeps."""
         pod = self._pods.pop(pid, "")
         if (size := self.managed.pop(pid, None)) is not None:
             self.managers.change(pod, -1)
@@ -427,10 +423,7 @@ class Allocations:
         self.held.change((memory.pod, memory.instance), times * charged_bytes(memory.size))
 
     def among(self, mappings: Iterable[Mapping], base: int, uuid: bytes | None) -> list[Allocation]:
-        """List the allocations among mappings that end above an address, for one card or for all.
-
-        It needs no lock, and takes as long as there are mappings.
-        """
+        """List the allocations among mappings that end above an address, for one card or for all. It needs no lock."""
         numbers = {each.memory for each in mappings if base < each.end and uuid in (None, each.uuid)}
         return [memory for number in sorted(numbers) if (memory := self.memories.get(number)) is not None]
 

@@ -156,7 +156,6 @@ class ObjectTable(ObjectTree):
         self._add_user(client, fact["pid"], fact["fd"])
 
     def _unrestorable(self, fact: Fact) -> None:
-        """Record that a client was given something that a checkpoint cannot restore."""
         entry = self.clients.get(fact["client"])
         if entry is not None and fact["what"] not in entry.unrestorable:
             entry.unrestorable.add(fact["what"])
@@ -272,7 +271,6 @@ class ObjectTable(ObjectTree):
             rm.uses = tuple(handle for handle in rm.uses if handle != key[1])
 
     def _unnamed(self, fact: Fact) -> None:
-        """Record how many objects a pod may have made under unknown handles."""
         if fact["pod"] in self._of_pod:
             self.unnamed[fact["pod"]] = fact["count"]
 
@@ -537,10 +535,7 @@ class ObjectTable(ObjectTree):
         return self.clients[rm.client].pod
 
     def ending_with(self, key: Key) -> list[Allocation]:
-        """List the allocations that lose all handles but those on the fabric when an object is freed.
-
-        It needs no lock, and takes as long as there are objects.
-        """
+        """List what loses all handles but those on the fabric when an object is freed. It needs no lock."""
         going = {rm.key for rm in self.below(key) if rm.rm_class == abi.NV01_MEMORY_LOCAL_USER}
         return [each for each in self.allocations.behind(going) if not self._handles_besides(each, going)]
 
@@ -555,10 +550,7 @@ class ObjectTable(ObjectTree):
         return any(not self.is_on_fabric(each) for each in tuple(memory.handles) if each not in going)
 
     def exported(self, pod: str, instance: int | None, size: int, most: int) -> list[Allocation]:
-        """List a pod's allocations of a size that a file may carry and that have a handle; newest first.
-
-        A pod can keep very many of a size, so only the ``most`` newest are looked at.
-        """
+        """List those with a handle of a pod's ``most`` newest allocations of a size that a file may carry."""
         if instance is None:
             return []
         return [memory for memory in self.allocations.kept_of_size(pod, instance, size, most) if memory.handles]

@@ -238,7 +238,6 @@ class ObjectTree:
         return [rm for rm in self._confirmed_tsgs() if self.is_copy(rm) and self.instance_of(rm) == instance]
 
     def _confirmed_tsgs(self) -> Iterator[RmObject]:
-        """List confirmed TSGs, each by its first handle."""
         return (rm for rm in (self.objects[key] for key in self._tsgs.firsts()) if rm.confirmed)
 
     def channels(self, tsg: RmObject) -> list[RmObject]:
@@ -257,10 +256,7 @@ class ObjectTree:
         return next(iter(self._subdevices.of(device)), None)
 
     def channels_freed_with(self, key: Key) -> list[Key]:
-        """List the channels that RM frees with an object or a client; no walk over the client's other objects.
-
-        It needs no lock.
-        """
+        """List the channels that RM frees with an object or a client. It needs no lock."""
         handles = list(self.channel_handles.of(key[0]))
         known = key in self._children or key in self._users or key[1] in handles
         if key[0] != key[1] and not known:

@@ -53,18 +53,7 @@ def confirm_fact(key: Key, context: int = 0) -> Fact:
 
 def object_fact(rm: RmObject) -> Fact:
     """Return the fact that describes an object."""
-    fact = {
-        "fact": "object",
-        "client": rm.client,
-        "handle": rm.handle,
-        "parent": rm.parent,
-        "class": rm.rm_class,
-        "detail": rm.detail,
-    }
-    if rm.same_as is not None:
-        fact["same_as"] = list(rm.same_as)
-    if rm.uses:
-        fact["uses"] = list(rm.uses)
-    if rm.written:
-        fact["written"] = list(rm.written)
-    return fact
+    fact: Fact = {"fact": "object", "client": rm.client, "handle": rm.handle, "parent": rm.parent}
+    fact |= {"class": rm.rm_class, "detail": rm.detail}
+    lists = {"same_as": rm.same_as, "uses": rm.uses, "written": rm.written}
+    return fact | {name: list(handles) for name, handles in lists.items() if handles}

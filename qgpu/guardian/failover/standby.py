@@ -70,10 +70,7 @@ class Standby:
             self._daemon.send(message)
 
     def _hold(self, message: dict[str, Any], fds: list[int]) -> None:
-        """Take over the inherited listeners or a new one, or close one.
-
-        If no descriptor was free for a listener, the daemon hands it over later.
-        """
+        """Take over the inherited listeners or a new one, if a descriptor was free for it; or close one."""
         for number, (pod, fd) in message.get("inherited", {}).items():
             os.set_inheritable(fd, False)
             self.listeners[int(number)] = pod, fd
@@ -97,7 +94,6 @@ class Standby:
                 return
 
     def _follow(self) -> None:
-        """Read what the guardian has written since."""
         anew, facts = self._journal.read()
         if anew:
             self.table = ObjectTable()

@@ -200,10 +200,7 @@ class Gpu:
         return tsg if pod in (None, self.table.clients[tsg[0]].pod) else None
 
     def _kept_as(self, engine_context: Hashable) -> Hashable:
-        """Return a context for all of a process's contexts without a channel: it can make any number of them.
-
-        None if the TSG has ended.
-        """
+        """Return one context for all of a process's contexts without a channel; None if the TSG has ended."""
         if self._tsg_of(engine_context) is None:
             return None
         if not isinstance(engine_context, tuple) or engine_context[0] in self._by_context:

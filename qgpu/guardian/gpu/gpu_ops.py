@@ -292,10 +292,7 @@ class GpuOps:
             return None
 
     def instance_of(self, file: int, client: int, subdevice: int) -> int | None:
-        """Ask RM, through a file of ours, which card a subdevice is on; None if the card is not one of ours.
-
-        On a host with one card, RM need not be asked.
-        """
+        """Ask RM, unless there is only one card, which of ours a subdevice is on; None if it is none of them."""
         if len(self._devices) == 1 and len(self._client.cards()) == 1:
             return next(iter(self._devices))
         params = ffi.new("NV2080_CTRL_GPU_GET_ID_PARAMS *")
@@ -369,10 +366,7 @@ class GpuOps:
             return False
 
     def clients_behind_fd(self, pid: int, fd: int, clients: Set[int]) -> Set[int]:
-        """Return which of a pod's RM clients a descriptor leads to; its process need not be watched.
-
-        Raises OSError if no descriptor was free to look with.
-        """
+        """Return which of a pod's RM clients a descriptor leads to. Raises OSError without a free descriptor."""
         entry = next((found for client in clients if (found := self._table.clients.get(client)) is not None), None)
         if entry is None or proc.device(pid, fd) != _CONTROL_DEVICE:
             return frozenset()

@@ -99,7 +99,6 @@ class Reconciler:
         heappush(self._order, (due_ns, recheck.key))
 
     def _next(self) -> _Recheck | None:
-        """Return the recheck that is due first."""
         while self._order:
             due_ns, key = self._order[0]
             if (recheck := self._rechecks.get(key)) is not None and recheck.due_ns == due_ns:

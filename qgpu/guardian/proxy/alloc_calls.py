@@ -18,7 +18,7 @@ from qgpu.guardian.proxy.alloc_checks import AllocChecks
 from qgpu.guardian.proxy.client_registry import OTHER_PROCESS, of_others
 from qgpu.guardian.proxy.free_calls import FreeHandler
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
-from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
+from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer, IoctlProxy
 from qgpu.guardian.proxy.os_events import TOO_MANY
 from qgpu.guardian.proxy.passthrough import Passthrough
 from qgpu.guardian.proxy.rm_share import RmShare
@@ -26,25 +26,20 @@ from qgpu.guardian.rules import classes
 from qgpu.linux import proc
 from qgpu.nvidia import abi, mig
 
-#: Offsets of the pointers to parameters and rights in RM_ALLOC's structures; NVOS05 has neither.
-_POINTERS_AT, _POINTERS_BYTES, _RIGHTS_AT = 16, 16, 24
+#: Offsets of the pointers to parameters and rights in RM_ALLOC's structures.
+_PARAMS_AT, _RIGHTS_AT = 16, 24
 #: Offset of the new object's handle, which RM writes if it chooses it.
 _HANDLE_AT = 8
 #: How long an object of the page that RM shares with all waits for UVM's mappings in progress.
 _PATIENCE_S = 1.0
-_BARE_BYTES = abi.sizeof("NVOS05_PARAMETERS")
-#: The refusal of page tables that cannot be counted.
-PAGE_TABLES = "address space with its page tables"
-#: The refusal of memory at a chosen address, where RM takes more than was asked for.
-CHOSEN_PLACE = "memory at an address of the card"
-#: The refusal of an address space that processes share which map into none of their own.
+# Refusals. Page tables cannot be counted; at a chosen address RM takes more memory than was asked for.
+PAGE_TABLES, CHOSEN_PLACE = "address space with its page tables", "memory at an address of the card"
+#: All processes that map into none of their own share it.
 WHOLE_CARDS = "the whole card's address space"
-#: The refusal of compute that RM cannot take off the card in the middle of a kernel.
+#: RM cannot take it off the card in the middle of a kernel.
 NOT_PREEMPTIBLE = "compute that cannot be preempted"
-#: The refusal of a TSG or channel for which the card would write anything but memory that a pod may free.
-OTHER_MEMORY = "notifier or USERD that is no plain memory"
-#: The refusal of a channel whose USERD would be in memory of others.
-BEYOND_MEMORY = "USERD beyond its memory"
+#: The card would write what a pod may not free, and into memory of others.
+OTHER_MEMORY, BEYOND_MEMORY = "notifier or USERD that is no plain memory", "USERD beyond its memory"
 _USERD_AT, _USERD_OFFSET_AT = (abi.offsetof("NV_CHANNEL_ALLOC_PARAMS", f) for f in ("hUserdMemory", "userdOffset"))
 _USERD_BYTES = 512
 _WRITABLE = frozenset({abi.NV01_MEMORY_LOCAL_USER, abi.NV01_MEMORY_SYSTEM})
@@ -66,24 +61,24 @@ class _AllocRequest:
 
     @property
     def tracked(self) -> bool:
-        """Tell whether the object table keeps objects of this class."""
         return self.rm.rm_class in classes.KEPT
 
     @property
-    def status(self) -> int:
-        """Return the status in the call's structure."""
-        return self.block.u32(self.asked.status_at)
+    def made(self) -> Key:
+        """The object's name, also if RM has chosen its handle."""
+        return self.rm.client, self.block.u32(_HANDLE_AT)
 
-    def answer(self, status: int) -> None:
-        """Put a status into the call's structure."""
-        self.block.patch_u32(self.asked.status_at, status)
-
-    def restore_pointers(self) -> None:
-        """Put the pod's own pointers back in the place of ours."""
-        if self.escape.size > _BARE_BYTES:
-            self.block.restore(_POINTERS_AT, 8)
-        if self.asked.rights:
-            self.block.restore(_RIGHTS_AT, 8)
+    def perform(self, proxy: IoctlProxy) -> int:
+        """Call RM, with pointers to our copies meanwhile; return an errno."""
+        copies = ((_PARAMS_AT, self.params), (_RIGHTS_AT, self.rights))
+        pointers = [(at, copy.at) for at, copy in copies if copy is not None]
+        for at, address in pointers:
+            self.block.patch_u64(at, address)
+        self.pod_call.begin()
+        error = proxy.escape(self.pod_call.file, self.escape.number, self.block)
+        for at, _ in pointers:
+            self.block.restore(at, 8)
+        return error
 
 
 class AllocHandler(Handler):
@@ -99,26 +94,24 @@ class AllocHandler(Handler):
     def alloc(self, pod_call: PodCall, escape: rm_calls.Escape, block: IoctlBuffer, asked: rm_calls.Alloc) -> int:
         """Make an object, or refuse it."""
         if asked.flags & abi.NVOS64_FLAGS_SERIALIZED:
-            return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INVALID_ARGUMENT)
+            return block.answer(abi.NV_ERR_INVALID_ARGUMENT)
         row = classes.ALLOWED_TO_SOME.get(asked.rm_class)
         if row is None or not self._ctx.may(row.why):
-            return self._ctx.refuse(
-                block, asked.status_at, classes.refusal(asked.rm_class), classes.name(asked.rm_class)
-            )
+            return self._refuse(block, classes.refusal(asked.rm_class), classes.name(asked.rm_class))
         if (request := self._copy_in(pod_call, escape, block, asked)) is None:
-            return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INVALID_ADDRESS)
+            return block.answer(abi.NV_ERR_INVALID_ADDRESS)
         params, names_others = request.params, self._shared.clients.names_others
         if params is not None and names_others(self._pod, asked.client, row.clients, params.data):
-            return self._refuse(request, abi.NV_ERR_INVALID_OBJECT_HANDLE, of_others(row.name))
+            return self._refuse(block, abi.NV_ERR_INVALID_OBJECT_HANDLE, of_others(row.name))
         if asked.rm_class in classes.EVENTS and not self._free_handler.events.has_room():
-            return self._refuse(request, abi.NV_ERR_INSUFFICIENT_RESOURCES, TOO_MANY)
+            return self._refuse(block, abi.NV_ERR_INSUFFICIENT_RESOURCES, TOO_MANY)
         if asked.rm_class == abi.FERMI_VASPACE_A and params is not None and params.u32() not in _OWN_SPACES:
-            return self._refuse(request, abi.NV_ERR_INVALID_ARGUMENT, WHOLE_CARDS)
+            return self._refuse(block, abi.NV_ERR_INVALID_ARGUMENT, WHOLE_CARDS)
         self._free_handler.undo_interrupted(pod_call, request.rm.key)
         if (memory := self._uncounted_memory(request)) is not None:
-            return self._refuse(request, abi.NV_ERR_NOT_SUPPORTED, memory)
+            return self._refuse(block, abi.NV_ERR_NOT_SUPPORTED, memory)
         if not self._is_ours(request):
-            return self._refuse(request, abi.NV_ERR_INVALID_CLIENT)
+            return block.answer(abi.NV_ERR_INVALID_CLIENT)
         if asked.rm_class in classes.EVENTS:
             refusal = self._shared.claims.vacate(request.rm.key)
         elif asked.rm_class in OWN_BOUNDS:
@@ -126,20 +119,19 @@ class AllocHandler(Handler):
         else:
             refusal = self._untracked.refusal(asked.client, asked.handle, asked.rm_class)
         if refusal:
-            return self._refuse(request, refusal)
+            return block.answer(refusal)
         if not self._may_be_written(pod_call.file, request.rm):
-            return self._refuse(request, abi.NV_ERR_INVALID_OBJECT_HANDLE, OTHER_MEMORY)
+            return self._refuse(block, abi.NV_ERR_INVALID_OBJECT_HANDLE, OTHER_MEMORY)
         if self._has_userd_elsewhere(request):
-            return self._refuse(request, abi.NV_ERR_INVALID_ARGUMENT, BEYOND_MEMORY)
+            return self._refuse(block, abi.NV_ERR_INVALID_ARGUMENT, BEYOND_MEMORY)
         if refusal := self._checks.admit(pod_call.pid, request.rm):
-            return self._refuse(request, refusal)
+            return block.answer(refusal)
         if self._is_first_device(request):
-            block.restore(_POINTERS_AT, _POINTERS_BYTES)
-            return self._passthrough.continue_in_kernel(pod_call, block, asked.status_at, request.rm)
+            return self._passthrough.continue_in_kernel(pod_call, block, request.rm)
         if request.tracked and (refusal := self._ctx.claim(request.rm, self._kept_memory(request, row))):
-            return self._refuse(request, refusal)
+            return block.answer(refusal)
         if asked.rm_class == abi.RM_USER_SHARED_DATA and not self._ctx.uvm_mappings.wait(_PATIENCE_S):
-            return self._refuse(request, abi.NV_ERR_BUSY_RETRY)  # a mapping could name the object at once
+            return block.answer(abi.NV_ERR_BUSY_RETRY)  # a mapping could name the object at once
         if asked.rm_class == abi.NV50_P2P:
             self._shared.clients.record_unrestorable(asked.client, PEER_ACCESS)
         return self._make(request)
@@ -147,23 +139,19 @@ class AllocHandler(Handler):
     def _copy_in(
         self, pod_call: PodCall, escape: rm_calls.Escape, block: IoctlBuffer, asked: rm_calls.Alloc
     ) -> _AllocRequest | None:
-        """Copy what the call points to, and point the call at the copies; None if the pod's memory is not readable."""
+        """Copy what the call points to; None if the pod's memory is not readable."""
         params = rights = None
         if asked.params and (params := self._proxy.read_params(pod_call.call.tid, asked.params)) is None:
             return None
         if asked.rights and (rights := self._proxy.read(pod_call.call.tid, asked.rights, 4)) is None:
             return None
+        rm = RmObject(asked.client, asked.handle, asked.parent, asked.rm_class)
         if params is not None:
-            block.patch_u64(_POINTERS_AT, params.at)
             if asked.rm_class == abi.RM_USER_SHARED_DATA:
                 virtualize.leave_out_processes(params.data)
-        if rights is not None:
-            block.patch_u64(_RIGHTS_AT, rights.at)
-        detail = rm_calls.detail(asked.rm_class, params.data) if params else 0
-        rm = RmObject(asked.client, asked.handle, asked.parent, asked.rm_class, detail)
-        if params is not None:
-            rm.uses = rm_calls.uses(asked.rm_class, params.data)
-            rm.written = rm_calls.written(asked.rm_class, params.data)
+            rm.detail = rm_calls.detail(asked.rm_class, params.data)
+            rm.uses = rm_calls.handles(rm_calls.USES, asked.rm_class, params.data)
+            rm.written = rm_calls.handles(rm_calls.WRITTEN, asked.rm_class, params.data)
         return _AllocRequest(pod_call, escape, block, asked, params, rights, rm)
 
     def _may_be_written(self, file: int, rm: RmObject) -> bool:
@@ -203,19 +191,11 @@ class AllocHandler(Handler):
         size = known.detail if known else self._gpu_ops.size_by_file(request.pod_call.file, rm.client, memory)
         return params.u64(_USERD_OFFSET_AT) + _USERD_BYTES > size
 
-    def _refuse(self, request: _AllocRequest, status: int, what: str | None = None) -> int:
-        """Answer with a status and the pod's own pointers; count the refusal if it has a name."""
-        request.block.restore(_POINTERS_AT, _POINTERS_BYTES)
-        if what is None:
-            return self._ctx.answer(request.block, request.asked.status_at, status)
-        return self._ctx.refuse(request.block, request.asked.status_at, status, what)
-
     def _is_ours(self, request: _AllocRequest) -> bool:
         """Tell whether the object's client is the pod's. RM checks that the call's file reaches it."""
-        pod_call, client = request.pod_call, request.rm.client
-        if not request.tracked and self._shared.clients.owns(self._pod, client):
-            return True
-        return self._register(pod_call, client)
+        client = request.rm.client
+        known = not request.tracked and self._shared.clients.owns(self._pod, client)
+        return known or self._register(request.pod_call, client)
 
     def _uncounted_memory(self, request: _AllocRequest) -> str | None:
         """Name memory that RM takes without a way to count it: a pod under a limit may not have it."""
@@ -230,7 +210,6 @@ class AllocHandler(Handler):
         return None
 
     def _kept_memory(self, request: _AllocRequest, row: classes.Class) -> int | None:
-        """Return the number of the allocation that the object keeps; None if it keeps none."""
         if row.holds_memory_at is None or request.params is None:
             return None
         return self._shared.quota.number_of((request.rm.client, request.params.u32(row.holds_memory_at)))
@@ -250,64 +229,52 @@ class AllocHandler(Handler):
         if escape.wrapped:
             return errno.EINVAL
         if not self._shared.control_files.has_room(self._pod):
-            return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INSUFFICIENT_RESOURCES, control_files.TOO_MANY)
+            return self._refuse(block, abi.NV_ERR_INSUFFICIENT_RESOURCES, control_files.TOO_MANY)
         if self._passthrough.makes_root_clients(pod_call):
-            return self._passthrough.continue_in_kernel(pod_call, block, asked.status_at)
+            return self._passthrough.continue_in_kernel(pod_call, block)
         if not self._shared.clients.may_have_another(self._pod):
-            return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INSUFFICIENT_RESOURCES)
+            return block.answer(abi.NV_ERR_INSUFFICIENT_RESOURCES)
         if not self._shared.files.makers.claim(pod_call.file, pod_call.pid, control_files.mark_of(self._pod)):
-            return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INVALID_CLIENT, OTHER_PROCESS)
+            return self._refuse(block, abi.NV_ERR_INVALID_CLIENT, OTHER_PROCESS)
         if (request := self._copy_in(pod_call, escape, block, asked)) is None:
-            return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INVALID_ADDRESS)
+            return block.answer(abi.NV_ERR_INVALID_ADDRESS)
         self._passthrough.end_on(pod_call.file)
-        try:
-            pod_call.begin()
-            error = self._proxy.escape(pod_call.file, escape.number, block)
-        finally:
-            request.restore_pointers()
-        if error:
+        if error := request.perform(self._proxy):
             return error
         client = block.u32(_HANDLE_AT)
-        if request.status == abi.NV_OK and not self._register(pod_call, client, made_here=True):
+        if block.status == abi.NV_OK and not self._register(pod_call, client, made_here=True):
             self._gpu_ops.free(pod_call.file, client, client)
-            request.answer(abi.NV_ERR_INSUFFICIENT_RESOURCES)
+            block.status = abi.NV_ERR_INSUFFICIENT_RESOURCES
         if request.params is not None:
             request.params.store_changes()
         block.store()
         return 0
 
     def _make(self, request: _AllocRequest) -> int:
-        """Have RM make the object, account for the result, and write the answer back."""
+        row = classes.ALLOWED_TO_SOME[request.rm.rm_class]
         try:
-            try:
-                error = self._perform_alloc(request)
-            except OSError:  # RM was not called
-                self._shared.claims.cancel(request.rm.key)
-                raise
-            row = classes.ALLOWED_TO_SOME[request.rm.rm_class]
-            self._ctx.tell_drivers_refusal(row.why, row.name, request.status)
-            self._account(request, error)
-        finally:
-            request.restore_pointers()
+            error = self._perform_alloc(request, row)
+        except OSError:  # RM was not called
+            self._shared.claims.cancel(request.rm.key)
+            raise
+        self._ctx.tell_drivers_refusal(row.why, row.name, request.block.status)
+        self._account(request, error)
         if request.params is not None:
             request.params.store_changes()
         if not error:
             request.block.store()
         return error
 
-    def _perform_alloc(self, request: _AllocRequest) -> int:
+    def _perform_alloc(self, request: _AllocRequest, row: classes.Class) -> int:
         """Call RM; where the parameters name a capability by descriptor, pass our copy of that descriptor."""
-        pod_call, params = request.pod_call, request.params
-        row = classes.ALLOWED_TO_SOME[request.rm.rm_class]
+        params = request.params
         if params is None or not row.capability:
-            pod_call.begin()
             with self._ctx.capability_for(row.why):
-                return self._proxy.escape(pod_call.file, request.escape.number, request.block)
-        taken = self._ctx.take_fd(pod_call, params.u32())
+                return request.perform(self._proxy)
+        taken = self._ctx.take_fd(request.pod_call, params.u32())
         try:
             params.patch_u64(0, taken)
-            pod_call.begin()
-            return self._proxy.escape(pod_call.file, request.escape.number, request.block)
+            return request.perform(self._proxy)
         finally:
             params.restore(0, 8)
             self._ctx.close_fd(taken, proc.device_of(taken))
@@ -315,26 +282,26 @@ class AllocHandler(Handler):
     def _account(self, request: _AllocRequest, error: int) -> None:
         """Confirm the claim or take it back; free what cannot stay, and answer with the reason."""
         rm, file = request.rm, request.pod_call.file
-        made = not error and request.status == abi.NV_OK
+        made = not error and request.block.status == abi.NV_OK
         if request.tracked and not made:
             self._shared.claims.cancel(rm.key)
         elif request.tracked and not self._confirm(request):
-            request.answer(abi.NV_ERR_NO_MEMORY)
+            request.block.status = abi.NV_ERR_NO_MEMORY
         elif rm.rm_class == abi.NV20_SUBDEVICE_0 and (refusal := self._learn_instance(file, rm)):
-            request.answer(refusal)
+            request.block.status = refusal
         elif made:
             self._complete(request)
 
     def _complete(self, request: _AllocRequest) -> None:
         """Do what some classes need once RM has made the object."""
         rm, file = request.rm, request.pod_call.file
-        self._untracked.add(rm.client, request.block.u32(_HANDLE_AT), rm.rm_class, rm.detail)
+        self._untracked.add(*request.made, rm.rm_class, rm.detail)
         if classes.on_compute_engine(rm.rm_class):
             self._make_preemptible(request)
         elif rm.rm_class in classes.EVENTS:
-            self._free_handler.events.add(rm.client, request.block.u32(_HANDLE_AT))
+            self._free_handler.events.add(*request.made)
         elif rm.rm_class == abi.RM_USER_SHARED_DATA:
-            self._rm_share.keep_from_all(file, (rm.client, request.block.u32(_HANDLE_AT)))
+            self._rm_share.keep_from_all(file, request.made)
         elif rm.rm_class == abi.NV50_THIRD_PARTY_P2P:
             self._gpu_ops.register_p2p(file, rm.client, rm.handle)
         elif self._shared.reconciler.is_compute_channel(rm):
@@ -358,8 +325,8 @@ class AllocHandler(Handler):
             return
         if self._shared.allowance(self._pod).graphics:
             return  # its draws cannot be preempted anyway (docs/decisions/0057-graphics.md)
-        self._free_handler.discard(request.pod_call, (rm.client, request.block.u32(_HANDLE_AT)))
-        request.answer(abi.NV_ERR_INVALID_STATE)
+        self._free_handler.discard(request.pod_call, request.made)
+        request.block.status = abi.NV_ERR_INVALID_STATE
         self._count(NOT_PREEMPTIBLE)
 
     def _learn_context(self, file: int, key: Key) -> None:

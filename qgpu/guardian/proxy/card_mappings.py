@@ -8,9 +8,7 @@ before the card can reach it.
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from qgpu.guardian.proxy.client_registry import of_others
 from qgpu.guardian.proxy.dma_mappings import DmaMappings, Place
@@ -30,13 +28,13 @@ class CardMappings(Handler):
 
     def map(self, pod_call: PodCall, block: IoctlBuffer) -> int:
         """Map memory whose class a pod may have."""
-        asked, status_at = _fields(abi.MAP_MEMORY_DMA, block)
+        asked = block.view(abi.MAP_MEMORY_DMA[len(block.data)])
         found = self._gpu_ops.object_info(pod_call.file, asked.hClient, asked.hMemory)
         if found is not None and found[0] in {*classes.PHYSICAL, abi.RM_USER_SHARED_DATA}:
             self._count(classes.name(found[0]))
             return errno.EPERM
         if self._shared.clients.owns(self._pod, asked.hClient) and not self._mappings.fits(asked.hClient):
-            return self._ctx.answer(block, status_at, abi.NV_ERR_INSUFFICIENT_RESOURCES)
+            return block.answer(abi.NV_ERR_INSUFFICIENT_RESOURCES)
         error = self._perform(pod_call, abi.NV_ESC_RM_MAP_MEMORY_DMA, block, asked.hClient)
         if not error and asked.status == abi.NV_OK:
             place = Place(asked.hDevice, asked.hDma, asked.dmaOffset)
@@ -50,11 +48,11 @@ class CardMappings(Handler):
 
     def unmap(self, pod_call: PodCall, block: IoctlBuffer) -> int:
         """Undo a mapping, or from branch 550 on what lies in a range."""
-        asked, status_at = _fields(abi.UNMAP_MEMORY_DMA, block)
+        asked = block.view(abi.UNMAP_MEMORY_DMA[len(block.data)])
         size = getattr(asked, "size", 0)
         # Undoing a range may split a mapping in two, so it needs room for one more.
         if size and not (self._shared.clients.owns(self._pod, asked.hClient) and self._mappings.fits(asked.hClient)):
-            return self._ctx.answer(block, status_at, abi.NV_ERR_INSUFFICIENT_RESOURCES)
+            return block.answer(abi.NV_ERR_INSUFFICIENT_RESOURCES)
         error = self._ctx.perform(pod_call, abi.NV_ESC_RM_UNMAP_MEMORY_DMA, block)
         if not error and asked.status == abi.NV_OK:
             self._mappings.remove(asked.hClient, Place(asked.hDevice, asked.hDma, asked.dmaOffset), size)
@@ -62,13 +60,13 @@ class CardMappings(Handler):
 
     def context_dma(self, pod_call: PodCall, block: IoctlBuffer) -> int:
         """Make a context DMA: by this call RM would make an object of any class, with parameters of its own making."""
-        asked, status_at = _fields({len(block.data): "NVOS39_PARAMETERS"}, block)
+        asked = block.view("NVOS39_PARAMETERS")
         client = asked.hObjectParent
         if asked.hClass != abi.NV01_CONTEXT_DMA:
-            return self._ctx.refuse(block, status_at, abi.NV_ERR_INVALID_CLASS, classes.name(asked.hClass))
+            return self._refuse(block, abi.NV_ERR_INVALID_CLASS, classes.name(asked.hClass))
         owns = self._shared.clients.owns(self._pod, client)
         if owns and (refusal := self._untracked.refusal(client, asked.hObjectNew, asked.hClass)):
-            return self._ctx.answer(block, status_at, refusal)
+            return block.answer(refusal)
         error = self._perform(pod_call, abi.NV_ESC_RM_ALLOC_CONTEXT_DMA2, block, client)
         if not error and asked.status == abi.NV_OK:
             self._untracked.add(client, asked.hObjectNew, asked.hClass, asked.hMemory)
@@ -80,9 +78,3 @@ class CardMappings(Handler):
             self._count(UNSEEN if unseen else of_others(escapes.name(number)))
             return errno.EPERM
         return self._ctx.perform(pod_call, number, block)
-
-
-def _fields(structures: Mapping[int, str], block: IoctlBuffer) -> tuple[Any, int]:
-    """Return a call's structure, of which ``structures`` has the name by size, and where its status lies."""
-    name = structures[len(block.data)]
-    return abi.ffi.cast(f"{name} *", block.pointer), abi.offsetof(name, "status")

@@ -134,7 +134,6 @@ class ClientRegistry(SharedPart):
         return entry.maker != pid and self._has_made(pid, file)
 
     def _has_made(self, pid: int, file: int) -> bool:
-        """Tell whether a process makes the clients on a file."""
         return self._shared.files.makers.is_by(file, pid)
 
     def _may_be_mapped_by_maker(self, entry: RmClientEntry) -> bool:
@@ -260,19 +259,13 @@ class ClientRegistry(SharedPart):
                 self._note({"fact": "unrestorable", "client": client, "what": what})
 
     def recheck_pods(self, pods: Collection[str]) -> None:
-        """Find what pods freed while there was no guardian: ask RM about all of their objects.
-
-        This happens after the unanswered calls are finished, because those calls know best what they freed themselves.
-        """
+        """Ask RM what pods freed without a guardian: after unanswered calls, which know best what they freed."""
         with self._lock:
             clients = [client for pod in pods for client in self._table.clients_of(pod)]
             self._shared.reconciler.recheck_clients(clients, include_memory=True)
 
     def recheck(self, pod: str) -> bool:
-        """Drop a pod's clients that RM no longer has, for at most a tenth of the time; True if there were any.
-
-        Call it without the lock: a pod can have thousands of clients.
-        """
+        """Drop clients that RM no longer has, without the lock and for a tenth of the time at most; True for any."""
         with self._lock:
             began_ns, clients = self._shared.clock(), self._table.clients_of(pod)
             if began_ns < self._look_again_ns.get(pod, 0):

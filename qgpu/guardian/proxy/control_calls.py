@@ -26,19 +26,12 @@ _U16, _SHARE_TYPE_AT = struct.Struct("<H"), abi.offsetof("RS_SHARE_POLICY", "typ
 #: Where NVOS54 points to the parameters.
 _PARAMS_AT = abi.offsetof("NVOS54_PARAMETERS", "params")
 _PREEMPT = "NVA06C_CTRL_PREEMPT_PARAMS"
-#: Controls that may take 1/_RARE_PARTS of the time in the long run, and how often each counts: RM unbinds monitors once
-#: more when their process dies. A single one delays the next by at most _MOST_REST_NS, times that number. A pod may be
-#: _AHEAD_NS ahead, because libcuda preempts twice in a row when a context ends.
-_RARE = {
-    abi.NVA06C_PREEMPT: 1,
-    abi.NV2080_FB_FLUSH_GPU_CACHE: 1,
-    abi.NVB0CC_RESERVE_HWPM_LEGACY: 1,
-    abi.NVB0CC_RELEASE_HWPM_LEGACY: 1,
-    abi.NVB0CC_BIND_PM_RESOURCES: 2,
-    abi.NVB0CC_UNBIND_PM_RESOURCES: 1,
-    abi.NV00DE_REQUEST_DATA_POLL: 1,
-    abi.NV2080_GPU_GET_PIDS: 1,
-    abi.NV2080_GPU_GET_PID_INFO: 1,
+#: Controls that may take 1/_RARE_PARTS of the time in the long run. One that binds monitors counts twice: RM unbinds
+#: them once more when their process dies. A single one delays the next by at most _MOST_REST_NS, or twice that. A pod
+#: may be _AHEAD_NS ahead, because libcuda preempts twice in a row when a context ends.
+_RARE = bound_monitors.HOLDING | {
+    *(abi.NVA06C_PREEMPT, abi.NV2080_FB_FLUSH_GPU_CACHE, abi.NV00DE_REQUEST_DATA_POLL),
+    *(abi.NV2080_GPU_GET_PIDS, abi.NV2080_GPU_GET_PID_INFO),
 }
 _RARE_PARTS, _MOST_REST_NS, _AHEAD_NS = 21, 10**9, 2 * 10**7
 #: About so many processes RM is asked at once: for each it looks through all of its objects, once for each device.
@@ -79,25 +72,25 @@ class ControlHandler(Handler):
         """Handle a control."""
         if (refusal := self._refusal(asked)) is not None:
             if asked.command == abi.NVA06C_SET_TIMESLICE and self._record_timeslice_request(pod_call.call.tid, asked):
-                return self._ctx.answer(block, asked.status_at, abi.NV_OK)
-            return self._ctx.refuse(block, asked.status_at, *refusal)
+                return block.answer(abi.NV_OK)
+            return self._refuse(block, *refusal)
         if (request := self._copy_in(pod_call, block, asked)) is None:
-            return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INVALID_ADDRESS)
+            return block.answer(abi.NV_ERR_INVALID_ADDRESS)
         params = request.params
         if (refusal := self._refused_by_params(asked, params)) is not None:
-            return self._ctx.refuse(block, asked.status_at, *refusal)
+            return self._refuse(block, *refusal)
         if asked.command == abi.NV0000_CLIENT_SET_INHERITED_SHARE_POLICY and beyond_process(_share_type(params)):
             return self._share_all(pod_call, block, asked)
         for key in _named_by_import(request):
             self._free_handler.undo_interrupted(pod_call, key)
         if self._imports_over(request):
-            return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INSERT_DUPLICATE_NAME)
+            return block.answer(abi.NV_ERR_INSERT_DUPLICATE_NAME)
         taken = self._take_descriptor(pod_call, asked.command, params)
         try:
             try:
                 self._record_export(pod_call, asked, params, taken)
             except OSError as why:
-                return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INSUFFICIENT_RESOURCES, str(why.strerror))
+                return self._refuse(block, abi.NV_ERR_INSUFFICIENT_RESOURCES, str(why.strerror))
             error = self._perform(request, taken)
         finally:
             if taken is not None and taken >= 0:
@@ -107,10 +100,10 @@ class ControlHandler(Handler):
     def _share_all(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Control) -> int:
         """Note that a client shares all its objects with all: RM does not hear of that (``rm_share.py``)."""
         if not self._register(pod_call, asked.client):
-            return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INVALID_CLIENT)
+            return block.answer(abi.NV_ERR_INVALID_CLIENT)
         if self._shared.clients.share_with_all(asked.client, ALL_OBJECTS, there=True):
-            return self._ctx.answer(block, asked.status_at, abi.NV_OK)
-        return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INSUFFICIENT_RESOURCES, TOO_MANY)
+            return block.answer(abi.NV_OK)
+        return self._refuse(block, abi.NV_ERR_INSUFFICIENT_RESOURCES, TOO_MANY)
 
     def _copy_in(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Control) -> _ControlRequest | None:
         """Copy what the call points to; None if that is missing or not readable."""
@@ -131,10 +124,8 @@ class ControlHandler(Handler):
         RM skips places without an export, and if a later one fails it frees what stands in all places before.
         """
         mine = self._shared.table.objects if self._shared.clients.owns(self._pod, request.asked.client) else {}
-        file = request.pod_call.file
-        return any(
-            key in mine or self._gpu_ops.object_info(file, *key) is not None for key in _named_by_import(request)
-        )
+        file, about = request.pod_call.file, self._gpu_ops.object_info
+        return any(key in mine or about(file, *key) is not None for key in _named_by_import(request))
 
     def _perform(self, request: _ControlRequest, taken: int | None) -> int:
         """Call RM with our copies, under the owner's lock if that makes a handle on its memory; return an errno."""
@@ -148,18 +139,17 @@ class ControlHandler(Handler):
             pod_call.begin_repeatable()
             with self._ctx.capability_for(row.why):
                 error = self._perform_control(request, taken)
-        self._ctx.tell_drivers_refusal(row.why, controls.name(asked.command), block.u32(asked.status_at))
-        if pod_call.is_retry and not error and _was_done(asked.command, block.u32(asked.status_at)):
-            block.patch_u32(asked.status_at, abi.NV_OK)
+        self._ctx.tell_drivers_refusal(row.why, controls.name(asked.command), block.status)
+        if pod_call.is_retry and not error and _was_done(asked.command, block.status):
+            block.status = abi.NV_OK
         return error
 
     def _write_back(self, request: _ControlRequest, error: int) -> int:
-        """Learn from RM's answer, adapt it, and write it into the pod's memory."""
         block, asked, params = request.block, request.asked, request.params
         block.restore(_PARAMS_AT, 8)
         if params is not None:
-            if not error and block.u32(asked.status_at) == abi.NV_OK:
-                block.patch_u32(asked.status_at, self._handle_answer(request, params))
+            if not error and block.status == abi.NV_OK:
+                block.status = self._handle_answer(request, params)
             for each in request.nested:
                 each.store()
             for where in controls.ALLOWED_TO_SOME[asked.command].pointers:
@@ -204,7 +194,6 @@ class ControlHandler(Handler):
         return None
 
     def _changes_preemption(self, params: IoctlBuffer) -> bool:
-        """Tell whether a pod asks for a preemption mode that it may not have."""
         asked = params.data.ljust(abi.sizeof("NV2080_CTRL_GR_SET_CTXSW_PREEMPTION_MODE_PARAMS"), b"\0")
         flags, _, graphics, compute = struct.unpack_from("<IIII", asked)
         if scheduling.gives_up_preemption(flags, compute):
@@ -235,17 +224,12 @@ class ControlHandler(Handler):
     def _record_export(
         self, pod_call: PodCall, asked: rm_calls.Control, params: IoctlBuffer | None, file: int | None
     ) -> None:
-        """Charge memory that is about to be exported for as long as the exporting file is open.
-
-        Raises OSError if the file cannot be watched.
-        """
-        if params is None or file is None or file < 0:
+        """Charge memory while the file is open by which it is exported. Raises OSError if that cannot be watched."""
+        if params is None or file is None or file < 0 or asked.command not in _EXPORTS:
             return
         if not self._gpu_ops.reaches(pod_call.file, asked.client):
             return
-        if asked.command not in _EXPORTS:
-            return
-        handles = [handle for handle in _of_memory(asked.command, params.data) if handle]
+        handles = list(filter(None, _of_memory(asked.command, params.data)))
         self._dup_handler.check_exports(pod_call.file, asked.client, handles)
         self._shared.quota.export(asked.client, handles, file)
 
@@ -280,9 +264,10 @@ class ControlHandler(Handler):
             begun_ns = time.monotonic_ns()
             error = self._proxy.escape(pod_call.file, abi.NV_ESC_RM_CONTROL, block)
             took_ns = time.monotonic_ns() - begun_ns
-        rest_ns = _RARE[asked.command] * min(_RARE_PARTS * took_ns, _MOST_REST_NS)
+        times = 2 if asked.command == abi.NVB0CC_BIND_PM_RESOURCES else 1
+        rest_ns = times * min(_RARE_PARTS * took_ns, _MOST_REST_NS)
         self._rare_due_ns = max(self._rare_due_ns, begun_ns) + rest_ns
-        if not error and block.u32(asked.status_at) == abi.NV_OK:
+        if not error and block.status == abi.NV_OK:
             match asked.command:
                 case abi.NVB0CC_BIND_PM_RESOURCES:
                     self._shared.monitors_bound(self._pod, pod_call.pid, asked.client, asked.target, pod_call.file)
@@ -370,14 +355,11 @@ class ControlHandler(Handler):
 
 def _was_done(command: int, status: int) -> bool:
     """Tell from RM's answer to a repeated control whether the first attempt had succeeded."""
-    there_already = {abi.NV_ERR_INSERT_DUPLICATE_NAME, abi.NV_ERR_STATE_IN_USE}
-    return status in there_already or (
-        controls.ALLOWED_TO_SOME[command].unregisters and status == abi.NV_ERR_OBJECT_NOT_FOUND
-    )
+    gone = controls.ALLOWED_TO_SOME[command].unregisters and status == abi.NV_ERR_OBJECT_NOT_FOUND
+    return gone or status in {abi.NV_ERR_INSERT_DUPLICATE_NAME, abi.NV_ERR_STATE_IN_USE}
 
 
 def _named_by_import(request: _ControlRequest) -> list[Key]:
-    """List the handles that an import asks for."""
     if request.params is None or request.asked.command not in _IMPORTS:
         return []
     asked = request.asked

@@ -64,7 +64,6 @@ class ControlFileSearch:
             self._wanted.pop(entry.pod, None)
 
     def _work(self, pod: str) -> None:
-        """Search for a pod's clients until none is wanted."""
         try:
             while clients := self._still_wanted(pod):
                 if not self._search(pod, clients):

@@ -18,7 +18,6 @@ from qgpu.guardian.proxy.passthrough_memory import UNSEEN
 from qgpu.nvidia import abi
 
 _DESCRIPTOR_AT = abi.offsetof("NVOS33_PARAMETERS_WITH_FD", "fd")
-_STATUS_AT = abi.offsetof("NVOS33_PARAMETERS_WITH_FD", "status")
 #: How many mappings a process makes; a CUDA program makes about 30. RM undoes one in 1.4 µs (``bench/rm_mappings.py``).
 _MOST = 1 << 16
 #: The journal has the number in steps.
@@ -65,13 +64,14 @@ class CpuMappings(Handler):
         if not self.is_made_here(client):
             return errno.EBUSY  # another thread has changed it
         if number == abi.NV_ESC_RM_MAP_MEMORY:
+            block.view("NVOS33_PARAMETERS_WITH_FD")
             if self._shared.table.clients[client].maker != pod_call.pid:  # as RM: it would count to who may end first
-                return self._ctx.answer(block, _STATUS_AT, abi.NV_ERR_INVALID_CLIENT)
+                return block.answer(abi.NV_ERR_INVALID_CLIENT)
             self.count(pod_call.pid)
             if client in self._ctx.unseen:
-                return self._ctx.refuse(block, _STATUS_AT, abi.NV_ERR_INSUFFICIENT_PERMISSIONS, UNSEEN)
+                return self._refuse(block, abi.NV_ERR_INSUFFICIENT_PERMISSIONS, UNSEEN)
             error = self._ctx.with_descriptor(pod_call, number, block, _DESCRIPTOR_AT)
-            if (status := block.u32(_STATUS_AT)) != abi.NV_OK:
+            if (status := block.status) != abi.NV_OK:
                 self._count(f"mapping by the driver, status {status:#x}")
             return error
         return self._ctx.perform(pod_call, number, block)

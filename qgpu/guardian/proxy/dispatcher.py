@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from functools import partial
 
 import structlog
 
@@ -207,7 +208,6 @@ class Dispatcher:
             self._ctx.close_fd(pod_call.file, device)
 
     def _dispatch_ioctl(self, pod_call: PodCall, request: int, device: int | None) -> int:
-        """Perform an ioctl on the device file that it is on: UVM's, RM's, or another file."""
         major = os.major(device) if device is not None else None
         if major is not None and major == self._shared.pod_uvm_files.major(request):
             return self._uvm_ioctl(pod_call)
@@ -234,10 +234,8 @@ class Dispatcher:
         if request == fast_path.REQUEST and pod_call.unanswered is None:
             pod_call.begin_repeatable()
             call, listener = pod_call.call, pod_call.listener
-            done = self._fast_path.control(
-                call.tid, pod_call.file, call.argument, lambda: listener.still_waiting(call.id)
-            )
-            if done is not None:
+            waits = partial(listener.still_waiting, call.id)
+            if (done := self._fast_path.control(call.tid, pod_call.file, call.argument, waits)) is not None:
                 return done
         return self._escape(pod_call, minor)
 
@@ -253,10 +251,8 @@ class Dispatcher:
         return pid
 
     def _escape(self, pod_call: PodCall, minor: int) -> int:
-        call, memory = pod_call.call, self._proxy.memory
-        escape = rm_calls.unwrap(
-            call.request, call.argument, lambda address, size: memory.read(call.tid, address, size)
-        )
+        call = pod_call.call
+        escape = rm_calls.unwrap(call.request, call.argument, partial(self._proxy.memory.read, call.tid))
         if escape is None:
             return errno.EFAULT
         if escape.wrapped and (
@@ -265,20 +261,22 @@ class Dispatcher:
             return errno.EINVAL  # no library wraps any other call
         if (block := self._proxy.read(call.tid, escape.address, escape.size)) is None:
             return errno.EFAULT
-        match rm_calls.parse(escape.number, block.data):
-            case rm_calls.Control() as asked:
+        if (asked := rm_calls.parse(escape.number, block.data)) is not None:
+            block.status_at = asked.status_at
+        match asked:
+            case rm_calls.Control():
                 return self._controls.control(pod_call, block, asked)
-            case rm_calls.Alloc() as asked:
+            case rm_calls.Alloc():
                 if asked.rm_class in abi.ROOT_CLASSES:
                     return self._alloc_handler.root_client(pod_call, escape, block, asked)
                 return self._alloc_handler.alloc(pod_call, escape, block, asked)
-            case rm_calls.Free() as asked:
+            case rm_calls.Free():
                 return self._free_handler.free(pod_call, escape.number, block, asked)
-            case rm_calls.Dup() as asked:
+            case rm_calls.Dup():
                 return self._dup_handler.dup(pod_call, block, asked)
-            case rm_calls.VidHeap() as asked:
+            case rm_calls.VidHeap():
                 return self._old_memory.heap(pod_call, block, asked)
-            case rm_calls.AllocMemory() as asked:
+            case rm_calls.AllocMemory():
                 return self._old_memory.alloc_memory(pod_call, block, asked, wrapped=escape.wrapped)
         match escape.number:
             case number if number in escapes.MAPPINGS and not escape.wrapped:

@@ -117,10 +117,7 @@ class DmaMappings:
         return found
 
     def _mappings_of(self, client: int) -> _OfClient | None:
-        """Return what is known of a client; None if it is gone. RM may give its handle to another one.
-
-        If another pod had it meanwhile, only the number is known.
-        """
+        """Return what is known of a client, only the number if another pod had it; None if it is gone."""
         if (entry := self._shared.table.clients.get(client)) is None:
             return None
         mine = self._of.get(client)
@@ -141,7 +138,6 @@ class DmaMappings:
         return mine is None or mine.number() < _MOST
 
     def _forget_gone(self) -> None:
-        """Forget mappings whose client or memory is gone."""
         known = self._shared.table.clients
         here = {client: mine for client, mine in self._of.items() if known.get(client) is mine.entry and mine.is_all()}
         self._of = {client: mine for client, mine in here.items() if mine.entry.pod == self._pod}

@@ -60,25 +60,22 @@ class DupHandler(Handler):
         source = self._shared.table.objects.get(source_key)
         known = self._register(pod_call, asked.client)
         if not self._may_take_from(pod_call, asked.source_client) or asked.source_client in self._ctx.unseen:
-            what = of_others("NV_ESC_RM_DUP_OBJECT")
-            return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INSUFFICIENT_PERMISSIONS, what)
+            return self._refuse(block, abi.NV_ERR_INSUFFICIENT_PERMISSIONS, of_others("NV_ESC_RM_DUP_OBJECT"))
         if self._rm_share.is_shared_page(source_key):
-            return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, SHARED_PAGE)
+            return self._refuse(block, abi.NV_ERR_NOT_SUPPORTED, SHARED_PAGE)
         if not known or (source is not None and source.rm_class in classes.GATED and not self._may_share(source)):
-            return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, _SECOND_HANDLE)
+            return self._refuse(block, abi.NV_ERR_NOT_SUPPORTED, _SECOND_HANDLE)
         self._free_handler.undo_interrupted(pod_call, (asked.client, asked.handle))
         if refusal := self._shared.claims.vacate((asked.client, asked.handle)):
-            return self._ctx.answer(block, asked.status_at, refusal)
+            return block.answer(refusal)
         if self._is_other_process(asked):
             self._shared.clients.record_unrestorable(asked.client, IMPORTED)
         if source is not None and source.rm_class in classes.GATED:
             return self._share_tsg(pod_call, block, asked, source)
         with self._shared.pod_lock(self._pod):
             before = self._shared.quota.number_of(source_key)
-            pod_call.begin()
-            with self._rm_share.meanwhile(source_key, asked.client):
-                error = self._proxy.escape(pod_call.file, abi.NV_ESC_RM_DUP_OBJECT, block)
-        if error or block.u32(asked.status_at) != abi.NV_OK:
+            error = self._perform(pod_call, block, asked)
+        if error or block.status != abi.NV_OK:
             block.store()
             return error
         handle = block.u32(8)
@@ -86,9 +83,14 @@ class DupHandler(Handler):
         number = before if same and self._shared.quota.number_of(source_key) == before else None
         parent = asked.parent or asked.client
         if status := self.admit_handle(pod_call, (asked.client, handle), parent, number, is_import=False):
-            return self._ctx.answer(block, asked.status_at, status)
+            return block.answer(status)
         block.store()
         return 0
+
+    def _perform(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Dup) -> int:
+        pod_call.begin()
+        with self._rm_share.meanwhile((asked.source_client, asked.source), asked.client):
+            return self._proxy.escape(pod_call.file, abi.NV_ESC_RM_DUP_OBJECT, block)
 
     def _may_take_from(self, pod_call: PodCall, client: int) -> bool:
         """Tell whether a client is this pod's, or an unknown one on the call's own file.
@@ -102,12 +104,10 @@ class DupHandler(Handler):
         return entry.pod == self._pod
 
     def _is_other_process(self, asked: rm_calls.Dup) -> bool:
-        """Tell whether an object comes from a client of another process."""
         source, own = (self._shared.table.clients.get(client) for client in (asked.source_client, asked.client))
         return source is None or own is None or source.maker != own.maker
 
     def _may_share(self, source: RmObject) -> bool:
-        """Tell whether a TSG of this pod may have another handle in this pod."""
         own = self._shared.clients.owns(self._pod, source.client)
         return own and source.confirmed and source.rm_class == abi.KEPLER_CHANNEL_GROUP_A
 
@@ -120,17 +120,15 @@ class DupHandler(Handler):
         with self._shared.lock:
             rm.uses = tuple(self._shared.table.spaces_of(asked.client))
         if len(rm.uses) > _MOST_SPACES:
-            return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INSUFFICIENT_RESOURCES, _SECOND_HANDLE)
+            return self._refuse(block, abi.NV_ERR_INSUFFICIENT_RESOURCES, _SECOND_HANDLE)
         if refusal := self._checks.admit(pod_call.pid, rm) or self._ctx.claim(rm):
-            return self._ctx.answer(block, asked.status_at, refusal)
-        pod_call.begin()
-        with self._rm_share.meanwhile(source.key, asked.client):
-            error = self._proxy.escape(pod_call.file, abi.NV_ESC_RM_DUP_OBJECT, block)
-        if error or block.u32(asked.status_at) != abi.NV_OK:
+            return block.answer(refusal)
+        error = self._perform(pod_call, block, asked)
+        if error or block.status != abi.NV_OK:
             self._shared.claims.cancel(rm.key)
         elif not self._shared.claims.confirm(rm.key):
             self._free_handler.discard(pod_call, rm.key)
-            return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INSUFFICIENT_RESOURCES)
+            return block.answer(abi.NV_ERR_INSUFFICIENT_RESOURCES)
         block.store()
         return error
 

@@ -29,13 +29,12 @@ class FreeHandler(Handler):
 
     def free(self, pod_call: PodCall, number: int, block: IoctlBuffer, asked: Free | VidHeap) -> int:
         """Free an object and all below it."""
-        client, handle, status_at = asked.client, asked.handle, asked.status_at
-        key = client, handle
+        key = client, handle = asked.client, asked.handle
         ours = self._freed_memory.is_ours(key) and key in self._shared.table.objects
         if ours or self._is_made_for_channels(pod_call.file, key):
-            return self._ctx.answer(block, status_at, abi.NV_ERR_OBJECT_NOT_FOUND)
+            return block.answer(abi.NV_ERR_OBJECT_NOT_FOUND)
         if not self._free_writers(pod_call, key):
-            return self._ctx.answer(block, status_at, abi.NV_ERR_STATE_IN_USE)
+            return block.answer(abi.NV_ERR_STATE_IN_USE)
         was, channels = self._shared.table.objects.get(key), list[Key]()
         gone, error, patched = False, 0, False
         holds_others = client == handle or (was is not None and was.rm_class in _ABOVE_PROFILERS)
@@ -48,12 +47,12 @@ class FreeHandler(Handler):
             if number == abi.NV_ESC_RM_FREE:
                 channels.extend(self._shared.claims.begin_free(key, pod_call.file))
             error = self._proxy.escape(pod_call.file, number, block)
-            refused = not error and block.u32(status_at) in abi.UNKNOWN_TO_RM
+            refused = not error and block.status in abi.UNKNOWN_TO_RM
             if refused and pod_call.is_retry and self._is_gone(key):
                 patched = True
-                block.patch_u32(status_at, abi.NV_OK)  # the dead guardian has freed it
+                block.status = abi.NV_OK  # the dead guardian has freed it
                 channels.extend(self._shared.table.channels_freed_with(key))
-            return not error and block.u32(status_at) == abi.NV_OK
+            return not error and block.status == abi.NV_OK
 
         try:
             with self._shared.monitors.turn(self._pod, client) if unbinds else nullcontext():
@@ -62,7 +61,6 @@ class FreeHandler(Handler):
             self._end_free(key, was, channels, gone=gone)
         if gone:
             self.events.discard(client, handle)
-            self._untracked.discard(key)
         if gone and unbinds:
             self._shared.monitors.unbound(self._pod, client)
         if gone and client == handle and not patched:  # RM has freed it, so the file has no other root client
@@ -122,10 +120,10 @@ class FreeHandler(Handler):
             gone = self._freed_memory.free(pod_call, key, carry_out)
         finally:
             self._end_free(key, was, channels, gone=gone)
-        if gone:
-            self._untracked.discard(key)
 
     def _end_free(self, key: Key, was: RmObject | None, channels: list[Key], *, gone: bool) -> None:
         numbers = self._registered_channels.keep(channels) if gone else []
         self._shared.claims.end_free(key, was, channels, gone=gone)
         self._registered_channels.freed(channels, numbers)
+        if gone:
+            self._untracked.discard(key)

@@ -82,10 +82,7 @@ class FreedMemory(Handler):
             return True
 
     def _judge(self, memories: list[Allocation], before: int | None, after: int | None, size: int | None) -> None:
-        """Discharge freed memory of one card if RM's figure fell by ``size``; otherwise charge it on.
-
-        Without a ``size`` the figures do not show what is gone.
-        """
+        """Discharge freed memory of a card if RM's figure fell by ``size``; charge it on otherwise, or with no size."""
         if after is None:
             return  # this driver gives no figures: rely on the claims
         if before is not None and size is not None and before - after >= size:

@@ -106,17 +106,6 @@ class HandlerContext:
         finally:
             self.close_fd(taken, proc.device_of(taken))
 
-    def answer(self, block: IoctlBuffer, status_at: int, status: int) -> int:
-        """Answer with an RM status without calling RM."""
-        block.patch_u32(status_at, status)
-        block.store()
-        return 0
-
-    def refuse(self, block: IoctlBuffer, status_at: int, status: int, what: str) -> int:
-        """Answer as ``answer`` does, and count the refusal."""
-        self.shared.refusals.count(self.pod, what)
-        return self.answer(block, status_at, status)
-
     def may(self, why: Why) -> bool:
         """Tell whether the pod is one of those to which a call is allowed for this reason."""
         match why:
@@ -176,10 +165,7 @@ class HandlerContext:
     def with_descriptor(
         self, pod_call: PodCall, number: int, block: IoctlBuffer, at: int, before: Callable[[int], object] | None = None
     ) -> int:
-        """Perform a call that names a descriptor of the pod's, on the file that the descriptor means.
-
-        ``before`` is called with our copy of that descriptor, before RM is.
-        """
+        """Perform a call on the file that a descriptor in it means; before RM, ``before`` gets our copy of the file."""
         (fd,) = struct.unpack_from("<i", block.data, at)
         taken = self.take_fd(pod_call, fd) if fd >= 0 else -1
         try:
@@ -200,8 +186,11 @@ class Handler:
         self._shared, self._gpu_ops, self._untracked = ctx.shared, ctx.shared.gpu_ops, ctx.untracked
 
     def _count(self, what: str) -> None:
-        """Count a refusal."""
         self._shared.refusals.count(self._pod, what)
+
+    def _refuse(self, block: IoctlBuffer, status: int, what: str) -> int:
+        self._count(what)
+        return block.answer(status)
 
     def _register(self, pod_call: PodCall, client: int, *, made_here: bool = False) -> bool:
         """Enter a client, named in a call, in the object table; False if it is not the pod's on the call's file."""

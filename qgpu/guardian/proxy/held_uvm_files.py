@@ -11,10 +11,10 @@ from __future__ import annotations
 import os
 import struct
 import threading
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from qgpu.guardian.accounting.sets_by_key import Counts
 from qgpu.guardian.proxy.ioctl_proxy import Perform
 from qgpu.linux import fd_budget, kcmp
 from qgpu.nvidia import uvm
@@ -33,6 +33,8 @@ class UvmFile:
     ours: int
     theirs: int
     cards: set[bytes] = field(default_factory=set)
+    #: Whether it was taken and is not released yet: its cards are still registered.
+    leaving: bool = False
 
 
 @dataclass(slots=True)
@@ -41,11 +43,9 @@ class UvmFiles:
 
     perform: Perform
     _files: dict[int, list[UvmFile]] = field(default_factory=dict)
-    #: By process, files that were taken and are not released yet: their cards are still registered.
-    _leaving: dict[int, list[UvmFile]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     #: How many files are held or not released yet, by pod.
-    _counts: Counter[str] = field(default_factory=Counter)
+    _counts: Counts[str] = field(default_factory=Counts)
 
     def hold(self, pod: str, pid: int, fd: int, file: int, cards: Iterable[bytes]) -> int | None:
         """Hold a file on which cards are about to be used; return the process's descriptor that is known of it.
@@ -53,7 +53,7 @@ class UvmFiles:
         None if the process has too many. A process can name one file by any number of descriptors.
         """
         with self._lock:
-            held = self._files.setdefault(pid, [])
+            held = self._held([pid])
             for each in held:
                 if _is(each, file):
                     each.cards.update(cards)
@@ -61,18 +61,19 @@ class UvmFiles:
             if len(held) >= MOST:
                 return None
             try:
-                held.append(UvmFile(pod, pid, fd_budget.check_headroom(os.dup(file)), fd, set(cards)))
-                self._counts[pod] += 1
+                ours = fd_budget.check_headroom(os.dup(file))
             except OSError:
                 return None
+            self._files.setdefault(pid, []).append(UvmFile(pod, pid, ours, fd, set(cards)))
+            self._counts[pod] += 1
             return fd
 
     def take(self, pid: int) -> list[UvmFile]:
         """Remove and return the files of a process that has ended."""
         with self._lock:
-            taken = self._files.pop(pid, [])
-            if taken:
-                self._leaving.setdefault(pid, []).extend(taken)
+            taken = self._held([pid])
+            for each in taken:
+                each.leaving = True
             return taken
 
     def take_closed(self, pids: Collection[int]) -> dict[int, list[UvmFile]]:
@@ -81,15 +82,14 @@ class UvmFiles:
         This may take long, because a process can have a million descriptors. The lock is free meanwhile.
         """
         with self._lock:
-            held = [(pid, each) for pid in pids for each in self._files.get(pid, ())]
-        gone = [(pid, each) for pid, each in held if not _has(pid, each)]
+            held = self._held(pids)
+        gone = [each for each in held if not _has(each.pid, each)]
         closed: dict[int, list[UvmFile]] = {}
         with self._lock:
-            for pid, each in gone:
-                if each in self._files.get(pid, ()):  # no other thread has taken it
-                    self._files[pid].remove(each)
-                    self._leaving.setdefault(pid, []).append(each)
-                    closed.setdefault(pid, []).append(each)
+            for each in gone:
+                if not each.leaving:  # no other thread has taken it
+                    each.leaving = True
+                    closed.setdefault(each.pid, []).append(each)
         return closed
 
     @property
@@ -105,7 +105,7 @@ class UvmFiles:
     def has_only_of(self, pod: str, pid: int) -> bool:
         """Tell whether no other process of a pod has a file here."""
         with self._lock:
-            return self._counts[pod] == len(self._of(pid))
+            return self._counts[pod] == len(self._files.get(pid, ()))
 
     def pods(self) -> list[str]:
         """List the pods that have files here."""
@@ -115,31 +115,31 @@ class UvmFiles:
     def has_none(self, pid: int) -> bool:
         """Tell whether no file of a process is held, and all that were are released."""
         with self._lock:
-            return not self._of(pid)
+            return pid not in self._files
 
     def has_only(self, pid: int, file: int) -> bool:
         """Tell whether a file is held of a process, and no other one; so all that UVM maps for it is in this file."""
         with self._lock:
-            found = self._of(pid)
+            found = self._files.get(pid, ())
             return len(found) == 1 and _is(found[0], file)
 
     def has(self, pid: int, file: int) -> bool:
         """Tell whether a file is held of a process."""
         with self._lock:
-            return any(_is(each, file) for each in self._files.get(pid, ()))
+            return any(_is(each, file) for each in self._held([pid]))
 
     def has_at(self, pid: int, fd: int) -> bool:
         """Tell whether a file of a process is held, or not released yet, that is known by this descriptor of it."""
         with self._lock:
-            return any(each.theirs == fd for each in self._of(pid))
+            return any(each.theirs == fd for each in self._files.get(pid, ()))
 
     def copies(self, pids: Iterable[int]) -> Iterator[int]:
         """Yield a descriptor of each file of some processes, one at a time. Raises OSError if none is free."""
         with self._lock:
-            held = [each for pid in pids for each in self._files.get(pid, ())]
+            held = self._held(pids)
         for each in held:
             with self._lock:
-                if each not in self._files.get(each.pid, ()):
+                if each.leaving:
                     continue  # another thread empties it
                 copy = os.dup(each.ours)
             try:
@@ -147,8 +147,8 @@ class UvmFiles:
             finally:
                 os.close(copy)
 
-    def _of(self, pid: int) -> list[UvmFile]:
-        return [*self._files.get(pid, ()), *self._leaving.get(pid, ())]
+    def _held(self, pids: Iterable[int]) -> list[UvmFile]:
+        return [each for pid in pids for each in self._files.get(pid, ()) if not each.leaving]
 
     def release(self, files: Iterable[UvmFile]) -> None:
         """Unregister the cards on files, and close them. May take as long as freeing the memory."""
@@ -157,17 +157,11 @@ class UvmFiles:
                 argument = ffi.from_buffer(bytearray(struct.pack("<16sI", card, 0)))
                 self.perform(each.ours, uvm.UNREGISTER_GPU, argument)
             with self._lock:
-                self._forget(each)
+                self._files[each.pid].remove(each)
+                if not self._files[each.pid]:
+                    del self._files[each.pid]
+                self._counts.change(each.pod, -1)
             os.close(each.ours)
-
-    def _forget(self, each: UvmFile) -> None:
-        leaving = self._leaving[each.pid]
-        leaving.remove(each)
-        if not leaving:
-            del self._leaving[each.pid]
-        self._counts[each.pod] -= 1
-        if not self._counts[each.pod]:
-            del self._counts[each.pod]
 
 
 def _is(held: UvmFile, file: int) -> bool:

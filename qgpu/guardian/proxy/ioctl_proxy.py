@@ -31,6 +31,9 @@ _U32 = struct.Struct("<I")
 class IoctlBuffer:
     """Process memory that was copied once: ``data`` is our copy for RM, ``store`` adds it to the answer."""
 
+    #: The offset of RM's or UVM's status, once the call is known.
+    status_at: int
+
     def __init__(self, answer: Writes, address: int, before: bytes) -> None:
         self._answer = answer
         self.address = address
@@ -42,6 +45,26 @@ class IoctlBuffer:
     def at(self) -> int:
         """Return the address of our copy."""
         return int(ffi.cast("uintptr_t", self.pointer))
+
+    def view(self, structure: str, status: str = "status") -> Any:
+        """Return it as a structure that is declared, and learn where its status lies."""
+        self.status_at = abi.offsetof(structure, status)
+        return ffi.cast(f"{structure} *", self.pointer)
+
+    @property
+    def status(self) -> int:
+        """The call's status."""
+        return int(_U32.unpack_from(self.data, self.status_at)[0])
+
+    @status.setter
+    def status(self, status: int) -> None:
+        _U32.pack_into(self.data, self.status_at, status)
+
+    def answer(self, status: int) -> int:
+        """Answer with a status without calling RM."""
+        self.status = status
+        self.store()
+        return 0
 
     def u32(self, at: int = 0) -> int:
         """Read a number of four bytes."""
@@ -109,9 +132,12 @@ class IoctlProxy:
         """Call UVM; return an errno, 0 for success."""
         return self._perform(file, request, block.pointer)
 
-    def block(self, data: bytes) -> IoctlBuffer:
+    def block(self, data: bytes, status_at: int | None = None) -> IoctlBuffer:
         """Make a buffer of our own, which is written back nowhere."""
-        return IoctlBuffer([], 0, data)
+        block = IoctlBuffer([], 0, data)
+        if status_at is not None:
+            block.status_at = status_at
+        return block
 
     def read(self, tid: int, address: int, size: int) -> IoctlBuffer | None:
         """Copy ``size`` bytes; None if they are not readable."""

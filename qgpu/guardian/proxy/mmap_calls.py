@@ -64,10 +64,7 @@ class MmapHandler(Handler):
             quota.rescan_mappings(done.pid, done.size)
 
     def _rescan(self) -> bool:
-        """Read what the pod's processes map now; True if anything was discharged since the last time.
-
-        Another thread may have done so after the pod's memory did not fit.
-        """
+        """Read what the pod's processes map now; True if this or another thread has discharged anything since."""
         self._settle()
         search = self._shared.quota.search
         search.clear(self._pod)

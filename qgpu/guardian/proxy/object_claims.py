@@ -65,7 +65,7 @@ class ObjectClaims(SharedPart):
 
     def _claim(self, rm: RmObject, number: int | None) -> int:
         with self._lock:
-            if status := self._vacate(rm.key):
+            if status := self.vacate(rm.key):
                 return status
             entry = self._table.clients.get(rm.client)
             if entry is not None and (why := self._has_too_many(entry.pod, rm)):
@@ -110,14 +110,11 @@ class ObjectClaims(SharedPart):
         do not lie below, such as channels with their address space.
         """
         with self._lock:
-            return self._vacate(key)
-
-    def _vacate(self, key: Key) -> int:
-        if (there := self._table.objects.get(key)) is None:
-            return abi.NV_OK
-        if not there.confirmed or self._gpu_ops.exists(key):
-            return abi.NV_ERR_INSERT_DUPLICATE_NAME
-        return abi.NV_OK if self._clients.forget_vanished(key) else abi.NV_ERR_INSUFFICIENT_RESOURCES
+            if (there := self._table.objects.get(key)) is None:
+                return abi.NV_OK
+            if not there.confirmed or self._gpu_ops.exists(key):
+                return abi.NV_ERR_INSERT_DUPLICATE_NAME
+            return abi.NV_OK if self._clients.forget_vanished(key) else abi.NV_ERR_INSUFFICIENT_RESOURCES
 
     def replaced(self, rm: RmObject) -> None:
         """Forget an object whose handle names another one in RM by now."""
@@ -217,10 +214,7 @@ class ObjectClaims(SharedPart):
         return many
 
     def _forget_users(self, channels: list[Key]) -> None:
-        """Forget those of the channels that RM freed with what they used; gate again those that it did not free.
-
-        Call it without the lock: they can be thousands.
-        """
+        """Forget those of the channels that RM freed, and gate the others again. Call it without the lock."""
         with self._lock:
             users = {each: rm for each in channels if (rm := self._table.objects.get(each)) is not None}
         if not users:

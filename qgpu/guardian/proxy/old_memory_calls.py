@@ -41,8 +41,7 @@ class OldMemoryHandler(Handler):
         """
         entry = self._shared.table.clients.get(asked.client)
         if entry is not None and entry.pod != self._pod:
-            what = of_others(classes.name(asked.rm_class))
-            return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INVALID_CLIENT, what)
+            return self._refuse(block, abi.NV_ERR_INVALID_CLIENT, of_others(classes.name(asked.rm_class)))
         by_kernel = entry is None or not entry.made_here
         if asked.rm_class == abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR or (
             asked.rm_class == abi.NV01_MEMORY_SYSTEM and asked.fd >= 0 and by_kernel
@@ -50,27 +49,25 @@ class OldMemoryHandler(Handler):
             if wrapped:
                 return errno.EINVAL
             if not self._shared.files.makers.is_by(pod_call.file, pod_call.pid):
-                what = OTHER_PROCESS
-                return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INVALID_CLIENT, what)
+                return self._refuse(block, abi.NV_ERR_INVALID_CLIENT, OTHER_PROCESS)
             if refusal := self._refusal_by_kernel(asked):
-                return self._ctx.answer(block, asked.status_at, refusal)
+                return block.answer(refusal)
             self._passthrough_memory.begin(pod_call, (asked.client, asked.handle), asked.rm_class)
             return PROCEED
         row = classes.CLASSES.get(asked.rm_class)
         empty = row is not None and row.empty_by_alloc_memory
         if asked.rm_class != abi.NV01_MEMORY_SYSTEM and not empty:
-            what = classes.name(asked.rm_class)
-            return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_INVALID_CLASS, what)
+            return self._refuse(block, abi.NV_ERR_INVALID_CLASS, classes.name(asked.rm_class))
         self._free_handler.undo_interrupted(pod_call, (asked.client, asked.handle))
         # On a card's file RM tells nothing about clients. So the client must be known: it has a device, which was made
         # on its control file.
         if refusal := self._untracked.refusal(asked.client, asked.handle, asked.rm_class):
-            return self._ctx.answer(block, asked.status_at, refusal)
+            return block.answer(refusal)
         if empty:
             error = self._make_empty(pod_call, block)
         else:
             error = self._ctx.with_descriptor(pod_call, abi.NV_ESC_RM_ALLOC_MEMORY, block, rm_calls.MEMORY_FD_AT)
-        if not error and block.u32(asked.status_at) == abi.NV_OK:
+        if not error and block.status == abi.NV_OK:
             made = abi.NV01_MEMORY_VIRTUAL if empty else asked.rm_class
             self._untracked.add(asked.client, block.u32(rm_calls.MEMORY_HANDLE_AT), made)
         return error
@@ -90,16 +87,16 @@ class OldMemoryHandler(Handler):
 
         OpenGL and Vulkan make both to learn whether they may, and use neither. RM does the same for who is not root.
         """
-        block.patch_u32(rm_calls.MEMORY_CLASS_AT, abi.NV01_MEMORY_VIRTUAL)
-        block.patch_u32(rm_calls.MEMORY_FD_AT, -1)
-        ours = rm_calls.MEMORY_CLASS_AT, rm_calls.MEMORY_FD_AT
+        ours = {rm_calls.MEMORY_CLASS_AT: abi.NV01_MEMORY_VIRTUAL, rm_calls.MEMORY_FD_AT: -1}
+        for at, number in ours.items():
+            block.patch_u32(at, number)
         return self._ctx.perform(pod_call, abi.NV_ESC_RM_ALLOC_MEMORY, block, *ours)
 
     def heap(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.VidHeap) -> int:
         """Handle a call to the heap."""
         match asked.function:
             case rm_calls.HEAP_FREE if not self._may_be_memory(asked):
-                return self._ctx.answer(block, asked.status_at, abi.NV_ERR_OBJECT_NOT_FOUND)
+                return block.answer(abi.NV_ERR_OBJECT_NOT_FOUND)
             case rm_calls.HEAP_FREE:
                 return self._free_handler.free(pod_call, abi.NV_ESC_RM_VID_HEAP_CONTROL, block, asked)
             case rm_calls.HEAP_INFO:
@@ -107,7 +104,7 @@ class OldMemoryHandler(Handler):
                 return self._shown(block, asked, error)
             case rm_calls.HEAP_ALLOC_SIZE:
                 return self._alloc_from_heap(pod_call, block, asked)
-        return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, f"heap function {asked.function}")
+        return self._refuse(block, abi.NV_ERR_NOT_SUPPORTED, f"heap function {asked.function}")
 
     def _may_be_memory(self, asked: rm_calls.VidHeap) -> bool:
         """Tell whether a handle may be one of memory. RM frees nothing else here, and a search below it takes long."""
@@ -118,38 +115,38 @@ class OldMemoryHandler(Handler):
     def _alloc_from_heap(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.VidHeap) -> int:
         rm = RmObject(asked.client, asked.handle, asked.parent, abi.NV01_MEMORY_LOCAL_USER, asked.size)
         if not self._register(pod_call, asked.client):
-            return self._ctx.answer(block, asked.status_at, abi.NV_ERR_INVALID_CLIENT)
+            return block.answer(abi.NV_ERR_INVALID_CLIENT)
         if rm_calls.is_virtual(asked) and rm_calls.takes_tables(asked.flags) and self._ctx.limited():
-            return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, PAGE_TABLES)
+            return self._refuse(block, abi.NV_ERR_NOT_SUPPORTED, PAGE_TABLES)
         claimed = rm_calls.may_be_video(asked)
         if claimed and rm_calls.chooses_place(asked.flags, asked.attributes2) and self._ctx.limited():
-            return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, CHOSEN_PLACE)
+            return self._refuse(block, abi.NV_ERR_NOT_SUPPORTED, CHOSEN_PLACE)
         self._free_handler.undo_interrupted(pod_call, (asked.client, asked.handle))
         if refusal := self._untracked.refusal(asked.client, asked.handle, abi.NV01_MEMORY_SYSTEM):
-            return self._ctx.answer(block, asked.status_at, refusal)
+            return block.answer(refusal)
         if claimed and (refusal := self._checks.admit(pod_call.pid, rm) or self._ctx.claim(rm)):
-            return self._ctx.answer(block, asked.status_at, refusal)
+            return block.answer(refusal)
         if asked.handle:  # RM would make it under another handle than the one that was claimed
             block.patch_u32(rm_calls.HEAP_FLAGS_AT, asked.flags | rm_calls.HEAP_FLAG_HANDLE_PROVIDED)
         pod_call.begin()
         error = self._proxy.escape(pod_call.file, abi.NV_ESC_RM_VID_HEAP_CONTROL, block)
         block.restore(rm_calls.HEAP_FLAGS_AT, 4)
-        if claimed and not error and block.u32(asked.status_at) == abi.NV_OK:
+        if claimed and not error and block.status == abi.NV_OK:
             about = self._gpu_ops.object_info(pod_call.file, *rm.key)
             if about is not None and about[0] not in _MADE:
                 self._shared.claims.cancel(rm.key)
                 self._gpu_ops.free(pod_call.file, *rm.key)
-                return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NOT_SUPPORTED, f"class {about[0]:#x}")
+                return self._refuse(block, abi.NV_ERR_NOT_SUPPORTED, f"class {about[0]:#x}")
             if about is None or about[0] != abi.NV01_MEMORY_LOCAL_USER:
                 self._shared.claims.cancel(rm.key)
             elif not self._shared.claims.confirm(rm.key, block.u64(rm_calls.HEAP_SIZE_AT)):
                 self._free_handler.discard(pod_call, rm.key)
-                return self._ctx.refuse(block, asked.status_at, abi.NV_ERR_NO_MEMORY, "memory over the limit")
+                return self._refuse(block, abi.NV_ERR_NO_MEMORY, "memory over the limit")
         elif claimed:
             self._shared.claims.cancel(rm.key)
         made = asked.client, block.u32(rm_calls.HEAP_HANDLE_AT)
         kept = claimed and made in self._shared.table.objects
-        if not error and block.u32(asked.status_at) == abi.NV_OK and not kept:
+        if not error and block.status == abi.NV_OK and not kept:
             self._untracked.add(*made, abi.NV01_MEMORY_SYSTEM)
         return self._shown(block, asked, error)
 

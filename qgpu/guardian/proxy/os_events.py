@@ -7,7 +7,6 @@ every interrupt.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Set
 
 from qgpu.guardian.accounting.rm_object import Key
@@ -17,8 +16,6 @@ from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.rules import escapes
 from qgpu.nvidia import abi
 
-_FIELDS = struct.Struct("<III")  # client, device, number
-_STATUS_AT = abi.offsetof("nv_ioctl_os_event_t", "Status")
 #: Of OS events, and of event objects. A CUDA process has about ten of each.
 _MOST_EVENTS = 1 << 11
 TOO_MANY = "too many events"
@@ -70,25 +67,25 @@ class OsEvents(Handler):
 
     def handle(self, pod_call: PodCall, number: int, block: IoctlBuffer) -> int:
         """Make or free an event of one of the pod's own clients."""
-        client, _, event = _FIELDS.unpack_from(block.data)
+        asked = block.view("nv_ioctl_os_event_t", "Status")
+        client, event = asked.hClient, asked.fd
         makes = number == abi.NV_ESC_ALLOC_OS_EVENT
         if makes and client not in self._shared.table.clients:
             self._register(pod_call, client)
         if number == abi.NV_ESC_FREE_OS_EVENT and client not in self._shared.table.clients:
-            return self._ctx.answer(block, _STATUS_AT, abi.NV_ERR_INVALID_CLIENT)  # its events went with it
+            return block.answer(abi.NV_ERR_INVALID_CLIENT)  # its events went with it
         if not self._shared.clients.owns(self._pod, client):
-            what = of_others(escapes.name(number))
-            return self._ctx.refuse(block, _STATUS_AT, abi.NV_ERR_INVALID_CLIENT, what)
+            return self._refuse(block, abi.NV_ERR_INVALID_CLIENT, of_others(escapes.name(number)))
         if makes and not self._made.has_room():
-            return self._ctx.refuse(block, _STATUS_AT, abi.NV_ERR_INSUFFICIENT_RESOURCES, TOO_MANY)
+            return self._refuse(block, abi.NV_ERR_INSUFFICIENT_RESOURCES, TOO_MANY)
         if makes and pod_call.is_retry:  # it may exist already, and RM makes no second one
             self._gpu_ops.free_os_event(client, event)
         pod_call.begin()
         if error := self._proxy.escape(pod_call.file, number, block):
             return error
         if pod_call.is_retry and not makes:  # the dead guardian may have freed it
-            block.patch_u32(_STATUS_AT, abi.NV_OK)
-        if block.u32(_STATUS_AT) == abi.NV_OK:
+            block.status = abi.NV_OK
+        if block.status == abi.NV_OK:
             (self._made.add if makes else self._made.discard)(client, event)
         block.store()
         return 0

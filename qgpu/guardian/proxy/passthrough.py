@@ -67,17 +67,11 @@ class Passthrough(Handler):
         self._shared.files.devices.add(file)
 
     def continue_on(self, pod_call: PodCall) -> None:
-        """Let the kernel perform a call on the file that was taken, with the process's other threads stopped.
-
-        Raises OSError if another file may be in the descriptor's place.
-        """
+        """Let the kernel perform a call, the process's other threads stopped. Raises OSError if its file changed."""
         self._begin_on(pod_call).join()
 
     def begin_on(self, pod_call: PodCall) -> None:
-        """Do as ``continue_on``, but return while the kernel performs the call: those of other processes need not wait.
-
-        It does wait if the pod has several such calls.
-        """
+        """Do as ``continue_on``, but return while the kernel performs the call, unless the pod has several of them."""
         self._following = {pid: thread for pid, thread in self._following.items() if thread.is_alive()}
         thread = self._begin_on(pod_call)
         if len(self._following) >= _MOST_FOLLOWING:
@@ -106,9 +100,7 @@ class Passthrough(Handler):
         self._may_have_device &= self._shared.table.clients.keys()
         return client in self._may_have_device
 
-    def continue_in_kernel(
-        self, pod_call: PodCall, block: IoctlBuffer, status_at: int, device: RmObject | None = None
-    ) -> int:
+    def continue_in_kernel(self, pod_call: PodCall, block: IoctlBuffer, device: RmObject | None = None) -> int:
         """Let the kernel make a root client, or a device, on a file without one, with the pod's other threads stopped.
 
         They are stopped so that none can exchange the file for one with a device. Other processes can still change the
@@ -124,8 +116,8 @@ class Passthrough(Handler):
                 raise
             _log.warning("call not passed to the kernel", pod=self._pod, pid=pod_call.pid, reason=str(error))
             what = tools.DEBUGGED if _is_traced(pod_call) else "call while other threads run"
-            return self._ctx.refuse(block, status_at, abi.NV_ERR_INVALID_STATE, what)
-        return ANSWERED if refusal == abi.NV_OK else self._ctx.answer(block, status_at, refusal)
+            return self._refuse(block, abi.NV_ERR_INVALID_STATE, what)
+        return ANSWERED if refusal == abi.NV_OK else block.answer(refusal)
 
     def _continue_while_frozen(self, pod_call: PodCall, device: RmObject | None) -> int:
         """Continue a call while its sibling threads are stopped; return the status of a refused device, or NV_OK."""
@@ -190,5 +182,4 @@ class Passthrough(Handler):
 
 
 def _is_traced(pod_call: PodCall) -> bool:
-    """Tell whether a debugger traces a thread of the calling process."""
     return any((proc.status(tid, "TracerPid") or ["0"]) != ["0"] for tid in proc.threads(pod_call.pid))

@@ -91,10 +91,7 @@ class PassthroughMemory(Handler):
         self._cpu_mappings.remove(tid)
 
     def look(self, pod_call: PodCall, file: int | None = None) -> None:
-        """Free what no pod may have, before a call on ``file`` of RM's, or on another one.
-
-        Raises OSError if the calling thread is gone before a call for memory is over.
-        """
+        """Free what no pod may have before a call on RM's ``file`` or another. Raises OSError if the caller is gone."""
         if self._continued:
             _wait(self._calls, pod_call)
             self._continued = False

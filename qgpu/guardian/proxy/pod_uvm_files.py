@@ -103,10 +103,7 @@ class PodUvmFiles(SharedPart):
         self.moved.pop(pod, None)
 
     def release_closed(self, pod: str) -> bool:
-        """Empty the UVM files that a pod has closed: their memory stays for as long as we hold them.
-
-        Return False if there are none. Call it without the lock.
-        """
+        """Empty the UVM files that a pod has closed; False if there are none. Call it without the lock."""
         with self._lock:
             pids = self._table.pids_of(pod)
         closed = self._shared.uvm_files.take_closed(pids)

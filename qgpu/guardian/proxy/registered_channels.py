@@ -76,9 +76,9 @@ class RegisteredChannels(Handler):
 
     def _unregister(self, file: int, channel: Key) -> bool:
         layout = self._shared.uvm_layouts[uvm.UNREGISTER_CHANNEL]
-        block = self._proxy.block(bytes(layout.size))
+        block = self._proxy.block(bytes(layout.size), layout.status_at)
         block.data[layout.client_at : layout.status_at] = uvm.CLIENT_AND_OBJECT.pack(*channel)
-        return not self._proxy.uvm(file, uvm.UNREGISTER_CHANNEL, block) and block.u32(layout.status_at) == abi.NV_OK
+        return not self._proxy.uvm(file, uvm.UNREGISTER_CHANNEL, block) and block.status == abi.NV_OK
 
     def _charged_for(self, channel: Key) -> Allocation | None:
         """Return what a channel's TSG is charged as; a channel that stands alone is charged itself."""

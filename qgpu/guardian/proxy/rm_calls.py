@@ -17,12 +17,16 @@ from qgpu.nvidia import abi
 Reader = Callable[[int, int], bytes | None]
 
 _XFER_BYTES = abi.sizeof("nv_ioctl_xfer_t")
-#: Offsets of the class, the handle and the descriptor in the old call for memory.
-MEMORY_CLASS_AT = abi.offsetof("NVOS02_PARAMETERS_WITH_FD", "hClass")
-MEMORY_HANDLE_AT = abi.offsetof("NVOS02_PARAMETERS_WITH_FD", "hObjectNew")
-MEMORY_FD_AT = abi.offsetof("NVOS02_PARAMETERS_WITH_FD", "fd")
 #: NVB0B5_ALLOCATION_PARAMETERS: whether the engine is given by its type or its number, and the engine.
 _NVB0B5 = struct.Struct("<II")
+
+
+def _offsets(structure: str, members: str) -> tuple[int, ...]:
+    return tuple(abi.offsetof(structure, member) for member in members.split())
+
+
+#: Offsets of the class, the handle and the descriptor in the old call for memory.
+MEMORY_CLASS_AT, MEMORY_HANDLE_AT, MEMORY_FD_AT = _offsets("NVOS02_PARAMETERS_WITH_FD", "hClass hObjectNew fd")
 
 
 class Escape(NamedTuple):
@@ -158,11 +162,12 @@ def parse(number: int, data: bytes | bytearray) -> Call | None:
     return kind(status_at, *layout.unpack_from(data))
 
 
+_TSG, _CHANNEL = "NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS", "NV_CHANNEL_ALLOC_PARAMS"
 #: Offset and size of the one parameter that is needed of each class.
 _DETAILS = {
     abi.NV01_DEVICE_0: (abi.offsetof("NV0080_ALLOC_PARAMETERS", "deviceId"), 4),
-    abi.KEPLER_CHANNEL_GROUP_A: (abi.offsetof("NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS", "engineType"), 4),
-    **dict.fromkeys(abi.GPFIFO_CLASSES, (abi.offsetof("NV_CHANNEL_ALLOC_PARAMS", "engineType"), 4)),
+    abi.KEPLER_CHANNEL_GROUP_A: (abi.offsetof(_TSG, "engineType"), 4),
+    **dict.fromkeys(abi.GPFIFO_CLASSES, (abi.offsetof(_CHANNEL, "engineType"), 4)),
     abi.NV01_MEMORY_LOCAL_USER: (abi.offsetof("NV_MEMORY_ALLOCATION_PARAMS", "size"), 8),
     abi.NV01_CONTEXT_DMA: (8, 4),  # NV_CONTEXT_DMA_ALLOCATION_PARAMS: hMemory
     abi.NV50_MEMORY_VIRTUAL: (abi.offsetof("NV_MEMORY_ALLOCATION_PARAMS", "flags"), 4),
@@ -181,51 +186,33 @@ def detail(rm_class: int, params: bytes | bytearray) -> int:
     return int.from_bytes(params[at : at + size], "little")
 
 
+_NOTIFIERS = "hObjectError hObjectEccError"
 #: Offsets of the handles of what an object uses: RM frees it with each of these (refAddDependant).
-_USES: Mapping[int, tuple[int, ...]] = {
-    abi.KEPLER_CHANNEL_GROUP_A: (abi.offsetof("NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS", "hVASpace"),),
-    abi.FERMI_CONTEXT_SHARE_A: (abi.offsetof("NV_CTXSHARE_ALLOCATION_PARAMETERS", "hVASpace"),),
-    **dict.fromkeys(
-        abi.GPFIFO_CLASSES,
-        tuple(abi.offsetof("NV_CHANNEL_ALLOC_PARAMS", each) for each in ("hContextShare", "hVASpace")),
-    ),
+USES: Mapping[int, tuple[int, ...]] = {
+    abi.KEPLER_CHANNEL_GROUP_A: _offsets(_TSG, "hVASpace"),
+    abi.FERMI_CONTEXT_SHARE_A: _offsets("NV_CTXSHARE_ALLOCATION_PARAMETERS", "hVASpace"),
+    **dict.fromkeys(abi.GPFIFO_CLASSES, _offsets(_CHANNEL, "hContextShare hVASpace")),
 }
 #: And of memory that the card or its firmware writes for an object: error notifiers, and a channel's USERD, of which RM
 #: reads the first handle alone, without SLI. RM keeps neither for the object (kchannelGetNotifierInfo, vidmemPmaFree).
-_NOTIFIERS = ("hObjectError", "hObjectEccError")
-_WRITTEN: Mapping[int, tuple[int, ...]] = {
-    abi.KEPLER_CHANNEL_GROUP_A: tuple(
-        abi.offsetof("NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS", each) for each in _NOTIFIERS
-    ),
-    **dict.fromkeys(
-        abi.GPFIFO_CLASSES,
-        tuple(abi.offsetof("NV_CHANNEL_ALLOC_PARAMS", each) for each in (*_NOTIFIERS, "hUserdMemory")),
-    ),
+WRITTEN: Mapping[int, tuple[int, ...]] = {
+    abi.KEPLER_CHANNEL_GROUP_A: _offsets(_TSG, _NOTIFIERS),
+    **dict.fromkeys(abi.GPFIFO_CLASSES, _offsets(_CHANNEL, f"{_NOTIFIERS} hUserdMemory")),
 }
 
 
-def uses(rm_class: int, params: bytes | bytearray) -> tuple[int, ...]:
-    """Return the handles of what an object of the same client uses: address space, context share."""
-    return _handles_at(_USES.get(rm_class, ()), params)
+def handles(places: Mapping[int, tuple[int, ...]], rm_class: int, params: bytes | bytearray) -> tuple[int, ...]:
+    """Return the handles that an allocation names in the places of its class; they are of the same client."""
+    words = (int.from_bytes(params[at : at + 4], "little") for at in places.get(rm_class, ()))
+    return tuple(filter(None, words))
 
 
-def written(rm_class: int, params: bytes | bytearray) -> tuple[int, ...]:
-    """Return the handles of memory that the card writes for an object of the same client: notifiers, USERD."""
-    return _handles_at(_WRITTEN.get(rm_class, ()), params)
-
-
-def _handles_at(places: tuple[int, ...], params: bytes | bytearray) -> tuple[int, ...]:
-    return tuple(filter(None, (int.from_bytes(params[at : at + 4], "little") for at in places)))
-
-
-MEMORY_FLAGS_AT, MEMORY_ATTR2_AT = (abi.offsetof("NV_MEMORY_ALLOCATION_PARAMS", each) for each in ("flags", "attr2"))
+MEMORY_FLAGS_AT, MEMORY_ATTR2_AT = _offsets("NV_MEMORY_ALLOCATION_PARAMS", "flags attr2")
 
 #: Functions of NVOS32 (nvos.h) that pods may use. Others allocate, too, by sizes of their own; nothing uses them.
 HEAP_ALLOC_SIZE, HEAP_FREE, HEAP_INFO = 2, 3, 5
 #: Offset of the card's total and free bytes in every answer, and of an allocation's handle, flags and size.
-HEAP_TOTAL_AT, HEAP_HANDLE_AT, HEAP_FLAGS_AT, HEAP_SIZE_AT = (
-    abi.offsetof("NVOS32_PARAMETERS", each) for each in ("total", "hMemory", "flags", "size")
-)
+HEAP_TOTAL_AT, HEAP_HANDLE_AT, HEAP_FLAGS_AT, HEAP_SIZE_AT = _offsets("NVOS32_PARAMETERS", "total hMemory flags size")
 #: Without it RM ignores the handle that is asked for and chooses one.
 HEAP_FLAG_HANDLE_PROVIDED = 0x00004000
 _HEAP_FLAG_VIRTUAL = 0x00080000

@@ -14,7 +14,6 @@ duplicate an object of this page, not even UVM for its own process, which would 
 
 from __future__ import annotations
 
-import struct
 from contextlib import AbstractContextManager, nullcontext
 
 from qgpu.guardian.accounting.rm_object import Key, RmObject
@@ -24,10 +23,6 @@ from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.nvidia import abi
 from qgpu.nvidia.abi import ffi
 
-_OWNER_AND_OBJECT, _TARGET, _TYPE_AND_ACTION = struct.Struct("<II"), struct.Struct("<I"), struct.Struct("<HB")
-_POLICY_AT = abi.offsetof("NVOS57_PARAMETERS", "sharePolicy")
-_TARGET_AT, _TYPE_AT = (_POLICY_AT + abi.offsetof("RS_SHARE_POLICY", field) for field in ("target", "type"))
-_STATUS_AT = abi.offsetof("NVOS57_PARAMETERS", "status")
 #: How many notes RM may keep in a pod's clients. CUDA makes none: for CUDA IPC it shares with all.
 _MOST_NOTES = 1 << 17
 #: Sharing and taking back: two notes.
@@ -47,21 +42,20 @@ class RmShare(Handler):
 
     def share(self, pod_call: PodCall, block: IoctlBuffer) -> int:
         """Share an object of one of the pod's clients, as CUDA IPC does."""
-        client, handle = _OWNER_AND_OBJECT.unpack_from(block.data)
-        (target,) = _TARGET.unpack_from(block.data, _TARGET_AT)
-        share_type, action = _TYPE_AND_ACTION.unpack_from(block.data, _TYPE_AT)
+        asked = block.view("NVOS57_PARAMETERS")
+        client, handle, policy = asked.hClient, asked.hObject, asked.sharePolicy
+        target, share_type, action = policy.target, policy.type, policy.action
         own = self._shared.clients.owns(self._pod, client) and client not in self._ctx.unseen
         own = own and (share_type != abi.RS_SHARE_TYPE_CLIENT or self._shared.clients.owns(self._pod, target))
         found = self._gpu_ops.find_object(RmObject(client, handle, client, 0)) if own else None
         if found is None or found[0] == abi.RM_USER_SHARED_DATA:
-            what = of_others("NV_ESC_RM_SHARE")
-            return self._ctx.refuse(block, _STATUS_AT, abi.NV_ERR_INSUFFICIENT_PERMISSIONS, what)
+            return self._refuse(block, abi.NV_ERR_INSUFFICIENT_PERMISSIONS, of_others("NV_ESC_RM_SHARE"))
         if beyond_process(share_type):
             there = not action & abi.RS_SHARE_ACTION_FLAG_REVOKE
             if self._shared.clients.share_with_all(client, handle, there=there):
-                return self._ctx.answer(block, _STATUS_AT, abi.NV_OK)
+                return block.answer(abi.NV_OK)
         if beyond_process(share_type) or (share_type == abi.RS_SHARE_TYPE_CLIENT and not self._note(target)):
-            return self._ctx.refuse(block, _STATUS_AT, abi.NV_ERR_INSUFFICIENT_RESOURCES, TOO_MANY)
+            return self._refuse(block, abi.NV_ERR_INSUFFICIENT_RESOURCES, TOO_MANY)
         return self._ctx.perform(pod_call, abi.NV_ESC_RM_SHARE, block, repeatable=True)
 
     def is_shared_page(self, key: Key) -> bool:
@@ -73,7 +67,8 @@ class RmShare(Handler):
         """Have RM let nobody duplicate an object: it forgets with whom it would share it."""
         policy = 0, abi.RS_ACCESS_DUP_OBJECT, abi.RS_SHARE_TYPE_PID, abi.RS_SHARE_ACTION_FLAG_REVOKE
         block = self._proxy.block(bytes(ffi.buffer(ffi.new("NVOS57_PARAMETERS *", [*key, policy]))))
-        if self._proxy.escape(file, abi.NV_ESC_RM_SHARE, block) or block.u32(_STATUS_AT) != abi.NV_OK:
+        shares = block.view("NVOS57_PARAMETERS")
+        if self._proxy.escape(file, abi.NV_ESC_RM_SHARE, block) or shares.status != abi.NV_OK:
             self._count(STILL_SHARED)
 
     def meanwhile(self, source: Key, target: int) -> AbstractContextManager[None]:

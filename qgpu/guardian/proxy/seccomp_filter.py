@@ -16,8 +16,8 @@ import errno
 import os
 import platform
 import struct
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from cffi import FFI
 
@@ -38,8 +38,7 @@ WATCHED_PREFIXES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Arch:
+class _Arch(NamedTuple):
     """One system-call entry of the kernel: its AUDIT_ARCH and its call numbers (linux/audit.h)."""
 
     audit: int
@@ -53,10 +52,7 @@ class _Arch:
 
 #: The native entry first, then the 32-bit one.
 ARCHES = {
-    "x86_64": (
-        _Arch(0xC000003E, 16, 9, other_numbering=0x40000000),
-        _Arch(0x40000003, 54, 192, old_mmap=90),
-    ),
+    "x86_64": (_Arch(0xC000003E, 16, 9, other_numbering=0x40000000), _Arch(0x40000003, 54, 192, old_mmap=90)),
     "aarch64": (_Arch(0xC00000B7, 29, 222), _Arch(0x40000028, 54, 192)),
 }
 
@@ -64,6 +60,16 @@ ARCHES = {
 _LD_ABS, _JEQ, _JSET, _AND, _RET = 0x20, 0x15, 0x45, 0x54, 0x06
 _RET_ALLOW, _RET_USER_NOTIF, _RET_ENOSYS = 0x7FFF0000, 0x7FC00000, 0x00050000 | errno.ENOSYS
 _OFFSET_NR, _OFFSET_ARCH = 0, 4
+
+
+class _Instruction(NamedTuple):
+    code: int
+    k: int
+    #: Label to jump to if the comparison holds; otherwise the next instruction runs.
+    target: str = ""
+
+
+_load, _jump_if, _return = partial(_Instruction, _LD_ABS), partial(_Instruction, _JEQ), partial(_Instruction, _RET)
 
 
 def _argument(number: int, *, upper: bool = False) -> int:
@@ -144,28 +150,8 @@ def _could_be_managed() -> list[_Instruction | str]:
         *(_load(_argument(3)), _Instruction(_JSET, MAP_FIXED | MAP_FIXED_NOREPLACE, "fixed"), _return(_RET_ALLOW)),
         *("fixed", _load(_argument(0)), _Instruction(_JSET, 0xFFFFFFFF, "allow")),
         *(_load(_argument(0, upper=True)), _Instruction(_JSET, 0xFFFFFFFF, "allow")),
-        *(_Instruction(_RET, _RET_USER_NOTIF), "allow", _return(_RET_ALLOW)),
+        *(_return(_RET_USER_NOTIF), "allow", _return(_RET_ALLOW)),
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class _Instruction:
-    code: int
-    k: int
-    #: Label to jump to if the comparison holds; otherwise the next instruction runs.
-    target: str = ""
-
-
-def _load(offset: int) -> _Instruction:
-    return _Instruction(_LD_ABS, offset)
-
-
-def _jump_if(value: int, target: str) -> _Instruction:
-    return _Instruction(_JEQ, value, target)
-
-
-def _return(value: int) -> _Instruction:
-    return _Instruction(_RET, value)
 
 
 def _assemble(code: list[_Instruction | str]) -> bytes:

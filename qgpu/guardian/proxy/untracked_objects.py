@@ -33,10 +33,7 @@ class UntrackedObjects:
         self._shared, self._pod = shared, pod
 
     def refusal(self, client: int, handle: int, rm_class: int) -> int:
-        """Return why a client may have no other object under a handle, or NV_OK; forget those that are gone before.
-
-        Nothing that the object table keeps may have its handle.
-        """
+        """Return why a client may have no other object under a handle, or NV_OK; forget those that are gone before."""
         system = rm_class in _SYSTEM_MEMORY
         if not self._shared.clients.owns(self._pod, client):
             return abi.NV_ERR_INVALID_CLIENT

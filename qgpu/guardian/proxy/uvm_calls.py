@@ -64,43 +64,41 @@ class UvmHandler(Handler):
             return errno.EINVAL
         if (block := self._proxy.read(call.tid, call.argument, layout.size)) is None:
             return errno.EFAULT
+        block.status_at = layout.status_at
         if call.request == uvm.MAP_EXTERNAL_ALLOCATION:
-            refused = self._claim_mapping(pod_call, block, layout)
-            if refused:
-                return self._no_mapping(block, layout, refused)
-            return self._on_checked_file(pod_call, self._passthrough.begin_on, block, layout)
-        if call.request in uvm.TABLES_ALONE:
-            return self._map_tables(pod_call, block, layout)
+            if refused := self._claim_mapping(pod_call, block, layout.client_at):
+                return self._refuse(block, abi.NV_ERR_NO_MEMORY, refused)
+            return self._on_checked_file(pod_call, self._passthrough.begin_on, block)
         if call.request == uvm.REGISTER_GPU_VASPACE:  # UVM registers channels of this address space in this file alone
             if not self._others_are_done(pid):
-                return self._ctx.answer(block, layout.status_at, abi.NV_ERR_BUSY_RETRY)
+                return block.answer(abi.NV_ERR_BUSY_RETRY)
             if not self._shared.pod_uvm_files.hold(pid, call.fd, file):
-                return self._no_mapping(block, layout, TOO_MANY_FILES)
-            return self._on_checked_file(pod_call, self._passthrough.continue_on, block, layout)
+                return self._refuse(block, abi.NV_ERR_NO_MEMORY, TOO_MANY_FILES)
+            return self._on_checked_file(pod_call, self._passthrough.continue_on, block)
         if call.request == uvm.REGISTER_GPU:
             card = bytes(block.data[: uvm.UUID_BYTES])
             instance = self._shared.uuids.get(card)
             place = self._shared.allowance(self._pod).place_on(instance) if instance is not None else None
             if (status := self._may_register(call, pid, file, place, limited=limited)) != abi.NV_OK:
-                return self._ctx.answer(block, layout.status_at, status)
+                return block.answer(status)
             if place is not None and mig.numbers_at(place) is not None:
                 # UVM duplicates the pod's subscription, which RM allows to the client's own process alone
                 # (nv_gpu_ops.c:getSwizzIdFromUserSmcPartHandle, client_resource.c:cliresShareCallback_IMPL). Another
                 # process may change the arguments meanwhile: UVM takes no other pod's subscription, and no card whose
                 # node is not open.
-                return self._continue_on(pod_call, self._passthrough.continue_on, block, layout)
+                return self._continue_on(pod_call, self._passthrough.continue_on, block)
             if pod_call.is_retry:  # it may be registered already, and UVM takes no second registration: undo the first
                 self._proxy.uvm(file, uvm.UNREGISTER_GPU, self._proxy.block(card + bytes(4)))
-            pod_call.begin()
-            error = self._proxy.uvm(file, call.request, block)
+        elif call.request in uvm.TABLES_ALONE:
+            if refused := self._claim_tables(pod_call, block):
+                return self._refuse(block, abi.NV_ERR_NO_MEMORY, refused)
         else:
-            error = self._unmapped(pod_call, block, layout)
+            return self._unmap(pod_call, block)
+        pod_call.begin()
+        error = self._proxy.uvm(file, call.request, block)
         if not error:
             block.store_changes()
         return error
-
-    def _no_mapping(self, block: IoctlBuffer, layout: uvm.Layout, what: str) -> int:
-        return self._ctx.refuse(block, layout.status_at, abi.NV_ERR_NO_MEMORY, what)
 
     def _initialize(self, call: Notification, pid: int, *, limited: bool) -> int:
         """Let UVM be initialised; under a limit, without HMM, which uses memory that no call shows.
@@ -127,26 +125,20 @@ class UvmHandler(Handler):
         same = kcmp.same_table(pod_call.pid, pod_call.call.tid)
         return same and self._shared.uvm_files.has_only_of(self._pod, pod_call.pid)
 
-    def _on_checked_file(self, pod_call: PodCall, continue_on: Continue, block: IoctlBuffer, layout: uvm.Layout) -> int:
+    def _on_checked_file(self, pod_call: PodCall, continue_on: Continue, block: IoctlBuffer) -> int:
         """Let the kernel perform a call, on the file that was checked where it could find another process's."""
-        return PROCEED if self.is_sole_user(pod_call) else self._continue_on(pod_call, continue_on, block, layout)
+        return PROCEED if self.is_sole_user(pod_call) else self._continue_on(pod_call, continue_on, block)
 
-    def _continue_on(
-        self,
-        pod_call: PodCall,
-        continue_on: Continue,
-        block: IoctlBuffer | None = None,
-        layout: uvm.Layout | None = None,
-    ) -> int:
+    def _continue_on(self, pod_call: PodCall, continue_on: Continue, block: IoctlBuffer | None = None) -> int:
         try:
             continue_on(pod_call)
         except OSError as error:
             if error.errno in fd_budget.OUT_OF_FDS:
                 raise
-            if block is None or layout is None:
+            if block is None:
                 self._count(_OTHERS_RUN)
                 return errno.EPERM
-            return self._ctx.refuse(block, layout.status_at, abi.NV_ERR_INVALID_STATE, _OTHERS_RUN)
+            return self._refuse(block, abi.NV_ERR_INVALID_STATE, _OTHERS_RUN)
         return ANSWERED
 
     def _others_are_done(self, pid: int) -> bool:
@@ -170,9 +162,8 @@ class UvmHandler(Handler):
         if not self._shared.quota.start_using_uvm(self._pod, pid):
             self._count("managed memory over the limit")
             return abi.NV_ERR_NO_MEMORY
-        again = self._proxy.block(_U64.pack(uvm.INIT_FLAGS_DISABLE_HMM) + bytes(8))
-        error = self._proxy.uvm(file, uvm.INITIALIZE, again)
-        if error or again.u32(uvm.STATUS_AT_INITIALIZE) != abi.NV_OK:
+        again = self._proxy.block(_U64.pack(uvm.INIT_FLAGS_DISABLE_HMM) + bytes(8), uvm.STATUS_AT_INITIALIZE)
+        if self._proxy.uvm(file, uvm.INITIALIZE, again) or again.status != abi.NV_OK:
             self._count("UVM initialised with other flags")
             return abi.NV_ERR_INVALID_STATE
         if not self._shared.pod_uvm_files.hold(pid, call.fd, file):
@@ -180,14 +171,14 @@ class UvmHandler(Handler):
             return abi.NV_ERR_INSUFFICIENT_RESOURCES
         return abi.NV_OK
 
-    def _claim_mapping(self, pod_call: PodCall, block: IoctlBuffer, layout: uvm.Layout) -> str | None:
+    def _claim_mapping(self, pod_call: PodCall, block: IoctlBuffer, client_at: int | None) -> str | None:
         """Record the mapping that is about to be made; return why it may not be made, or None."""
-        assert layout.client_at is not None
-        client, memory = uvm.CLIENT_AND_OBJECT.unpack_from(block.data, layout.client_at)
+        assert client_at is not None
+        client, memory = uvm.CLIENT_AND_OBJECT.unpack_from(block.data, client_at)
         if not self._shared.clients.owns(self._pod, client):
             return of_others("UVM_MAP_EXTERNAL_ALLOCATION")
         base, length = uvm.BASE_AND_LENGTH.unpack_from(block.data)
-        end = layout.status_at - 20
+        end = block.status_at - 20
         (count,) = _U64.unpack_from(block.data, end)
         places = range(_ATTRIBUTES_AT, min(end, _ATTRIBUTES_AT + count * _ATTRIBUTES_BYTES), _ATTRIBUTES_BYTES)
         uuids = {bytes(block.data[at : at + uvm.UUID_BYTES]) for at in places} & self._shared.uuids.keys()
@@ -208,26 +199,21 @@ class UvmHandler(Handler):
         held = self._shared.pod_uvm_files.hold(pid, pod_call.call.fd, pod_call.file)
         return None if held else TOO_MANY_FILES
 
-    def _map_tables(self, pod_call: PodCall, block: IoctlBuffer, layout: uvm.Layout) -> int:
-        """Perform a mapping without card memory behind it: a sparse region, or semaphores. It takes page tables."""
-        request = pod_call.call.request
+    def _claim_tables(self, pod_call: PodCall, block: IoctlBuffer) -> str | None:
+        """Do the same for one without card memory behind it: a sparse region, or semaphores. It takes page tables."""
         base, length = uvm.BASE_AND_LENGTH.unpack_from(block.data)
         cards = set(self._shared.uuids)
-        if request != uvm.ALLOC_SEMAPHORE_POOL:
+        if pod_call.call.request != uvm.ALLOC_SEMAPHORE_POOL:
             cards &= {bytes(block.data[16 : 16 + uvm.UUID_BYTES])}
         if (refused := self._refusal(pod_call, base, length, cards)) is not None:
-            return self._no_mapping(block, layout, refused)
+            return refused
         self._shared.quota.map(pod_call.pid, base, length, cards, NOTHING)
         if pod_call.is_retry:  # it may exist already, and UVM makes no second one there: free the first
             range_ = self._proxy.block(uvm.BASE_AND_LENGTH.pack(base, length) + bytes(8))
             self._proxy.uvm(pod_call.file, uvm.FREE, range_)
-        pod_call.begin()
-        error = self._proxy.uvm(pod_call.file, request, block)
-        if not error:
-            block.store_changes()
-        return error
+        return None
 
-    def _unmapped(self, pod_call: PodCall, block: IoctlBuffer, layout: uvm.Layout) -> int:
+    def _unmap(self, pod_call: PodCall, block: IoctlBuffer) -> int:
         """Perform an unmapping; it is recorded if the mappings that are recorded can only be on this file.
 
         They are recorded by process. Another file can have mappings at the same addresses, which stay.
@@ -235,7 +221,7 @@ class UvmHandler(Handler):
         request = pod_call.call.request
         base, length = uvm.BASE_AND_LENGTH.unpack_from(block.data)
         sole = not self._ctx.limited() or self._shared.pod_uvm_files.has_only(pod_call.pid, pod_call.file)
-        if sole and layout.status_at < uvm.BASE_AND_LENGTH.size:
+        if sole and block.status_at < uvm.BASE_AND_LENGTH.size:
             length = self._length_at(pod_call, base)
         card = bytes(block.data[16 : 16 + uvm.UUID_BYTES]) if request == uvm.UNMAP_EXTERNAL else None
         error = 0
@@ -244,14 +230,16 @@ class UvmHandler(Handler):
             nonlocal error
             error = self._proxy.uvm(pod_call.file, request, block)
             if pod_call.is_retry and not error:  # the dead guardian has unmapped it
-                block.patch_u32(layout.status_at, abi.NV_OK)
-            return not error and block.u32(layout.status_at) == abi.NV_OK
+                block.status = abi.NV_OK
+            return not error and block.status == abi.NV_OK
 
         if not (sole and length):
             pod_call.begin()
             carry_out()
         else:
             self._freed_memory.unmap(pod_call, base, length, card, carry_out)
+        if not error:
+            block.store_changes()
         return error
 
     def _length_at(self, pod_call: PodCall, base: int) -> int:
@@ -265,9 +253,8 @@ class UvmHandler(Handler):
                 reach = self._shared.table.allocations.space_of(pod_call.pid).reaching_into(end, end + 1)
             ends = sorted({each.end for each in reach if base <= each.base <= end < each.end})
             for end in ends:
-                block = self._proxy.block(uvm.BASE_AND_LENGTH.pack(base, end - base) + bytes(8))
-                error = self._proxy.uvm(pod_call.file, uvm.VALIDATE_VA_RANGE, block)
-                if not error and block.u32(layout.status_at) == abi.NV_OK:
+                block = self._proxy.block(uvm.BASE_AND_LENGTH.pack(base, end - base) + bytes(8), layout.status_at)
+                if not self._proxy.uvm(pod_call.file, uvm.VALIDATE_VA_RANGE, block) and block.status == abi.NV_OK:
                     return end - base
             if not ends:
                 break

@@ -48,12 +48,10 @@ def show_pids(params: bytearray, own: Collection[int], inside: Callable[[int], i
     """Keep only a pod's own processes in an answer of GPU_GET_PIDS, by their pids in its namespace (``inside``)."""
     (count,) = _U32.unpack_from(params, _PIDS_COUNT_AT)
     room = (len(params) - _PIDS_AT) // _U32.size
-    pids = [_U32.unpack_from(params, _PIDS_AT + i * _U32.size)[0] for i in range(min(count, room))]
+    pids = struct.unpack_from(f"<{min(count, room)}I", params, _PIDS_AT)
     shown = [inside(pid) for pid in pids if pid in own]
-    params[_PIDS_COUNT_AT:] = bytes(len(params) - _PIDS_COUNT_AT)
-    _U32.pack_into(params, _PIDS_COUNT_AT, len(shown))
-    for i, pid in enumerate(shown):
-        _U32.pack_into(params, _PIDS_AT + i * _U32.size, pid)
+    answer = struct.pack(f"<{1 + len(shown)}I", len(shown), *shown)
+    params[_PIDS_COUNT_AT:] = answer.ljust(len(params) - _PIDS_COUNT_AT, b"\0")
 
 
 def show_gpus(params: bytearray, own: Collection[int]) -> None:

@@ -39,11 +39,7 @@ def name(number: int) -> str:
 
 
 def refusal(number: int) -> int:
-    """Return the status with which a control is refused.
-
-    A scheduling control is refused for lack of permission. For all others the driver seems not to know the control, and
-    programs continue without it.
-    """
+    """Return a refusal's status: no permission to schedule; any other control the driver seems not to know."""
     row = CONTROLS.get(number)
     scheduling = row is not None and row.why is Why.SCHEDULING
     return abi.NV_ERR_INSUFFICIENT_PERMISSIONS if scheduling else abi.NV_ERR_NOT_SUPPORTED

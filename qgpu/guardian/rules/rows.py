@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import enum
+import re
 import struct
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from heapq import merge
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeVar
 
 _U32 = struct.Struct("<I")
+_Row = TypeVar("_Row", bound=tuple[Any, ...])
 
 
 class Why(enum.Enum):
@@ -102,10 +106,7 @@ class Handle(NamedTuple):
 
 
 class Pointer(NamedTuple):
-    """A pointer in parameters: its offset, and the length of the memory it points to.
-
-    The length is ``unit`` bytes times the count at ``count_at``, or ``unit`` alone if there is no count.
-    """
+    """A pointer at an offset, to ``unit`` bytes times the count at ``count_at``, or to ``unit`` bytes without it."""
 
     at: int
     unit: int
@@ -143,3 +144,18 @@ def handles(places: Iterable[Handle], params: bytes | bytearray) -> Iterator[int
         if size is None or size == len(params):
             for place in range(at, min(at + number * stride, len(params) - 3), stride):
                 yield _U32.unpack_from(params, place)[0]
+
+
+def table(
+    kind: Callable[[int, str, Why], _Row], by_reason: Mapping[Why, str], *others: Iterable[_Row]
+) -> tuple[_Row, ...]:
+    """Make a table in order of its numbers: of rows that say no more than a reason, listed by it, and of others.
+
+    A list has numbers and names, two spaces between rows, in order of its numbers, as the others are.
+    """
+
+    def listed(why: Why, text: str) -> Iterator[_Row]:
+        for number, _, name in (row.partition(" ") for row in re.split(r"\s{2,}", text.strip())):
+            yield kind(int(number, 16), name, why)
+
+    return tuple(merge(*others, *(listed(why, text) for why, text in by_reason.items()), key=itemgetter(0)))

@@ -24,9 +24,7 @@ class Tool(NamedTuple):
 _OUTSIDE = "run the program outside of pods, on a card without any"
 _DEBUGGER = Tool("debugger (cuda-gdb)", frozenset({0x83DE, 0x00DB}), f"use compute-sanitizer, or {_OUTSIDE}")
 _CHECKER = Tool(
-    "memory checker (compute-sanitizer)",
-    frozenset(),
-    f"run the pod with qgpuctl run --allow-profiling, or {_OUTSIDE}",
+    "memory checker (compute-sanitizer)", frozenset(), f"run the pod with qgpuctl run --allow-profiling, or {_OUTSIDE}"
 )
 _PROFILER = Tool(
     "profiler of hardware counters (ncu)",
