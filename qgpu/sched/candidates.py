@@ -27,8 +27,8 @@ _SHORT = 0.93
 #: A way stays after a change of weights if the pods do at least this part of the work that they did before.
 _AS_GOOD = 0.97
 
-#: A longer round is worth a trial once switches take more than _SWITCHING_LOW of the time. Gates are worth one even where
-#: all pods use their slices up, once switches take more than _SWITCHING_HIGH.
+#: A longer round is worth a trial once switches take more than _SWITCHING_LOW of the time. Where all pods use their
+#: slices up, gates are worth one once switches take more than _SWITCHING_HIGH.
 _SWITCHING_LOW, _SWITCHING_HIGH = 0.02, 0.05
 
 #: Two rounds are alike if one is less than a fifth longer than the other: the difference of their logarithms, base 2.
@@ -192,8 +192,8 @@ def gates_may_pay(now: Tuning, best: Trial, pods: Mapping[str, RoundEntry]) -> b
 def round_to_see_steps(now: Tuning, best: Trial, pods: Mapping[str, RoundEntry], period_ns: int) -> Sharing | None:
     """Return a round as long as the period, if slices have cut all steps of a pod that leaves turns early.
 
-    Only a step that no slice cuts shows whether the pod has even turns. None if that is known or was on trial, and where
-    no pod has a quota: steps then wait for all of the others' for nobody's sake.
+    Only a step that no slice cuts shows whether the pod has even turns. None if that is known or was on trial, and
+    where no pod has a quota: steps then wait for all of the others' for nobody's sake.
     """
     seen = frozenset[str]().union(*(trial.fits_slice | trial.uneven for trial in now.trials))
     longest, has_quotas = Sharing(), any(entry.grant.cores is not None for entry in pods.values())

@@ -181,10 +181,7 @@ class SeccompHost(Host):
         self._call("join", name=name, cgroups=list(cgroups))
 
     def attach(self, name: str, pid: int, fds: Sequence[int]) -> None:
-        """Bring a process and its listener into a pod; keep a copy of the listener. Raises QgpuError.
-
-        The same listener again changes nothing.
-        """
+        """Bring a process and its listener into a pod, and keep a copy; again it changes nothing. Raises QgpuError."""
         if len(fds) != 1 or not is_listener(fds[0]):
             for fd in fds:
                 os.close(fd)
@@ -256,7 +253,6 @@ class SeccompHost(Host):
         self._store.put(f"listener.{number}.{pod}", fd)
 
     def _drop_listener(self, number: int) -> None:
-        """Close a listener without processes behind it."""
         pod, fd = self._listeners.pop(number)
         if self._standby is not None:
             self._standby.drop_listener(number)
