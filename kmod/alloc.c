@@ -268,23 +268,27 @@ static long free_compute(struct qgpu_call *call, struct qgpu_client *client, con
 #define DEVICES_MAX	128
 
 /*
- * RM compares USERD's place in its memory with nothing, nor the memory's card with the channel's
- * (kchannelCreateUserdMemDesc_GV100): the card would write memory of others.
+ * RM compares USERD's place in its memory with nothing (kchannelCreateUserdMemDesc_GV100): the card would write memory
+ * of others. Error notifiers stand at the start of theirs, and RM compares the places of further ones with its size.
  */
-static bool has_userd_elsewhere(const struct qgpu_call *call, struct qgpu_client *client, const struct request *request)
+static bool has_userd_beyond(const struct qgpu_call *call, struct qgpu_client *client, const struct request *request)
 {
 	u32 memory = param_u32(call, NV_CHANNEL_PARAMS_USERD_AT);
-	const struct qgpu_object *object;
 	u64 offset, size;
 
 	if (!NV_IS_GPFIFO(request->class) || !memory)
 		return false;
-	object = qgpu_object_find(client, memory);
-	if (object && object->gpu != qgpu_object_gpu(client, request->parent))
-		return true;
 	memcpy(&offset, call->room + NV_CHANNEL_PARAMS_USERD_OFFSET_AT, sizeof(offset));
 	size = qgpu_rm_memory_bytes(client->handle, memory);
 	return size < NV_USERD_BYTES || offset > size - NV_USERD_BYTES;
+}
+
+/* RM takes an address on another card for one on the channel's. The device above a handle does not say which it is. */
+static bool is_on_other_card(struct qgpu_client *client, const struct request *request, u32 memory)
+{
+	const struct qgpu_object *object = qgpu_object_find(client, memory);
+
+	return object && (object->gpu < 0 || object->gpu != qgpu_object_gpu(client, request->parent));
 }
 
 /* RM's status for what the pod may not make below this parent or with this memory, NV_OK for anything else. */
@@ -304,9 +308,13 @@ static u32 judge(const struct qgpu_call *call, struct qgpu_client *client, const
 	for (i = 0; i < QGPU_WRITTEN_MAX; i++) {
 		if (request->written[i] && !qgpu_written_may_be(client, request->written[i]))
 			return NV_ERR_INVALID_OBJECT_HANDLE;
+		if (request->written[i] && is_on_other_card(client, request, request->written[i]))
+			return NV_ERR_INVALID_ARGUMENT;
 	}
-	if (has_userd_elsewhere(call, client, request))
+	if (has_userd_beyond(call, client, request))
 		return NV_ERR_INVALID_ARGUMENT;
+	if (request->memory_at && !param_u32(call, request->memory_at))	/* RM would attach any number of pieces */
+		return NV_ERR_NOT_SUPPORTED;
 	return NV_OK;
 }
 

@@ -108,6 +108,10 @@ static u32 book(struct qgpu_arrival *arrival, bool sealed, qgpu_finder find, voi
 		return sealed ? NV_ERR_NO_MEMORY : NV_OK;
 	if (qgpu_is_physical(class))
 		return NV_ERR_INSUFFICIENT_PERMISSIONS;
+	if (class == RM_USER_SHARED_DATA) {
+		atomic64_inc(&client->pod->refused_allocs);
+		return NV_ERR_NOT_SUPPORTED;
+	}
 	if (class == KEPLER_CHANNEL_GROUP_A)
 		return share_tsg(arrival, sealed);
 	if (class == NV_MEMORY_FABRIC)
@@ -122,6 +126,7 @@ static u32 book(struct qgpu_arrival *arrival, bool sealed, qgpu_finder find, voi
 	if (IS_ERR(object))
 		return NV_ERR_NO_MEMORY;
 	arrival->gpu = object->gpu;
+	object->gpu = arrival->lies_on;
 	status = charge(arrival, object, find(arrival, about));
 	if (status == NV_OK)
 		qgpu_object_stamp(object);
@@ -167,9 +172,14 @@ static int find_tsg(const struct qgpu_call *call, struct qgpu_arrival *arrival)
 static long dup_locked(struct qgpu_call *call, struct qgpu_arrival *arrival)
 {
 	struct qgpu_mem *lent = qgpu_client_mem(call->in.dup.client_src, call->in.dup.object_src);
+	const struct qgpu_object *source = NULL;
 	u32 status;
 	long ret;
 
+	if (arrival->source)
+		source = qgpu_object_find(arrival->source, call->in.dup.object_src);
+	if (source)
+		arrival->lies_on = source->gpu;
 	if (lent)
 		arrival->size = qgpu_mem_size(lent);
 	ret = qgpu_call_forward(call);
@@ -253,6 +263,7 @@ long qgpu_dup(struct qgpu_call *call)
 	struct qgpu_arrival arrival = {
 		.parent = call->in.dup.parent ?: call->in.dup.client,
 		.gpu = -1,
+		.lies_on = -1,
 		.dup = &call->in.dup,
 		.source = qgpu_client_get(call->in.dup.client_src, call->pod),
 	};
@@ -274,7 +285,8 @@ long qgpu_dup(struct qgpu_call *call)
  */
 static bool may_share(const struct qgpu_call *call, const struct qgpu_client *client)
 {
-	return client && qgpu_toctou_sealed() && (u16)call->in.share.policy.how != RS_SHARE_TYPE_CLIENT;
+	return client && qgpu_toctou_sealed() && (u16)call->in.share.policy.how != RS_SHARE_TYPE_CLIENT &&
+	       !qgpu_rm_is_shared_page(client->handle, call->in.share.object);
 }
 
 long qgpu_share(struct qgpu_call *call)
@@ -287,7 +299,7 @@ long qgpu_share(struct qgpu_call *call)
 	if (!may_share(call, client) && !READ_ONCE(call->pod->gone)) {
 		if (client)
 			qgpu_client_unlock(client);
-		return qgpu_call_answer(call, offsetof(struct nvos57, status), NV_ERR_INSUFFICIENT_PERMISSIONS);
+		return qgpu_refuse_alloc(call, offsetof(struct nvos57, status), NV_ERR_INSUFFICIENT_PERMISSIONS);
 	}
 	ret = qgpu_call_forward(call);
 	if (client)

@@ -4,8 +4,8 @@
  * descriptor.
  *
  * Exported memory outlives its handle and its client, and the module does not see when it is freed. So it stays charged
- * until the pod has no open file of the driver. Where the parameters do not name one memory clearly, all memory of the
- * client counts as exported. rules.h says which controls export, and where they name the memory.
+ * until the pod has no open file of the driver. While calls are not sealed, all memory of the client does. rules.h says
+ * which controls export, and where they name the memory.
  *
  * An import is compared with what the pod itself has exported; RM can tell whether two handles are the same memory. The
  * same memory is charged once. An import without a match (another pod exported it, or the exporter freed its handle) is
@@ -23,34 +23,49 @@
 #include "toctou.h"
 #include "vram_heap.h"
 
-static void note_export(struct qgpu_call *call, struct qgpu_client *client, u32 memory_at)
+/* handles: what the call names. */
+static long export_locked(struct qgpu_call *call, struct qgpu_client *client, const u32 *handles, u32 nr)
 {
 	struct qgpu_object *object;
-	u32 memory;
+	u32 i;
 
-	if (!memory_at || !qgpu_toctou_sealed()) {
-		qgpu_objects_export(client);
-		return;
+	for (i = 0; i < nr; i++) {
+		if (qgpu_rm_is_shared_page(client->handle, handles[i]))
+			return qgpu_refuse_alloc(call, offsetof(struct nvos54, status), NV_ERR_NOT_SUPPORTED);
 	}
-	qgpu_call_look(call, call->in.control.params, call->room, memory_at + sizeof(memory));
-	memcpy(&memory, call->room + memory_at, sizeof(memory));
-	object = qgpu_object_find(client, memory);
-	if (object && qgpu_is_memory(object->class))
-		qgpu_mem_export(client, object);
+	if (!qgpu_toctou_sealed())
+		qgpu_objects_export(client);
+	for (i = 0; i < nr; i++) {
+		object = qgpu_object_find(client, handles[i]);
+		if (object && qgpu_is_memory(object->class))
+			qgpu_mem_export(client, object);
+	}
+	return qgpu_call_forward(call);
 }
 
 long qgpu_export(struct qgpu_call *call, u32 memory_at)
 {
 	struct qgpu_client *client = qgpu_client_lock(call->in.control.client, call->pod);
+	u32 size = memory_at ? memory_at + sizeof(u32) : sizeof(struct nv0000_export_objects);
+	struct nv0000_export_objects *many;
+	void *params;
 	long ret;
 
 	if (IS_ERR(client))
 		return PTR_ERR(client);
-	if (client)
-		note_export(call, client, memory_at);
-	ret = qgpu_call_forward(call);
-	if (client)
-		qgpu_client_unlock(client);
+	if (!client)
+		return qgpu_call_forward(call);
+	params = many = kmalloc(size, GFP_KERNEL_ACCOUNT);
+	if (params)
+		qgpu_call_look(call, call->in.control.params, params, size);
+	if (!params)
+		ret = qgpu_call_answer(call, offsetof(struct nvos54, status), NV_ERR_NO_MEMORY);
+	else if (memory_at)
+		ret = export_locked(call, client, params + memory_at, 1);
+	else
+		ret = export_locked(call, client, many->objects, min_t(u32, many->num, NV_EXPORTS_MAX));
+	qgpu_client_unlock(client);
+	kfree(params);
 	return ret;
 }
 
@@ -191,7 +206,7 @@ static bool is_empty(const struct qgpu_call *call, const union imports *imports,
 static u32 book_imports(struct qgpu_call *call, struct qgpu_client *client, const struct importing *importing,
 			u32 parent)
 {
-	struct qgpu_arrival arrival = { client, parent, 0, -1 };
+	struct qgpu_arrival arrival = { client, parent, .lies_on = -1 };
 	int i = 0, nr = 0, left = COMPARED_BY_CALL;
 	u32 status = NV_OK;
 

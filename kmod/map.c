@@ -2,13 +2,15 @@
 /*
  * map.c - a pod's mappings for the CPU. RM's memory for them is charged to nobody. When RM frees an object it undoes
  * all of the object's mappings with its lock held, while other pods' calls and gates wait. So a pod may have only so
- * many.
+ * many. Mappings for the card may be of anything but the page that RM shares with all.
  */
 #include "call.h"
 #include "client.h"
 #include "map.h"
 #include "rm.h"
+#include "toctou.h"
 #include "untracked_object.h"
+#include "vram_heap.h"
 
 static long refuse(struct qgpu_call *call, u32 status)
 {
@@ -62,6 +64,7 @@ long qgpu_unmap_memory(struct qgpu_call *call)
 	return ret;
 }
 
+/* Without a seal another thread could name the page after the check. */
 long qgpu_map_dma(struct qgpu_call *call)
 {
 	struct qgpu_client *client = qgpu_client_lock(call->in.map_dma.client, call->pod);
@@ -69,8 +72,8 @@ long qgpu_map_dma(struct qgpu_call *call)
 
 	if (IS_ERR(client))
 		return PTR_ERR(client);
-	if (client && qgpu_rm_is_shared_page(client->handle, call->in.map_dma.memory))
-		ret = qgpu_call_answer(call, call->size - 2 * sizeof(u32), NV_ERR_NOT_SUPPORTED);
+	if (client && (!qgpu_toctou_sealed() || qgpu_rm_is_shared_page(client->handle, call->in.map_dma.memory)))
+		ret = qgpu_refuse_alloc(call, call->size - 2 * sizeof(u32), NV_ERR_NOT_SUPPORTED);
 	else
 		ret = qgpu_call_forward(call);
 	if (client)

@@ -21,7 +21,7 @@ struct qgpu_object {
 	u32 handle;
 	u32 parent;
 	u32 class;
-	int gpu;			/* of a device, else that of its device when it was made; -1: unknown */
+	int gpu;			/* on which memory lies, else that of its device when it was made; -1: unknown */
 	bool doomed;			/* while its subtree is being removed */
 	bool held;			/* the free under way holds its TSG open */
 	u32 written[QGPU_WRITTEN_MAX];	/* of a TSG or channel: handles of memory that the card writes for it */

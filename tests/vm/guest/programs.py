@@ -33,9 +33,9 @@ def duplicate(state, client, handle):
         return -error.status
 
 
-def status_of(state, function, *args):
+def status_of(state, function, *args, **options):
     try:
-        getattr(state["p"], function)(*args)
+        getattr(state["p"], function)(*args, **options)
     except nv.RmError as error:
         return error.status
     return 0

@@ -147,6 +147,15 @@ def test_memory_exported_by_all_its_names_comes_back_once(web, linked):
     assert web.held() == 32 * MIB
 
 
+def test_no_object_gets_its_memory_later(web):
+    """RM attaches any number of pieces of memory to such an object, and detaches all with its lock held."""
+    (process,) = web.processes
+    before = qg.sim()["objects"]
+
+    assert process.run(put_on_fabric, 0) == -nv.NOT_SUPPORTED
+    assert (qg.sim()["objects"], web.info().refused_allocs) == (before, 1)
+
+
 def test_what_rm_made_and_could_not_say_is_freed(web):
     """RM cannot write the parameters back, reports a failure and keeps the object."""
     (process,) = web.processes

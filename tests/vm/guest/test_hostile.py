@@ -265,9 +265,9 @@ def test_os_events_are_of_ones_own_clients(web, pod):
         assert said == [[0], [nv.BAD_CLIENT], [nv.BAD_CLIENT]]
 
 
-def share(state, client, share_type=1, target=0):
-    """Share a client with all, as CUDA IPC does, or with one client."""
-    data = bytearray(struct.pack("6I", client, client, target, 1, share_type, 0))
+def share(state, client, share_type=1, target=0, handle=None):
+    """Share a client, or an object of it, with all, as CUDA IPC does, or with one client."""
+    data = bytearray(struct.pack("6I", client, handle or client, target, 1, share_type, 0))
     nv.call(state.setdefault("sharing", os.open(nv.CTL, os.O_RDWR)), 0x35, data)
     return struct.unpack("6I", data)[5]
 
@@ -369,16 +369,76 @@ def test_os_events_whose_answer_cannot_be_written_are_bounded(web):
     assert process.run(os_events, own, range(2000, 2052)) == [0] * 48 + [nv.NO_RESOURCES] * 4
 
 
+def shared_page(state):
+    """The page that RM shares with all programs."""
+    return state["p"].alloc(state["p"].subdevice, 0xDE)
+
+
+def map_for_the_card(state, memory):
+    p = state["p"]
+    data = bytearray(struct.pack("16I", p.client, p.device, 0x5C0000DD, memory, *bytes(12)))
+    p.send(p.ctl, 0x57, data)
+    return struct.unpack_from("I", data, 56)[0]
+
+
 def test_rm_maps_no_shared_page_for_the_card(pod):
     """RM keeps only CPUs from writing there; without a memory limit a pod has RM map other memory."""
+    web = pod("web")
+    process = web.process()
+    process.run(program)
 
-    def ask(state):
-        p = state["p"] = nv.Program()
-        answers = []
-        for memory in (p.memory(MIB), p.alloc(p.subdevice, 0xDE)):
-            data = bytearray(struct.pack("16I", p.client, p.device, 0x5C0000DD, memory, *bytes(12)))
-            p.send(p.ctl, 0x57, data)
-            answers.append(struct.unpack_from("I", data, 56)[0])
-        return answers
+    answers = [process.run(map_for_the_card, process.run(make)) for make in (shared_page, lambda s: s["p"].memory(MIB))]
+    assert (answers, web.info().refused_allocs) == ([nv.NOT_SUPPORTED, 0], 1)
 
-    assert pod("a").process().run(ask) == [0, nv.NOT_SUPPORTED]
+
+def test_rm_maps_nothing_while_calls_are_not_sealed(pod):
+    """Another thread could name the shared page after the check."""
+    process = pod("web").process()
+    process.run(program)
+    memory = process.run(take, MIB)
+    with qg.switched_off(qg.KPROBES):
+        qg.until(lambda: process.run(map_for_the_card, memory) == nv.NOT_SUPPORTED)
+
+    qg.until(lambda: process.run(map_for_the_card, memory) == 0)
+
+
+def share_page(state, page):
+    return share(state, state["p"].client, handle=page)
+
+
+def duplicate_page(state, page):
+    return status_of(state, "dup", state["p"].client, page)
+
+
+def export_page(state, page):
+    return status_of(state, "export", page)
+
+
+def export_page_among_others(state, page):
+    return status_of(state, "export", page, plural=True)
+
+
+@pytest.mark.parametrize("ask", [duplicate_page, export_page, export_page_among_others, share_page])
+def test_the_shared_page_gets_no_second_handle(web, ask):
+    """Whoever has one could map it where only this one's class is looked at."""
+    (process,) = web.processes
+    page = process.run(shared_page)
+    before = qg.sim()["objects"]
+
+    assert process.run(ask, page) == (nv.NO_PERMISSION if ask is share_page else nv.NOT_SUPPORTED)
+    assert (qg.sim()["objects"], web.info().refused_allocs) == (before, 1)
+
+
+@pytest.mark.parametrize("plural", [False, True])
+def test_the_shared_page_is_not_imported(web, outside, plural):
+    """A process in no pod can export it."""
+
+    def take_in(state, pid, fd, plural):
+        return status_of(state, "import_", qg.take_descriptor(pid, fd), plural=plural)
+
+    fd = outside["p"].export(shared_page(outside))
+    before = qg.sim()["objects"]
+
+    assert web.processes[0].run(take_in, os.getpid(), fd, plural) == nv.NOT_SUPPORTED
+    assert (qg.sim()["objects"], web.info().refused_allocs) == (before, 1)
+    os.close(fd)

@@ -16,7 +16,7 @@ import simcard
 from programs import program, status_of
 from test_hostile import read_only
 
-BINAPI, SYSTEM, NO_DISPLAY = 0x2081, 0x3E, 0x73
+BINAPI, SYSTEM, NO_DISPLAY, SURFACE = 0x2081, 0x3E, 0x73, 0xDA
 #: Besides its subdevice.
 OF_CLIENT = (1 << 11) - 1
 MEMORY_OF_CLIENT = 1 << 15
@@ -78,6 +78,20 @@ def test_each_kind_of_object_is_bounded_with_others(pod, cls, parent):
     assert process.run(make, 9, cls, parent) == (8, nv.NO_RESOURCES)
     assert process.run(lambda state: state["p"].free(state["p"].last - 1)) == 0
     assert process.run(make, 2, cls, parent) == (1, nv.NO_RESOURCES)
+
+
+def test_semaphore_surfaces_are_bounded_with_others(web):
+    """RM keeps the memory that each names, and maps all of it for itself."""
+
+    def surfaces(state, count):
+        p = state["p"]
+        named = struct.pack("II8x", p.memory(0x10000), 0)
+        return [status_of(state, "alloc", p.device, SURFACE, named) for _ in range(count)]
+
+    (process,) = web.processes
+    process.run(make, OF_CLIENT - 4)
+
+    assert process.run(surfaces, 5) == [0] * 4 + [nv.NO_RESOURCES]
 
 
 @pytest.mark.parametrize("which", ["itself", "parent", "old heap"])

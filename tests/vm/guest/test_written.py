@@ -153,20 +153,75 @@ def test_userd_in_memory_of_unknown_size_is_refused(web, cls):
     assert process.run(ask) == 0
 
 
-def test_userd_on_another_card_is_refused(web, parameter):
-    """RM would take its address on that card for one on the channel's."""
+def with_second_card(state):
+    """Also a device of another card, with memory there; the memory."""
+    p = state["p"]
+    state["other"] = os.open(nv.GPU.format(1), os.O_RDWR)
+    p.second = p.alloc(p.client, nv.DEVICE, struct.pack("I52x", 1))
+    p.alloc(p.second, nv.SUBDEVICE, bytes(4))
+    return p.alloc(p.second, nv.MEM, struct.pack("64xQ56x", MIB))
 
-    def ask(state):
-        p = state["p"]
-        other = os.open(nv.GPU.format(1), os.O_RDWR)
-        second = p.alloc(p.client, nv.DEVICE, struct.pack("I52x", 1))
-        p.alloc(second, nv.SUBDEVICE, bytes(4))
-        memory = p.alloc(second, nv.MEM, struct.pack("64xQ56x", MIB))
-        tsgs = [p.alloc(device, nv.TSG, struct.pack("12xI4x", 1)) for device in (p.device, second)]
-        status = [status_of(state, "channel", tsg, memory) for tsg in tsgs]
-        p.free(second)
-        os.close(other)
-        return status
+
+def named_below(state, device, how, memory):
+    """Name memory that the card writes for a channel or TSG below a device; what RM says."""
+    p = state["p"]
+    if how == "TSG":
+        return status_of(state, "alloc", getattr(p, device), nv.TSG, struct.pack("I8xI4x", memory, 1))
+    tsg = p.alloc(getattr(p, device), nv.TSG, struct.pack("12xI4x", 1))
+    return status_of(state, "channel", tsg, **{how: memory})
+
+
+def without_second_card(state):
+    state["p"].free(state["p"].second)
+    os.close(state["other"])
+
+
+@pytest.mark.parametrize("how", ["userd", "error", "ecc", "TSG"])
+@pytest.mark.parametrize("named", ["itself", "duplicate", "import"])
+def test_memory_of_another_card_is_not_written(web, parameter, named, how):
+    """RM would take its address on that card for one on the channel's, whatever device its handle is below."""
+
+    def again(state, memory, named):
+        p = state["p"]  # both go below the first card's device
+        return p.dup(p.client, memory) if named == "duplicate" else p.import_(p.export(memory))
 
     parameter("gpus", 2)
-    assert web.processes[0].run(ask) == [nv.BAD_ARGUMENT, 0]
+    (process,) = web.processes
+    memory = process.run(with_second_card)
+    handle = memory if named == "itself" else process.run(again, memory, named)
+
+    assert process.run(named_below, "device", how, handle) == nv.BAD_ARGUMENT
+    assert web.usage().nr_channels == 0
+    assert process.run(named_below, "second", how, memory) == 0
+    process.run(without_second_card)
+
+
+@pytest.mark.parametrize("how", ["userd", "error", "ecc", "TSG"])
+def test_a_duplicate_of_the_channels_card_is_written(web, how):
+    def twice(state):
+        p = state["p"]
+        return p.dup(p.client, p.dup(p.client, p.memory(MIB)))
+
+    (process,) = web.processes
+
+    assert process.run(named_below, "device", how, process.run(twice)) == 0
+
+
+def test_imported_memory_is_not_written(web):
+    """RM does not say on which card it lies."""
+
+    def come_back(state):
+        p = state["p"]
+        return p.import_(p.export(p.memory(MIB)))
+
+    def alone(state, memory):
+        """In a channel below a device whose card is not known either."""
+        p = state["p"]
+        device = p.alloc(p.client, nv.DEVICE, bytes(56))
+        return status_of(state, "channel", device, memory)
+
+    (process,) = web.processes
+    memory = process.run(come_back)
+
+    assert process.run(named_below, "device", "userd", memory) == nv.BAD_ARGUMENT
+    assert process.run(alone, memory) == nv.BAD_ARGUMENT

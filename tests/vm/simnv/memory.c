@@ -240,7 +240,7 @@ u32 sim_hold_memory(const struct sim_file *file, struct sim_client *client, u64 
 	return sim_file_hold(client->owner, object->mem) ? NV_ERR_NO_MEMORY : NV_OK;
 }
 
-/* mem_fabric.c: the object keeps the memory that the parameters name. */
+/* mem_fabric.c: the object keeps the memory that the parameters name; none: memory is attached later. */
 u32 sim_put_on_fabric(const struct sim_file *file, struct sim_client *client, struct sim_object *object, u64 params)
 {
 	struct sim_object *source;
@@ -248,6 +248,8 @@ u32 sim_put_on_fabric(const struct sim_file *file, struct sim_client *client, st
 
 	if (!params || sim_copy_in(file, &memory, params + SIM_FABRIC_MEMORY_AT, sizeof(memory)))
 		return NV_ERR_INVALID_ARGUMENT;
+	if (!memory)
+		return NV_OK;
 	source = sim_object(client, memory);
 	if (!source || !source->mem || source == object)
 		return NV_ERR_OBJECT_NOT_FOUND;
@@ -305,13 +307,13 @@ u32 sim_import(struct sim_client *client, s32 fd, u32 parent, u32 *handle)
 	struct sim_object *object;
 	struct sim_file *from;
 	struct file *filp;
-	u32 status;
+	u32 status, class;
 
 	from = file_of(fd, &filp);
 	if (!from)
 		return NV_ERR_INVALID_ARGUMENT;
-	status = from->nr_held ? sim_insert(client, parent, handle, NV01_MEMORY_LOCAL_USER, &object) :
-				 NV_ERR_INVALID_ARGUMENT;
+	class = from->nr_held && from->held[0]->shared_page ? RM_USER_SHARED_DATA : NV01_MEMORY_LOCAL_USER;
+	status = from->nr_held ? sim_insert(client, parent, handle, class, &object) : NV_ERR_INVALID_ARGUMENT;
 	if (!status) {
 		object->mem = from->held[0];
 		object->mem->refs++;
@@ -333,13 +335,10 @@ u32 nvUvmInterfaceDupMemory(void *device, u32 client, u32 memory, u32 *made, str
 	sim_uvm_wait();
 	mutex_lock(&sim_lock);
 	object = sim_client(client, NULL) ? sim_object(sim_client(client, NULL), memory) : NULL;
-	if (object && !object->mem && object->class == RM_USER_SHARED_DATA) {
-		status = xa_alloc(&duplicates, made, NULL, xa_limit_32b, GFP_KERNEL) ? NV_ERR_NO_MEMORY : NV_OK;
-		*info = (struct nv_uvm_memory_info){ .sysmem = true, .size = PAGE_SIZE };
-	} else if (object && object->mem) {
+	if (object && object->mem) {
 		status = xa_alloc(&duplicates, made, object->mem, xa_limit_32b, GFP_KERNEL) ? NV_ERR_NO_MEMORY : NV_OK;
 		object->mem->refs += !status;
-		*info = (struct nv_uvm_memory_info){ .size = object->mem->size };
+		*info = (struct nv_uvm_memory_info){ .sysmem = object->mem->shared_page, .size = object->mem->size ?: PAGE_SIZE };
 	}
 	mutex_unlock(&sim_lock);
 	linger_after_dup();

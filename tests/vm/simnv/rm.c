@@ -167,6 +167,12 @@ static u32 construct(const struct sim_file *file, struct sim_client *client, str
 		return sim_alloc_video(file, object, params);
 	if (object->class == NV50_MEMORY_VIRTUAL)
 		return sim_alloc_space(file, object, params);
+	if (object->class == RM_USER_SHARED_DATA && object->gpu >= 0) {
+		object->mem = sim_mem_new(object->gpu, 0);
+		if (object->mem)
+			object->mem->shared_page = true;
+		return object->mem ? NV_OK : NV_ERR_NO_MEMORY;
+	}
 	if (object->class == KEPLER_CHANNEL_GROUP_A && params)
 		sim_copy_in(file, tsg, params, sizeof(tsg));
 	object->vaspace = tsg[2];

@@ -62,6 +62,7 @@ struct sim_mem {
 	u64 size;
 	int refs;
 	int gpu;
+	bool shared_page;		/* RM's page of shared data */
 };
 
 struct sim_channel {
