@@ -35,6 +35,8 @@ ffi.cdef(
                      NVOS34_PARAMETERS;
     typedef struct { uint32_t hObjectParent, hSubDevice, hObjectNew, hClass, flags, selector, hMemory, pad;
                      uint64_t offset, limit; uint32_t status, pad1; } NVOS39_PARAMETERS;
+    typedef struct { uint32_t hSubDevice, flags, hMemory, pad; uint64_t offset, limit; }
+                     NV_CONTEXT_DMA_ALLOCATION_PARAMS;
     typedef struct { uint32_t hClient, hDevice, hDma, hMemory; uint64_t offset, length; uint32_t flags, pad0;
                      uint64_t dmaOffset; uint32_t status, pad1; } NVOS46_PARAMETERS_BEFORE_580;
     typedef struct { uint32_t hClient, hDevice, hDma, hMemory; uint64_t offset, length; uint32_t flags, flags2,

@@ -31,6 +31,8 @@ class Allocation:
     #: Something unseen may keep it: it counts until the pod has no process and no client, and no file carries memory of
     #: the pod.
     pinned: bool = False
+    #: Somebody else exported it: ``instance`` is the card that it is charged to, not the one that it lies on.
+    foreign: bool = False
 
     @property
     def is_kept(self) -> bool:

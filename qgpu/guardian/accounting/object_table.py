@@ -238,6 +238,8 @@ class ObjectTable(ObjectTree):
             self._charge(rm, size, fact.get("memory"), compacted="compacted" in fact)
         elif "memory" in fact:  # an object that keeps memory, on the fabric
             self.allocations.duplicate(rm.key, fact["memory"])
+        if "foreign" in fact and (memory := self.allocations.by_handle.get(rm.key)) is not None:
+            memory.foreign = True
         if "confirmed" in fact:
             self._confirm({"client": rm.client, "handle": rm.handle, "context": fact["confirmed"]})
 
@@ -468,8 +470,9 @@ class ObjectTable(ObjectTree):
         return {"same_as": list(first) if first != rm.key else None} if rm.same_as is not None else {}
 
     def _number_of(self, rm: RmObject) -> Fact:
-        memory = self.allocations.by_handle.get(rm.key)
-        return {"memory": memory.number, "compacted": True} if memory is not None else {}
+        if (memory := self.allocations.by_handle.get(rm.key)) is None:
+            return {}
+        return {"memory": memory.number, "compacted": True} | ({"foreign": True} if memory.foreign else {})
 
     def records(self, pod: str) -> tuple[int, int]:
         """Return how many clients, objects, allocations and mappings are known, of a pod and of all pods."""

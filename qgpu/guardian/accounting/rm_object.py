@@ -34,6 +34,8 @@ class RmObject:
     uses: tuple[int, ...] = ()
     #: TSGs and channels: the handles of memory that the card writes for them, and of what lies above it.
     written: tuple[int, ...] = ()
+    #: Memory that somebody else exported: on which card it lies is not known.
+    foreign: bool = False
 
     @property
     def key(self) -> Key:
@@ -56,4 +58,5 @@ def object_fact(rm: RmObject) -> Fact:
     fact: Fact = {"fact": "object", "client": rm.client, "handle": rm.handle, "parent": rm.parent}
     fact |= {"class": rm.rm_class, "detail": rm.detail}
     lists = {"same_as": rm.same_as, "uses": rm.uses, "written": rm.written}
-    return fact | {name: list(handles) for name, handles in lists.items() if handles}
+    fact |= {name: list(handles) for name, handles in lists.items() if handles}
+    return fact | ({"foreign": True} if rm.foreign else {})

@@ -39,7 +39,7 @@ WHOLE_CARDS = "the whole card's address space"
 #: RM cannot take it off the card in the middle of a kernel.
 NOT_PREEMPTIBLE = "compute that cannot be preempted"
 #: The card would write what a pod may not free, and into memory of others.
-OTHER_MEMORY, BEYOND_MEMORY = "notifier or USERD that is no plain memory", "USERD beyond its memory"
+OTHER_MEMORY, BEYOND_MEMORY = "notifier or USERD that is no plain memory", "notifier or USERD beyond its memory"
 _USERD_AT, _USERD_OFFSET_AT = (abi.offsetof("NV_CHANNEL_ALLOC_PARAMS", f) for f in ("hUserdMemory", "userdOffset"))
 _USERD_BYTES = 512
 _WRITABLE = frozenset({abi.NV01_MEMORY_LOCAL_USER, abi.NV01_MEMORY_SYSTEM})
@@ -105,6 +105,10 @@ class AllocHandler(Handler):
             return self._refuse(block, abi.NV_ERR_INVALID_OBJECT_HANDLE, of_others(row.name))
         if asked.rm_class in classes.EVENTS and not self._free_handler.events.has_room():
             return self._refuse(block, abi.NV_ERR_INSUFFICIENT_RESOURCES, TOO_MANY)
+        if asked.rm_class == abi.NV01_CONTEXT_DMA and params is not None:
+            area = abi.ffi.from_buffer("NV_CONTEXT_DMA_ALLOCATION_PARAMS *", params.data)
+            if not rm_calls.holds_notifier(area.offset, area.limit):
+                return self._refuse(block, abi.NV_ERR_INVALID_ARGUMENT, BEYOND_MEMORY)
         if asked.rm_class == abi.FERMI_VASPACE_A and params is not None and params.u32() not in _OWN_SPACES:
             return self._refuse(block, abi.NV_ERR_INVALID_ARGUMENT, WHOLE_CARDS)
         self._free_handler.undo_interrupted(pod_call, request.rm.key)
@@ -122,7 +126,7 @@ class AllocHandler(Handler):
             return block.answer(refusal)
         if not self._may_be_written(pod_call.file, request.rm):
             return self._refuse(block, abi.NV_ERR_INVALID_OBJECT_HANDLE, OTHER_MEMORY)
-        if self._has_userd_elsewhere(request):
+        if self._is_written_elsewhere(request):
             return self._refuse(block, abi.NV_ERR_INVALID_ARGUMENT, BEYOND_MEMORY)
         if refusal := self._checks.admit(pod_call.pid, request.rm):
             return block.answer(refusal)
@@ -175,18 +179,18 @@ class AllocHandler(Handler):
         rm.written = (*memories, *parents - {0, rm.client})
         return True
 
-    def _has_userd_elsewhere(self, request: _AllocRequest) -> bool:
-        """Tell whether a channel's USERD lies beyond its memory, or on another card.
+    def _is_written_elsewhere(self, request: _AllocRequest) -> bool:
+        """Tell whether the card would write for a TSG or channel on another card, or USERD beyond its memory.
 
-        RM compares neither size nor card (kchannelCreateUserdMemDesc_GV100): the card would write at any address of its
-        own memory.
+        RM compares neither card nor USERD's place (kchannelCreateUserdMemDesc_GV100): the card would write at any
+        address of its own memory.
         """
         rm, params, table = request.rm, request.params, self._shared.table
+        behind = table.allocations.behind((rm.client, each) for each in rm.written)
+        if any(each.foreign or each.instance != table.instance_of(rm) for each in behind):
+            return True
         if rm.rm_class not in abi.GPFIFO_CLASSES or params is None or not (memory := params.u32(_USERD_AT)):
             return False
-        behind = table.allocations.behind([(rm.client, memory)])
-        if any(each.instance != table.instance_of(rm) for each in behind):
-            return True
         known = table.objects.get((rm.client, memory))
         size = known.detail if known else self._gpu_ops.size_by_file(request.pod_call.file, rm.client, memory)
         return params.u64(_USERD_OFFSET_AT) + _USERD_BYTES > size

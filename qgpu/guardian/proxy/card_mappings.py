@@ -10,6 +10,8 @@ from __future__ import annotations
 import errno
 from functools import partial
 
+from qgpu.guardian.proxy import rm_calls
+from qgpu.guardian.proxy.alloc_calls import BEYOND_MEMORY
 from qgpu.guardian.proxy.client_registry import of_others
 from qgpu.guardian.proxy.dma_mappings import DmaMappings, Place
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
@@ -64,6 +66,8 @@ class CardMappings(Handler):
         client = asked.hObjectParent
         if asked.hClass != abi.NV01_CONTEXT_DMA:
             return self._refuse(block, abi.NV_ERR_INVALID_CLASS, classes.name(asked.hClass))
+        if not rm_calls.holds_notifier(asked.offset, asked.limit):
+            return self._refuse(block, abi.NV_ERR_INVALID_ARGUMENT, BEYOND_MEMORY)
         owns = self._shared.clients.owns(self._pod, client)
         if owns and (refusal := self._untracked.refusal(client, asked.hObjectNew, asked.hClass)):
             return block.answer(refusal)

@@ -172,6 +172,7 @@ class DupHandler(Handler):
             rm.detail = size
         if number is None:
             number = self._find_exported(file, rm)
+            rm.foreign = number is None
         if on_fabric and number is not None:
             rm.detail = 0
         status = self._record(pod_call, rm, number)

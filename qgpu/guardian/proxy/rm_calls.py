@@ -169,7 +169,7 @@ _DETAILS = {
     abi.KEPLER_CHANNEL_GROUP_A: (abi.offsetof(_TSG, "engineType"), 4),
     **dict.fromkeys(abi.GPFIFO_CLASSES, (abi.offsetof(_CHANNEL, "engineType"), 4)),
     abi.NV01_MEMORY_LOCAL_USER: (abi.offsetof("NV_MEMORY_ALLOCATION_PARAMS", "size"), 8),
-    abi.NV01_CONTEXT_DMA: (8, 4),  # NV_CONTEXT_DMA_ALLOCATION_PARAMS: hMemory
+    abi.NV01_CONTEXT_DMA: (abi.offsetof("NV_CONTEXT_DMA_ALLOCATION_PARAMS", "hMemory"), 4),
     abi.NV50_MEMORY_VIRTUAL: (abi.offsetof("NV_MEMORY_ALLOCATION_PARAMS", "flags"), 4),
     abi.NV_MEMORY_MAPPER: (abi.offsetof("NV_MEMORY_MAPPER_ALLOCATION_PARAMS", "maxQueueSize"), 4),
     abi.AMPERE_SMC_PARTITION_REF: (abi.offsetof("NVC637_ALLOCATION_PARAMETERS", "swizzId"), 4),
@@ -186,7 +186,15 @@ def detail(rm_class: int, params: bytes | bytearray) -> int:
     return int.from_bytes(params[at : at + size], "little")
 
 
-_NOTIFIERS = "hObjectError hObjectEccError"
+def holds_notifier(offset: int, limit: int) -> bool:
+    """Tell whether a context DMA over a part of memory has room for an error notifier, within one page.
+
+    RM tells the firmware only where it begins (kchannelGetNotifierInfo): the next page may be anybody's.
+    """
+    return limit >= _NOTIFIER_BYTES - 1 and offset % _PAGE <= _PAGE - _NOTIFIER_BYTES
+
+
+_NOTIFIERS, _NOTIFIER_BYTES, _PAGE = "hObjectError hObjectEccError", 16, 4096
 #: Offsets of the handles of what an object uses: RM frees it with each of these (refAddDependant).
 USES: Mapping[int, tuple[int, ...]] = {
     abi.KEPLER_CHANNEL_GROUP_A: _offsets(_TSG, "hVASpace"),

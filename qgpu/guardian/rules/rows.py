@@ -67,7 +67,7 @@ class InModule(enum.Enum):
     PAID = "makes the pod pay the gate penalty, where the guardian makes it rest"
     START_CHANNELS = "closes a closed gate again before the call returns"
     FB_INFO = "shows the pod its own memory limit"
-    EXPORT = "charges the memory at handle_at, or all of the client's, until the pod has no file left"
+    EXPORT = "charges the memory that it names until the pod has no file left"
     IMPORT = "charges imported memory, but only once if the pod itself exported it"
     FIRMWARE = "refuses a client that is not the pod's, because RM does not check it"
     PIDS_BY_NAMESPACE = "makes the pod pay, and asks of each pid once; RM hides those of other pid namespaces"

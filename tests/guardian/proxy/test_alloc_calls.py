@@ -615,7 +615,7 @@ def named_by(pod, how):
     if how == "context DMA":
         pod.call(abi.NV_ESC_RM_ALLOC, alloc(CONTEXT_DMA, 3, abi.NV01_CONTEXT_DMA), context_dma)
     if how == "context DMA by the old call":
-        old = struct.pack("<8I", 7, 3, CONTEXT_DMA, abi.NV01_CONTEXT_DMA, 0, 0, WRITTEN, 0) + bytes(24)
+        old = struct.pack("<8I4Q", 7, 3, CONTEXT_DMA, abi.NV01_CONTEXT_DMA, 0, 0, WRITTEN, 0, 0, PAGE - 1, 0, 0)[:56]
         pod.call(abi.NV_ESC_RM_ALLOC_CONTEXT_DMA2, old)
         pod.rm.objects[7, CONTEXT_DMA] = (abi.NV01_CONTEXT_DMA, 3)
     if how == "TSG":
@@ -709,19 +709,40 @@ def test_userd_lies_in_its_memory(written, at):
     assert make(PAGE - 512) == abi.NV_OK
 
 
-def test_userd_in_memory_of_another_card_is_refused(spaces):
+@pytest.mark.parametrize("how", NAMED[:4])
+@pytest.mark.parametrize("elsewhere", ["another card", "a card that nobody knows"])
+def test_the_card_writes_no_memory_that_lies_elsewhere(spaces, how, elsewhere):
+    """RM takes an address there for one on the channel's card. Of imported memory it does not tell the card."""
     allocate(spaces, WRITTEN, PAGE, parent=3)
     spaces.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
     (memory,) = spaces.shared.table.allocations.behind([(7, WRITTEN)])
-    memory.instance += 1
-    params = channel_using(userd=WRITTEN)
+    if elsewhere == "another card":
+        memory.instance += 1
+    else:
+        memory.foreign = True
+    with pytest.raises((AssertionError, KeyError)):
+        named_by(spaces, how)
+    assert spaces.shared.refusals.counts["web", alloc_calls.BEYOND_MEMORY] == 1
 
-    answer = spaces.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), params)
-    assert alloc_status(answer[2]) == abi.NV_ERR_INVALID_ARGUMENT
+    memory.instance, memory.foreign = spaces.shared.table.instance_of(spaces.shared.table.objects[7, 20]), False
+    spaces.call(abi.NV_ESC_RM_FREE, free(CONTEXT_DMA))
+    named_by(spaces, how)
 
-    memory.instance -= 1
-    answer = spaces.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), params)
-    assert alloc_status(answer[2]) == abi.NV_OK
+
+@pytest.mark.parametrize(("offset", "limit"), [(0, 14), (PAGE - 15, PAGE - 1), (PAGE * 3 - 8, 63)])
+@pytest.mark.parametrize("old", [False, True])
+def test_a_context_dma_has_room_for_a_notifier(written, offset, limit, old):
+    """RM tells the firmware only where it begins."""
+    if old:
+        call = struct.pack("<8IQQII", 7, 3, CONTEXT_DMA, abi.NV01_CONTEXT_DMA, 0, 0, WRITTEN, 0, offset, limit, 0, 0)
+        status = struct.unpack_from("<I", written.call(abi.NV_ESC_RM_ALLOC_CONTEXT_DMA2, call)[2], 48)[0]
+    else:
+        params = struct.pack("<IIIIQQ", 0, 0, WRITTEN, 0, offset, limit)
+        asked = alloc(CONTEXT_DMA, 3, abi.NV01_CONTEXT_DMA)
+        status = alloc_status(written.call(abi.NV_ESC_RM_ALLOC, asked, params)[2])
+
+    assert status == abi.NV_ERR_INVALID_ARGUMENT
+    assert written.shared.refusals.counts["web", alloc_calls.BEYOND_MEMORY] == 1
 
 
 def test_userd_in_memory_of_unknown_size_is_refused(spaces):

@@ -14,7 +14,7 @@ from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.failover.journal import Journal
 from qgpu.guardian.proxy import control_calls
 from qgpu.nvidia import abi
-from tests.guardian.asked import control, free, status
+from tests.guardian.asked import control, dup, free, status
 from tests.guardian.charges import charged
 from tests.guardian.pod import allocate, device_of, held
 
@@ -128,6 +128,25 @@ def test_what_a_pod_imports_of_somebody_elses_is_charged_to_it(sharing):
     sharing.rm.carried = (99, 5)
 
     assert (take_in(sharing, 11), held(sharing)) == (abi.NV_OK, 2 * SIZE)
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_a_successor_knows_memory_on_an_unknown_card(sharing, compacted):
+    export(sharing, 10)
+    sharing.rm.objects[99, 5] = (abi.NV01_MEMORY_LOCAL_USER, 0)
+    sharing.rm.sizes[99, 5] = SIZE
+    take_in(sharing, 11)
+    sharing.rm.carried = (99, 5)
+    take_in(sharing, 12)
+    sharing.call(abi.NV_ESC_RM_DUP_OBJECT, dup(13, 12))
+    sharing.call(abi.NV_ESC_RM_FREE, free(12))
+    table = ObjectTable()
+    for fact in list(sharing.shared.table.facts()) if compacted else sharing.shared.journal.read()[1]:
+        table.note(fact)
+
+    for known in (sharing.shared.table, table):
+        found = [memory.foreign for handle in (10, 11, 13) for memory in known.allocations.behind([(7, handle)])]
+        assert found == [False, False, True]
 
 
 def test_import_whose_size_rm_does_not_tell_is_freed(sharing):
