@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from qgpu.load.workload import Workload
-from qgpu.model import NS_PER_MS, NS_PER_S, NS_PER_US, Grant, Plan, PodClass, PodPlan, Window
+from qgpu.model import MIN_TIMESLICE_US, NS_PER_MS, NS_PER_S, NS_PER_US, Grant, Plan, PodClass, PodPlan, Window
 from qgpu.planes.sim.gate_worker import GateWorker
 from qgpu.planes.sim.gpu import SimGpu
 from qgpu.planes.sim.hardware import H200
@@ -105,9 +105,12 @@ def runs(a_us: int, b_us: int) -> Runs:
 
 @cache
 def windows(a_ms: float, b_ms: float, kernel_us: float, alone: bool = False) -> Pair:
-    """Run two floods in turns by gate; with ``alone``, leave the second pod's turn idle."""
+    """Run two floods in turns by gate; with ``alone``, leave the second pod's turn idle.
+
+    The measuring program closed gates before it opened others, as here with the shortest slices.
+    """
     loads = [flood(kernel_us)] * (1 if alone else 2)
-    got = [_useful(load) for load in _run(loads, [2048, 2048], [a_ms, b_ms])[1]]
+    got = [_useful(load) for load in _run(loads, [MIN_TIMESLICE_US] * 2, [a_ms, b_ms])[1]]
     return Pair(got[0], 0.0 if alone else got[1])
 
 

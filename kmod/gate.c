@@ -332,13 +332,14 @@ static bool has_long_slices(const struct qgpu_tsg *tsg)
 }
 
 /*
- * What is due and may be sent now: a bit for each action. OPEN goes before CLOSE if one control suffices for it: two pods
- * then share the card for the length of that control, in which it would idle otherwise. Not by the shortest slices: they
- * would spend that time on switches, and online work wait for both (docs/decisions/0059-open-before-close.md).
+ * What is due and may be sent now: a bit for each action. OPEN goes before CLOSE if one control suffices for it: two
+ * pods then share the card for the length of that control, in which it would idle otherwise. Not if slices are the
+ * shortest: the pods would spend that time on switches, and online work would wait for both
+ * (docs/decisions/0059-open-before-close.md).
  */
 static u32 due_now(struct qgpu_gpu *gpu, bool *opens_first)
 {
-	bool long_slices = false, together = true;
+	bool long_slices = false, together = true, closes = false;
 	const struct qgpu_channel *channel;
 	const struct qgpu_tsg *tsg;
 	u64 now_ns = ktime_get_ns();
@@ -348,18 +349,20 @@ static u32 due_now(struct qgpu_gpu *gpu, bool *opens_first)
 		for (channel = tsg->channels; channel < tsg->channels + tsg->nr_channels; channel++) {
 			enum action action = action_of(tsg, channel);
 
+			closes |= action == PUT_BACK || action == CLOSE;
 			if (action == NOTHING || allowed_at(gpu, &channel->retry, action == OPEN) > now_ns)
 				continue;
 			due |= BIT(action);
 			if (action == OPEN) {
 				opens++;
-				together &= channel->apart == TOGETHER;
+				together &= apart_of(gpu, tsg, channel) == TOGETHER;
 			} else {
 				long_slices |= has_long_slices(tsg);
 			}
 		}
 	}
-	*opens_first = together && long_slices && opens <= NV_DISABLE_CHANNELS_MAX;
+	gpu->opened_first &= closes;
+	*opens_first = together && long_slices && opens <= NV_DISABLE_CHANNELS_MAX && !gpu->opened_first;
 	return due;
 }
 
@@ -394,10 +397,12 @@ bool qgpu_gates_step(struct qgpu_gpu *gpu)
 		gpu->closing_ns = 0;
 		return false;
 	}
-	if (due & BIT(OPEN) && (opens_first || due == BIT(OPEN) || gpu->closing_ns >= CLOSING_MAX_NS))
+	if (due & BIT(OPEN) && (opens_first || due == BIT(OPEN) || gpu->closing_ns >= CLOSING_MAX_NS)) {
+		gpu->opened_first |= opens_first;
 		step(gpu, OPEN);
-	else
+	} else {
 		step(gpu, due & BIT(PUT_BACK) ? PUT_BACK : CLOSE);
+	}
 	return true;
 }
 

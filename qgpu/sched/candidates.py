@@ -44,7 +44,7 @@ _OWED, _LEAST_SLICE_US = 0.97, 250
 _ROUND_WORTH = 1.08
 _SHORTER_WORTH = 1.02
 _GATES_WORTH = 1.03
-MIN_GATED_USE, _MIN_USE_KEPT = 0.85, 0.97
+MIN_GATED_USE, _MIN_USE_KEPT = 0.88, 0.97
 
 #: Gates that failed are tried again after GATES_RETRY_NS; or after _GATES_BACKOFF_NS, if they had worked before or a
 #: pod's turns have become longer or shorter by the factor _CHANGED_TURNS.

@@ -85,6 +85,11 @@ def advance(
         return now.at(applied)._replace(rejected=rejected)
     if not is_contended(now, pods, elapsed_ns, foreign_ns, utilization):
         return now.restart()
+    if now.sharing.by_gate and not now.settled and not now.passed_ns:  # the policy takes turns by gate, then
+        slices = [trial for trial in now.trials if not trial.sharing.by_gate]
+        best = best_round(slices, now.trials, pods) if slices else None
+        if best is not None and (longest := round_to_see_steps(now, best, pods, period_ns)) is not None:
+            return now.at(longest)
     now = accumulate(now, pods, elapsed_ns, foreign_ns, utilization)
     if now.settled and now.sharing.round_ns is not None:
         now = now._replace(debts_ns=work_debts(now, pods, elapsed_ns - foreign_ns))
@@ -140,7 +145,7 @@ def _proceed(
         best = best_round(slices, now.trials, pods)
         now = now._replace(gates_failed=best.turns_ns, gates_failed_ns=now_ns)
     elif _gates_are_next(now, best, pods, utilization, now_ns):
-        return now.at(round_to_see_steps(now, best, pods, period_ns) or _BY_GATE)
+        return now.at(_BY_GATE)
     return now.settle_on(best)
 
 

@@ -72,7 +72,8 @@ def test_every_second_is_shared_by_quota_where_the_card_is_full(
     simulation.pass_by(2)
 
     # By gate, the gaps of batches (4 % of their steps) fall into their own turns.
-    assert max(error(second.work, weights) for second in simulation.seconds(8)) <= 1.4 * ONE_POINT
+    limit = 1.4 * ONE_POINT if pods is FULL["a flood beside batches"] else ONE_POINT
+    assert max(error(second.work, weights) for second in simulation.seconds(8)) <= limit
 
 
 #: Quotas beside a pod without one: a pod waits between its steps, or the pod without a quota wakes often.
@@ -531,3 +532,10 @@ def test_nine_tenths_of_every_quota_without_losing_the_card(pods: Sequence[tuple
     assert sum(work.values()) > 0.88
     for (cores, _), done in zip(pods, work.values(), strict=True):
         assert done > 0.87 * cores / 100
+
+
+def test_best_effort_tries_no_round_of_a_whole_period() -> None:
+    simulation = simulated("best-effort", [(60, [batches(5000, 300)]), (30, [batches(700, 60)])])
+    plans = [plan for second in simulation.seconds(5) for plan in second.plans]
+
+    assert max(part.timeslice_us for plan in plans for part in plan.pods) < 10_000

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import chain, repeat
 from typing import Any
@@ -101,6 +101,8 @@ class Enforcer:
     #: How long closing a pod's gate took the last time, as far as that is believed; and usually, for slow gates only.
     _last_close_ns: dict[str, int] = field(default_factory=dict)
     _slow_ns: dict[str, int] = field(default_factory=dict)
+    #: Pods whose gates RM was slow to open the last time, or refused to.
+    _slow_to_open: set[str] = field(default_factory=set)
     #: Turns of the TSGs in pods whose TSGs take turns, and the time up to which they are advanced.
     _tsg_turns: dict[str, TsgTurns[Key]] = field(default_factory=dict)
     _turns_as_of_ns: int = 0
@@ -191,6 +193,7 @@ class Enforcer:
     def forget(self, pod: str) -> None:
         """Forget a retired pod: another pod may get its name."""
         self._idle.discard(pod)
+        self._slow_to_open.discard(pod)
         gates: tuple[dict[str, Any], ...] = (self._opened_with, self._gated_since, self._closed_spans, self._tsg_turns)
         for by_pod in (*gates, self._slow_ns, self._last_close_ns):
             by_pod.pop(pod, None)
@@ -274,7 +277,7 @@ class Enforcer:
         """Move gates.
 
         Gates open before others close: two pods then share the card for the length of the call, in which it would idle
-        otherwise. They close first where the hardware hands over, and where opening takes several calls
+        otherwise. They close first where the slices are the shortest, and where opening takes several calls or is slow
         (docs/decisions/0059-open-before-close.md).
         """
         resting = {tsg for turns in self._tsg_turns.values() for tsg in turns.resting}
@@ -287,15 +290,27 @@ class Enforcer:
         copies = self._channels(copy_tsgs, with_copies, lost)
         to_open = sorted(self._closed_channels - compute - copies)
         compute, copies = compute - self._closed_channels, copies - self._closed_channels
-        hands_over = bool(compute) and self._hands_over(wanted, opens=bool(to_open))
-        opens_first = not hands_over and len(to_open) <= abi.MAX_DISABLE_CHANNELS
+        opens_first = self._may_overlap(to_open, compute | copies)
         opened = self._open(to_open) if opens_first else Moved()
-        if hands_over:
+        if compute and self._hands_over(wanted, opens=bool(to_open)):
             # Copy engines need preemption: no other TSG may want them.
             closed = _merged(self._close(compute, preempt=False), self._close(copies, preempt=True))
         else:
             closed = self._close(compute | copies, preempt=True)
         return _Moves(opened if opens_first else self._open(to_open), closed, opens_first=opens_first)
+
+    def _may_overlap(self, opening: Sequence[Key], closing: Iterable[Key]) -> bool:
+        """Tell whether channels open before others close."""
+        ending = self._pods_of(closing)
+        long = any(
+            part.timeslice_us > MIN_TIMESLICE_US for part in (self.plan.pods if self.plan else ()) if part.pod in ending
+        )
+        return (
+            long and len(opening) <= abi.MAX_DISABLE_CHANNELS and self._slow_to_open.isdisjoint(self._pods_of(opening))
+        )
+
+    def _pods_of(self, channels: Iterable[Key]) -> set[str]:
+        return {self.table.pod_of(rm) for key in channels if (rm := self.table.objects.get(key)) is not None}
 
     def _channels(
         self, tsgs: Iterable[RmObject], pods: Set[str], lost: Set[int], resting: Set[Key] = frozenset()
@@ -326,8 +341,11 @@ class Enforcer:
 
     def _open(self, channels: list[Key]) -> Moved:
         """Open gates; those that did not move must be tried again."""
-        known = [key for key in channels if key in self.table.objects]
+        known, pods = [key for key in channels if key in self.table.objects], self._pods_of(channels)
         moved = self.mechanism.gate(known, closed=False) if known else Moved()
+        self._slow_to_open -= pods
+        if moved.stuck or moved.gone or moved.took_ns >= _SLOW_NS:
+            self._slow_to_open |= pods
         self._closed_channels -= set(channels) - moved.stuck
         return moved
 

@@ -88,8 +88,9 @@ class GateWorker:
             self._call(wrong, closing=wrong.open, done=lambda: self._pod_moved(wrong))
             return
         self._rotate_tsgs()
-        for closing in (True, False):
-            for pod in gpu.pods.values():
+        for pod in gpu.pods.values():
+            closes_first = not self._opens_first({pod.name})
+            for closing in (closes_first, not closes_first):
                 moving = self._resting(pod) ^ {tsg for tsg in pod.tsgs if tsg.resting}
                 tsgs = [tsg for tsg in pod.tsgs if pod.open and tsg in moving and tsg.resting is not closing]
                 if tsgs:
@@ -116,7 +117,7 @@ class GateWorker:
             self._tsg_turns[part.pod] = turns
 
     def _opens_first(self, closes: Set[str]) -> bool:
-        """Tell whether gates open before those of ``closes`` close: not where the hardware itself hands over."""
+        """Tell whether gates open before those of ``closes`` close: not where slices are the shortest."""
         parts = self._timeline.plan.pods if self._timeline else ()
         return any(part.timeslice_us > MIN_TIMESLICE_US for part in parts if part.pod in closes)
 

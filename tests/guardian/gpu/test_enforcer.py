@@ -507,6 +507,30 @@ def test_the_next_pods_gate_opens_before_the_last_ones_closes():
     assert enforcer.take_closed("a", 15 * MS) == [(12 * MS, 15 * MS)]
 
 
+def test_gates_that_rm_is_slow_to_open_go_last():
+    """A pod could lengthen an accomplice's turn otherwise."""
+    enforcer, engine, _ = card("a", "b")
+    enforcer.adopt(turns("a", "b"), 0)
+    engine.took_ns = 2 * MS
+    enforcer.step(10 * MS)
+    enforcer.step(20 * MS)
+    engine.took_ns = MS
+
+    assert moves_in_order(enforcer, engine, 30 * MS) == [({1}, True), ({2}, False)]
+    assert moves_in_order(enforcer, engine, 40 * MS) == [({2}, True), ({1}, False)]
+    assert moves_in_order(enforcer, engine, 50 * MS) == [({2}, False), ({1}, True)]
+
+
+def test_gates_close_first_where_slices_are_the_shortest():
+    enforcer, engine, _ = card("a", "b")
+    plan = turns("a", "b")
+    parts = tuple(replace(part, timeslice_us=50 if part.pod == "a" else 5000) for part in plan.pods)
+    enforcer.adopt(replace(plan, pods=parts), 0)
+
+    assert moves_in_order(enforcer, engine, 10 * MS) == [({1}, True), ({2}, False)]
+    assert moves_in_order(enforcer, engine, 20 * MS) == [({1}, False), ({2}, True)]
+
+
 def test_gates_that_take_several_calls_to_open_go_last():
     enforcer, engine, _ = card("a", "b")
     for channel in range(100, 100 + abi.MAX_DISABLE_CHANNELS):

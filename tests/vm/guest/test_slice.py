@@ -222,6 +222,19 @@ def test_next_gate_opens_first_if_that_is_one_call(qgpu, run, moves, slice_us, c
     assert found == (["on", "off"] if first == "on" else ["off", "on"])
 
 
+def test_a_gate_that_rm_refuses_to_open_delays_one_control(qgpu, run, moves, parameter):
+    """The next control closes, however often RM says that it is busy."""
+    a, b = run("a", flood), run("b", flood)
+    qgpu.plan((a.id, 1000), (b.id, 1000, []))
+    assert qg.until(lambda: off() == [0, 1])
+    moves()
+    parameter("gate_busy", 1)
+    qgpu.plan((a.id, 1000, []), (b.id, 1000))
+    assert qg.until(lambda: off() == [1, 0])
+
+    assert [way for way, _ in itertools.groupby(way for _, way in moves())] == ["on", "off", "on"]
+
+
 def test_timeslices_go_back_with_the_plan(qgpu, run):
     a = run("a", flood)
     qgpu.plan((a.id, 7000))
