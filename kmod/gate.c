@@ -333,8 +333,8 @@ static bool has_long_slices(const struct qgpu_tsg *tsg)
 
 /*
  * What is due and may be sent now: a bit for each action. OPEN goes before CLOSE if one control suffices for it: two
- * pods then share the card for the length of that control, in which it would idle otherwise. Not if slices are the
- * shortest: the pods would spend that time on switches, and online work would wait for both
+ * pods then share the card for the length of that control, in which it would idle otherwise. Not beside online pods,
+ * which would wait for both, nor if slices are the shortest: the pods would spend that time on switches
  * (docs/decisions/0059-open-before-close.md).
  */
 static u32 due_now(struct qgpu_gpu *gpu, bool *opens_first)
@@ -362,7 +362,8 @@ static u32 due_now(struct qgpu_gpu *gpu, bool *opens_first)
 		}
 	}
 	gpu->opened_first &= closes;
-	*opens_first = together && long_slices && opens <= NV_DISABLE_CHANNELS_MAX && !gpu->opened_first;
+	*opens_first = together && long_slices && !gpu->plan->online && opens <= NV_DISABLE_CHANNELS_MAX &&
+		       !gpu->opened_first;
 	return due;
 }
 

@@ -82,6 +82,7 @@ static int read_part(struct qgpu_timeline *timeline, const struct qgpu_plan *pla
 		.windows = timeline->windows + in->first_window,
 	};
 	timeline->nr_parts++;
+	timeline->online |= in->pod_class == QGPU_CLASS_ONLINE;
 	for (i = 0; i + 1 < timeline->nr_parts; i++) {
 		if (timeline->parts[i].pod == pod)
 			return -EINVAL;	/* the plan names it twice */

@@ -21,6 +21,7 @@ struct qgpu_part {
 /* A plan as the module runs it. plan.c checks it once; afterwards only idle, has_tsgs and early_ns change. */
 struct qgpu_timeline {
 	u64 period_ns;
+	bool online;	/* it has online pods */
 	u32 nr_parts;
 	struct qgpu_part *parts;
 	struct qgpu_window *windows;

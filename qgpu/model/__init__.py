@@ -7,7 +7,7 @@ appear only where a number is RM's own (``timeslice_us``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -350,6 +350,15 @@ class Plan:
     def gated(self) -> bool:
         """Tell whether any gate of this plan ever closes."""
         return any(pod.windows is not None for pod in self.pods)
+
+    def gates_may_overlap(self, ending: Set[str]) -> bool:
+        """Tell whether gates may open just before those of the pods in ``ending`` close.
+
+        Not beside online pods, which would wait for both; nor if slices are the shortest: switches would take the time.
+        """
+        if any(pod.pod_class is PodClass.ONLINE for pod in self.pods):
+            return False
+        return any(pod.timeslice_us > MIN_TIMESLICE_US for pod in self.pods if pod.pod in ending)
 
 
 #: A policy is a pure function: no clock, no I/O, no memory of its own.

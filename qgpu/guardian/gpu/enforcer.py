@@ -277,7 +277,7 @@ class Enforcer:
         """Move gates.
 
         Gates open before others close: two pods then share the card for the length of the call, in which it would idle
-        otherwise. They close first where the slices are the shortest, and where opening takes several calls or is slow
+        otherwise. They close first beside online pods, and where opening takes several calls or is slow
         (docs/decisions/0059-open-before-close.md).
         """
         resting = {tsg for turns in self._tsg_turns.values() for tsg in turns.resting}
@@ -301,13 +301,9 @@ class Enforcer:
 
     def _may_overlap(self, opening: Sequence[Key], closing: Iterable[Key]) -> bool:
         """Tell whether channels open before others close."""
-        ending = self._pods_of(closing)
-        long = any(
-            part.timeslice_us > MIN_TIMESLICE_US for part in (self.plan.pods if self.plan else ()) if part.pod in ending
-        )
-        return (
-            long and len(opening) <= abi.MAX_DISABLE_CHANNELS and self._slow_to_open.isdisjoint(self._pods_of(opening))
-        )
+        if self.plan is None or not self.plan.gates_may_overlap(self._pods_of(closing)):
+            return False
+        return len(opening) <= abi.MAX_DISABLE_CHANNELS and self._slow_to_open.isdisjoint(self._pods_of(opening))
 
     def _pods_of(self, channels: Iterable[Key]) -> set[str]:
         return {self.table.pod_of(rm) for key in channels if (rm := self.table.objects.get(key)) is not None}

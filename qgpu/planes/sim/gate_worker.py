@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from qgpu.errors import RefusedError
-from qgpu.model import MIN_TIMESLICE_US, Plan
+from qgpu.model import Plan
 from qgpu.model.timeline import Timeline
 from qgpu.model.tsg_turns import TsgTurns
 from qgpu.planes.sim.engine import Tsg
@@ -117,9 +117,8 @@ class GateWorker:
             self._tsg_turns[part.pod] = turns
 
     def _opens_first(self, closes: Set[str]) -> bool:
-        """Tell whether gates open before those of ``closes`` close: not where slices are the shortest."""
-        parts = self._timeline.plan.pods if self._timeline else ()
-        return any(part.timeslice_us > MIN_TIMESLICE_US for part in parts if part.pod in closes)
+        """Tell whether gates open before those of ``closes`` close, as ``Plan.gates_may_overlap`` says."""
+        return self._timeline is not None and self._timeline.plan.gates_may_overlap(closes)
 
     def _rotate_tsgs(self) -> None:
         """At the end of a turn, find which TSGs had work."""

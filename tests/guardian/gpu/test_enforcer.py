@@ -521,6 +521,15 @@ def test_gates_that_rm_is_slow_to_open_go_last():
     assert moves_in_order(enforcer, engine, 50 * MS) == [({2}, False), ({1}, True)]
 
 
+def test_gates_close_first_beside_an_online_pod():
+    enforcer, engine, _ = card("a", "b")
+    plan = turns("a", "b")
+    online = PodPlan("o", PodClass.ONLINE, 5000)
+    enforcer.adopt(replace(plan, pods=(*plan.pods, online)), 0)
+
+    assert moves_in_order(enforcer, engine, 10 * MS) == [({1}, True), ({2}, False)]
+
+
 def test_gates_close_first_where_slices_are_the_shortest():
     enforcer, engine, _ = card("a", "b")
     plan = turns("a", "b")
