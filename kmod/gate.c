@@ -332,10 +332,10 @@ static bool has_long_slices(const struct qgpu_tsg *tsg)
 }
 
 /*
- * What is due and may be sent now: a bit for each action. OPEN goes before CLOSE if one control suffices for it: two
- * pods then share the card for the length of that control, in which it would idle otherwise. Not beside online pods,
- * which would wait for both, nor if slices are the shortest: the pods would spend that time on switches
- * (docs/decisions/0059-open-before-close.md).
+ * Return a bit for each action that is due and may be sent now, and tell whether gates open before others close. They do
+ * if one control opens all of them: two pods then share the card while that control runs, instead of leaving it idle.
+ * Beside online pods they close first, because online work would wait for both pods; so do gates of pods with the
+ * shortest slices, which would spend the time on switches (docs/decisions/0059-open-before-close.md).
  */
 static u32 due_now(struct qgpu_gpu *gpu, bool *opens_first)
 {

@@ -193,7 +193,7 @@ def round_to_see_steps(now: Tuning, best: Trial, pods: Mapping[str, RoundEntry],
     """Return a round as long as the period, if slices have cut all steps of a pod that leaves turns early.
 
     Only a step that no slice cuts shows whether the pod has even turns. None if that is known or was on trial, and
-    where no pod has a quota: steps then wait for all of the others' for nobody's sake.
+    where no pod has a quota that such long turns could serve.
     """
     seen = frozenset[str]().union(*(trial.fits_slice | trial.uneven for trial in now.trials))
     longest, has_quotas = Sharing(), any(entry.grant.cores is not None for entry in pods.values())

@@ -85,11 +85,8 @@ def advance(
         return now.at(applied)._replace(rejected=rejected)
     if not is_contended(now, pods, elapsed_ns, foreign_ns, utilization):
         return now.restart()
-    if now.sharing.by_gate and not now.settled and not now.passed_ns:  # the policy takes turns by gate, then
-        slices = [trial for trial in now.trials if not trial.sharing.by_gate]
-        best = best_round(slices, now.trials, pods) if slices else None
-        if best is not None and (longest := round_to_see_steps(now, best, pods, period_ns)) is not None:
-            return now.at(longest)
+    if (longest := _before_gates(now, pods, period_ns)) is not None:
+        return now.at(longest)
     now = accumulate(now, pods, elapsed_ns, foreign_ns, utilization)
     if now.settled and now.sharing.round_ns is not None:
         now = now._replace(debts_ns=work_debts(now, pods, elapsed_ns - foreign_ns))
@@ -147,6 +144,14 @@ def _proceed(
     elif _gates_are_next(now, best, pods, utilization, now_ns):
         return now.at(_BY_GATE)
     return now.settle_on(best)
+
+
+def _before_gates(now: Tuning, pods: Mapping[str, RoundEntry], period_ns: int) -> Sharing | None:
+    """Return the round to try before gates, once the policy has begun to take turns by gate; None for none."""
+    slices = [trial for trial in now.trials if not trial.sharing.by_gate]
+    if not slices or not now.sharing.by_gate or now.settled or now.passed_ns:
+        return None
+    return round_to_see_steps(now, best_round(slices, now.trials, pods), pods, period_ns)
 
 
 def _gates_are_next(

@@ -31,7 +31,7 @@ class Allocation:
     #: Something unseen may keep it: it counts until the pod has no process and no client, and no file carries memory of
     #: the pod.
     pinned: bool = False
-    #: Somebody else exported it: ``instance`` is the card that it is charged to, not the one that it lies on.
+    #: Another pod or program exported it. ``instance`` is the card whose limit it counts to; it may lie on another one.
     foreign: bool = False
 
     @property

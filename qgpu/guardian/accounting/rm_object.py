@@ -34,7 +34,7 @@ class RmObject:
     uses: tuple[int, ...] = ()
     #: TSGs and channels: the handles of memory that the card writes for them, and of what lies above it.
     written: tuple[int, ...] = ()
-    #: Memory that somebody else exported: on which card it lies is not known.
+    #: Memory that another pod or program exported; nobody knows on which card it lies.
     foreign: bool = False
 
     @property

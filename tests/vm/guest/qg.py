@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -167,11 +167,12 @@ class Qgpu:
         lease_ns: int = 60_000 * MS,
         copies: Mapping[int, int] | None = None,
         gate: int = GATED | COPIES,
+        online: Collection[int] = (),
         **more: int,
     ) -> None:
         """Install a plan; a part is (pod, timeslice_us) or (pod, timeslice_us, [(start_ns, end_ns, flags), ...]).
 
-        ``copies`` has copy timeslices by pod, ``gate`` the flags of parts with windows.
+        ``copies`` has copy timeslices by pod, ``gate`` the flags of parts with windows, ``online`` the online pods.
         """
         windows: list[dict[str, int]] = []
         pods = []
@@ -185,6 +186,7 @@ class Qgpu:
                     "first_window": len(windows) if rest else 0,
                     "nr_windows": len(own),
                     "copy_timeslice_us": (copies or {}).get(pod, 0),
+                    "pod_class": int(pod in online),
                 }
             )
             windows += [{"start_ns": w[0], "end_ns": w[1], "flags": w[2]} for w in own]

@@ -420,7 +420,7 @@ def export_page_among_others(state, page):
 
 @pytest.mark.parametrize("ask", [duplicate_page, export_page, export_page_among_others, share_page])
 def test_the_shared_page_gets_no_second_handle(web, ask):
-    """Whoever has one could map it where only this one's class is looked at."""
+    """A pod could map the page by another handle, whose class nobody looks at."""
     (process,) = web.processes
     page = process.run(shared_page)
     before = qg.sim()["objects"]

@@ -222,6 +222,17 @@ def test_next_gate_opens_first_if_that_is_one_call(qgpu, run, moves, slice_us, c
     assert found == (["on", "off"] if first == "on" else ["off", "on"])
 
 
+def test_gates_close_first_beside_an_online_pod(qgpu, run, moves):
+    a, b, online = run("a", flood), run("b", flood), run("online", idle)
+    qgpu.plan((a.id, 1000), (b.id, 1000, []), (online.id, 5000), online=[online.id])
+    assert qg.until(lambda: sum(off()) == 1)
+    moves()
+    qgpu.plan((a.id, 1000, []), (b.id, 1000), (online.id, 5000), online=[online.id])
+    assert qg.until(lambda: off()[:2] == [1, 0])
+
+    assert [way for _, way in moves()] == ["off", "on"]
+
+
 def test_a_gate_that_rm_refuses_to_open_delays_one_control(qgpu, run, moves, parameter):
     """The next control closes, however often RM says that it is busy."""
     a, b = run("a", flood), run("b", flood)
