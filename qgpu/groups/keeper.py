@@ -370,7 +370,8 @@ def pidfd_of(pid: int) -> Iterator[int]:
 
 def members_left(name: str, count: int) -> RefusedError:
     """Return the error that a group cannot be removed because members still run."""
-    return RefusedError(f"group {name}: {count} processes of members still run; end them first, or use --force")
+    running = "1 process of a member still runs" if count == 1 else f"{count} processes of members still run"
+    return RefusedError(f"group {name}: {running}; end members first, or use --force")
 
 
 def _ident(pod: Mapping[str, Any]) -> int:

@@ -75,7 +75,7 @@ def test_group_with_members_is_not_removed_without_force(host):
         member.terminate()
         member.communicate(timeout=60)
 
-    assert (refused.returncode, "1 processes of members" in refused.stderr) == (21, True)
+    assert (refused.returncode, "1 process of a member" in refused.stderr) == (21, True)
 
 
 def test_removed_group_leaves_nothing(host):
