@@ -30,7 +30,7 @@ def events(context: Context, count: int, settings: bool, output: str) -> None:
     answer = context.ask("events", count=count, settings=settings)
     print_as(output, answer, _HEADER, [_row(event) for event in answer["events"]], _DROPPABLE)
     if not answer["kept"]:
-        click.echo("qgpuctl: qgpud has no state directory, so these events end with it; start it with --state-dir", err=True)
+        click.echo("qgpuctl: qgpud has no state directory: it loses events when it ends; use --state-dir", err=True)
 
 
 def _row(event: dict[str, Any]) -> tuple[str, ...]:

@@ -39,12 +39,16 @@ _OWED, _LEAST_SLICE_US = 0.97, 250
 
 #: A round must beat the score of the driver's own slices by _ROUND_WORTH, and shorter slices of pods without a quota
 #: must beat every round by _SHORTER_WORTH. Gates must beat all of them by _GATES_WORTH, because a step then waits for
-#: whole turns of others. With gates, pods must also use MIN_GATED_USE of the card, and _MIN_USE_KEPT of what they used
-#: with slices: with less, they have gaps in their turns and the card idles.
+#: whole turns of others.
 _ROUND_WORTH = 1.08
 _SHORTER_WORTH = 1.02
 _GATES_WORTH = 1.03
-MIN_GATED_USE, _MIN_USE_KEPT = 0.88, 0.97
+
+#: With gates, pods must use _USE_KEPT of what they used with slices; and _GATED_USE of the card, or _USE_MORE
+#: times what they used with slices. With less, they have gaps in their turns and the card idles. Where one pod alone
+#: has gaps, its work is certain, and what it gains may cost more: _USE_KEPT_FOR_ONE of what they used with slices is
+#: enough.
+_GATED_USE, _USE_KEPT, _USE_MORE, _USE_KEPT_FOR_ONE = 0.88, 0.97, 1.03, 0.7
 
 #: Gates that failed are tried again after GATES_RETRY_NS; or after _GATES_BACKOFF_NS, if they had worked before or a
 #: pod's turns have become longer or shorter by the factor _CHANGED_TURNS.
@@ -213,8 +217,20 @@ def gates_retry_due(now: Tuning, best: Trial, now_ns: int) -> bool:
     )
 
 
-def gates_pay(gated: Trial, best: Trial, every: Sequence[Trial], pods: Mapping[str, RoundEntry]) -> bool:
-    """Tell whether turns by gate are better than the best round, and leave the card as busy."""
-    if score(gated, every, pods) < _GATES_WORTH * score(best, every, pods):
+def gates_pay(gated: Trial, best: Trial, now: Tuning, pods: Mapping[str, RoundEntry]) -> bool:
+    """Tell whether turns by gate are better than the best round, and leave the card busy enough."""
+    if score(gated, now.trials, pods) < _GATES_WORTH * score(best, now.trials, pods):
         return False
-    return sum(gated.rates.values()) >= max(MIN_GATED_USE, _MIN_USE_KEPT * sum(best.rates.values()))
+    return sum(gated.rates.values()) >= least_gated_use(now, best)
+
+
+def least_gated_use(now: Tuning, best: Trial) -> float:
+    """Return the least use of the card, 0 to 1, with which gates stay; ``best`` is the best round.
+
+    What idles in turns by gate is time of the pods that end slices early. If that is one pod, its work is certain. That
+    of several is an estimate: good where little idles, or where all of them together do more than with slices.
+    """
+    used = sum(best.rates.values())
+    if len(best.early - now.satisfied) == 1:
+        return _USE_KEPT_FOR_ONE * used
+    return max(min(_GATED_USE, _USE_MORE * used), _USE_KEPT * used)

@@ -20,11 +20,11 @@ from collections.abc import Mapping
 
 from qgpu.model import NS_PER_S, Sharing
 from qgpu.sched.candidates import (
-    MIN_GATED_USE,
     best_round,
     gates_may_pay,
     gates_pay,
     gates_retry_due,
+    least_gated_use,
     next_round,
     resting_unasked,
     round_to_see_steps,
@@ -136,7 +136,7 @@ def _proceed(
     if not last.sharing.by_gate and (shorter := shorter_slices(now, best, pods)) is not None:
         return now.at(shorter)._replace(fits_slice=best.fits_slice - dict(shorter.slice_factors).keys())
     if last.sharing.by_gate:
-        if gates_pay(last, best, now.trials, pods):
+        if gates_pay(last, best, now, pods):
             return now.settle_on(last)
         now = now._replace(trials=now.trials[:-1])  # NVML counts all pods together, so single rates were estimates
         best = best_round(slices, now.trials, pods)
@@ -187,8 +187,7 @@ def _check(
     if kept.underserved_retries > now.underserved_retries:
         return kept.at(first_round(pods))
     changed = _has_changed(before, trial)
-    idle = now.sharing.by_gate and sum(trial.rates.values()) < MIN_GATED_USE
-    kept = kept._replace(idle_by_gate=kept.idle_by_gate + 1 if idle else 0)
+    kept = kept._replace(idle_by_gate=kept.idle_by_gate + 1 if _idles_by_gate(now, trial, pods) else 0)
     gates_next = not now.sharing.by_gate and _gates_are_next(now, trial, pods, utilization, now_ns)
     if changed or kept.idle_by_gate >= _IDLE_TIMES or gates_next or _newly_short(before, trial, now, pods):
         return _retry(kept, trial, pods, period_ns, utilization, now_ns, changed=changed)
@@ -199,6 +198,14 @@ def _check(
         return kept
     wanted, fits_slice = following
     return kept.at(wanted)._replace(fits_slice=fits_slice)
+
+
+def _idles_by_gate(now: Tuning, trial: Trial, pods: Mapping[str, RoundEntry]) -> bool:
+    """Tell whether turns by gate leave more of the card idle than they may; False for slices."""
+    slices = [each for each in now.trials if not each.sharing.by_gate]
+    if not now.sharing.by_gate or not slices:
+        return False
+    return sum(trial.rates.values()) < least_gated_use(now, best_round(slices, now.trials, pods))
 
 
 def _note_underserved(now: Tuning, trial: Trial, pods: Mapping[str, RoundEntry], now_ns: int) -> Tuning:

@@ -263,6 +263,20 @@ def test_steps_too_short_for_any_slice_get_turns_by_gate() -> None:
     assert (known.settled, known.sharing) == (True, BY_GATE)
 
 
+@pytest.mark.parametrize("utilization", [0.3, 0.7])
+@pytest.mark.parametrize("other", [Program(), steps(0.1)])
+def test_gates_may_idle_where_slices_do_much_less(other: Program, utilization: float) -> None:
+    known = pair(steps(0.1), replace(other), (70, 30), utilization).run(10)
+
+    assert (known.settled, known.sharing.by_gate) == (True, utilization == 0.7)
+
+
+def test_two_pods_with_gaps_do_no_less_by_gate_than_by_slices() -> None:
+    card = pair(steps(1), steps(1), (66, 33), utilization=0.85)
+
+    assert not card.run(10).sharing.by_gate
+
+
 def leaving() -> Card:
     """Have two pods leave turns halfway however long these are, and the card idle between gates."""
     return pair(Program(stays=0.5), Program(stays=0.5), utilization=0.4)
