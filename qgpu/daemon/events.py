@@ -188,11 +188,12 @@ class _Record:
     def append(self, event: dict[str, Any]) -> None:
         """Write an event so that it survives a crash of the host. Raises OSError; the file is then as before."""
         with self._lock:
+            waiting = self._waiting.copy()
             event = self._enter(event)
             try:
                 self._write(safely=True)
             except OSError:
-                self._waiting.pop()
+                self._waiting = waiting
                 raise
             self._events.append(event)
         _say(event)

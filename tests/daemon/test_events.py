@@ -147,6 +147,24 @@ def test_events_that_wait_are_written_at_the_end(tmp_path: Path, me: Session) ->
     assert names(Events(tmp_path), me) == ["one"]
 
 
+def test_a_refused_change_displaces_nothing_that_waits(
+    tmp_path: Path, me: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "FULL", 2)
+    file = tmp_path / "events.jsonl"
+    file.symlink_to("/dev/full")
+    record = Events(tmp_path)
+    for name in ("one", "two"):
+        record.noted("policy set", {"name": name}, BY, {"cores": 1}, {"cores": 2})
+    for _ in range(2):
+        with pytest.raises(QgpuError), record.changing(BY, "pod set", {"name": "no"}, {"cores": 1}, {"cores": 2}):
+            pass
+    file.unlink()
+    record.close()
+
+    assert names(Events(tmp_path), me, 2) == ["one", "two"]
+
+
 def test_a_clock_that_is_set_back_hides_no_event(tmp_path: Path, me: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     record = Events(tmp_path)
     record.happened(me, "pod created", {"name": "before"})

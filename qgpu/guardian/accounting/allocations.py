@@ -31,7 +31,7 @@ class Allocation:
     #: Something unseen may keep it: it counts until the pod has no process and no client, and no file carries memory of
     #: the pod.
     pinned: bool = False
-    #: Another pod or program exported it. ``instance`` is the card whose limit it counts to; it may lie on another one.
+    #: Another pod or program exported it. Of one in no pod ``instance`` may be another card than it lies on.
     foreign: bool = False
 
     @property

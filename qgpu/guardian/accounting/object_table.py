@@ -235,10 +235,11 @@ class ObjectTable(ObjectTree):
             self._forget(before)
         self._add(rm, self.pod_of(rm))
         if (size := self._takes(rm)) is not None:
-            self._charge(rm, size, fact.get("memory"), compacted="compacted" in fact)
+            card = fact.get("card", self.instance_of(rm))
+            self._charge(rm, size, card, fact.get("memory"), compacted="compacted" in fact)
         elif "memory" in fact:  # an object that keeps memory, on the fabric
             self.allocations.duplicate(rm.key, fact["memory"])
-        if "foreign" in fact and (memory := self.allocations.by_handle.get(rm.key)) is not None:
+        if "card" in fact and (memory := self.allocations.by_handle.get(rm.key)) is not None:
             memory.foreign = True
         if "confirmed" in fact:
             self._confirm({"client": rm.client, "handle": rm.handle, "context": fact["confirmed"]})
@@ -371,8 +372,8 @@ class ObjectTable(ObjectTree):
                 return SPACE_BYTES
         return None
 
-    def _charge(self, rm: RmObject, size: int, number: int | None, *, compacted: bool) -> None:
-        """Charge memory, unless this is a further handle on a charged allocation.
+    def _charge(self, rm: RmObject, size: int, instance: int | None, number: int | None, *, compacted: bool) -> None:
+        """Charge memory on a card, unless this is a further handle on a charged allocation.
 
         Only a fact of a compacted journal makes the memory this pod's then: nobody has asked whether it fits.
         """
@@ -381,7 +382,7 @@ class ObjectTable(ObjectTree):
             if compacted and rm.client in self._transferred:
                 self.allocations.transfer([rm.key], self.pod_of(rm))  # its fact may precede the client's new owner
             return
-        if (instance := self.instance_of(rm)) is not None:
+        if instance is not None:
             number = number if number is not None else self.allocations.next_number()
             self.allocations.allocate(rm.key, self.pod_of(rm), instance, size, number)
 
@@ -472,7 +473,7 @@ class ObjectTable(ObjectTree):
     def _number_of(self, rm: RmObject) -> Fact:
         if (memory := self.allocations.by_handle.get(rm.key)) is None:
             return {}
-        return {"memory": memory.number, "compacted": True} | ({"foreign": True} if memory.foreign else {})
+        return {"memory": memory.number, "compacted": True} | ({"card": memory.instance} if memory.foreign else {})
 
     def records(self, pod: str) -> tuple[int, int]:
         """Return how many clients, objects, allocations and mappings are known, of a pod and of all pods."""

@@ -34,8 +34,8 @@ class RmObject:
     uses: tuple[int, ...] = ()
     #: TSGs and channels: the handles of memory that the card writes for them, and of what lies above it.
     written: tuple[int, ...] = ()
-    #: Memory that another pod or program exported; nobody knows on which card it lies.
-    foreign: bool = False
+    #: Memory that another pod or program exported: the card that it counts to.
+    card: int | None = None
 
     @property
     def key(self) -> Key:
@@ -59,4 +59,4 @@ def object_fact(rm: RmObject) -> Fact:
     fact |= {"class": rm.rm_class, "detail": rm.detail}
     lists = {"same_as": rm.same_as, "uses": rm.uses, "written": rm.written}
     fact |= {name: list(handles) for name, handles in lists.items() if handles}
-    return fact | ({"foreign": True} if rm.foreign else {})
+    return fact | ({"card": rm.card} if rm.card is not None else {})

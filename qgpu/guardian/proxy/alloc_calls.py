@@ -16,6 +16,7 @@ from qgpu.guardian.accounting.rm_object import NO_INSTANCE, Key, RmObject, confi
 from qgpu.guardian.proxy import control_files, rm_calls, virtualize
 from qgpu.guardian.proxy.alloc_checks import AllocChecks
 from qgpu.guardian.proxy.client_registry import OTHER_PROCESS, of_others
+from qgpu.guardian.proxy.dup_calls import UNKNOWN_ON_FABRIC
 from qgpu.guardian.proxy.free_calls import FreeHandler
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer, IoctlProxy
@@ -103,6 +104,9 @@ class AllocHandler(Handler):
         params, names_others = request.params, self._shared.clients.names_others
         if params is not None and names_others(self._pod, asked.client, row.clients, params.data):
             return self._refuse(block, abi.NV_ERR_INVALID_OBJECT_HANDLE, of_others(row.name))
+        if row.holds_memory_at is not None and params is not None and not params.u32(row.holds_memory_at):
+            # RM would attach any number of pieces to it, and detaches all with its lock held.
+            return self._refuse(block, abi.NV_ERR_NOT_SUPPORTED, UNKNOWN_ON_FABRIC)
         if asked.rm_class in classes.EVENTS and not self._free_handler.events.has_room():
             return self._refuse(block, abi.NV_ERR_INSUFFICIENT_RESOURCES, TOO_MANY)
         if asked.rm_class == abi.NV01_CONTEXT_DMA and params is not None:
@@ -159,7 +163,7 @@ class AllocHandler(Handler):
         return _AllocRequest(pod_call, escape, block, asked, params, rights, rm)
 
     def _may_be_written(self, file: int, rm: RmObject) -> bool:
-        """Tell whether the card may write what a TSG or channel names; note the memory, and what that lies below.
+        """Tell whether the card or RM may write what an object names; note the memory, and what that lies below.
 
         The page that RM shares with all must stay, and so must pages of the process that it may only read. Of a virtual
         address nobody knows the memory.

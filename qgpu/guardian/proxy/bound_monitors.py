@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from qgpu.guardian.accounting.rm_object import Key
 from qgpu.nvidia import abi
 
 #: Controls that bind or unbind, or may do so.
@@ -23,6 +24,8 @@ HOLDING = frozenset(
         *(abi.NVB0CC_BIND_PM_RESOURCES, abi.NVB0CC_UNBIND_PM_RESOURCES),
     }
 )
+#: A profiler streams into two pieces of memory.
+_FEW_STREAMS = 64
 #: For how long RM holds its lock (H100, H200), with some margin.
 HELD_NS = 45 * 10**6
 
@@ -46,6 +49,8 @@ class BoundMonitors:
     #: Returns the ns until RM's lock may be held for so many ns in a pod's turn, on the cards of one of its clients.
     until_own_turn: Callable[[str, int, int], int] = lambda _pod, _client, _ns: 0
     _bindings: dict[str, _Binding] = field(default_factory=dict)
+    #: By pod, the memory into which profilers stream figures: RM frees a profiler with it.
+    _streams: dict[str, set[Key]] = field(default_factory=dict)
     #: Held by a pod from the wait until the call is done, so that two of its calls do not share a turn.
     _turns: dict[str, threading.Lock] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -71,10 +76,17 @@ class BoundMonitors:
         if before is not None:
             self.close(pod, before.file)
 
+    def streams(self, pod: str, memories: Iterable[Key], exists: Callable[[Key], bool]) -> None:
+        """Remember memory into which a profiler streams figures from now on, and forget what is gone of much."""
+        known = self._streams.get(pod, set()) | set(memories)
+        self._streams[pod] = known if len(known) <= _FEW_STREAMS else set(filter(exists, known))
+
     def unbinds(self, pod: str, client: int, freed: int, *, holds_others: bool) -> bool:
-        """Tell whether the free of an object unbinds monitors: it is the profiler, or one that ``holds_others``."""
+        """Tell whether the free of an object unbinds monitors: with it goes the profiler, or it ``holds_others``."""
         binding = self._bindings.get(pod)
-        return binding is not None and binding.client == client and (holds_others or freed == binding.profiler)
+        if binding is None or binding.client != client:
+            return False
+        return holds_others or freed == binding.profiler or (client, freed) in self._streams.get(pod, ())
 
     def exited(self, pid: int) -> None:
         """Close the file of a process that has ended in its pod's own turn."""
@@ -94,6 +106,7 @@ class BoundMonitors:
     def retired(self, pod: str) -> None:
         """Forget a pod."""
         self._turns.pop(pod, None)
+        self._streams.pop(pod, None)
         if (binding := self._take(pod, lambda _each: True)) is not None:
             self.close(pod, binding.file)
 

@@ -24,9 +24,9 @@ from qgpu.nvidia import abi
 class CardMappings(Handler):
     """Handles RM's mappings for the card, and context DMAs."""
 
-    def __init__(self, ctx: HandlerContext) -> None:
+    def __init__(self, ctx: HandlerContext, mappings: DmaMappings) -> None:
         super().__init__(ctx)
-        self._mappings = DmaMappings(ctx)
+        self._mappings = mappings
 
     def map(self, pod_call: PodCall, block: IoctlBuffer) -> int:
         """Map memory whose class a pod may have."""

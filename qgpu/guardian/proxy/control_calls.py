@@ -17,10 +17,14 @@ from qgpu.guardian.proxy.dup_calls import DupHandler
 from qgpu.guardian.proxy.free_calls import FreeHandler
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
-from qgpu.guardian.proxy.rm_share import TOO_MANY, beyond_process
-from qgpu.guardian.rules import controls, profiling, rows, scheduling
+from qgpu.guardian.proxy.multicast_pieces import MulticastPieces
+from qgpu.guardian.proxy.os_events import OF_SURFACES, PodEvents
+from qgpu.guardian.proxy.os_events import TOO_MANY as TOO_MANY_EVENTS
+from qgpu.guardian.proxy.rm_share import SHARED_PAGE, TOO_MANY, RmShare, beyond_process
+from qgpu.guardian.rules import allowed_controls, controls, profiling, rows, scheduling
 from qgpu.linux import proc
 from qgpu.nvidia import abi
+from qgpu.nvidia.abi import ffi
 
 _U16, _SHARE_TYPE_AT = struct.Struct("<H"), abi.offsetof("RS_SHARE_POLICY", "type")
 #: Where NVOS54 points to the parameters.
@@ -40,6 +44,10 @@ _EXPORTS, _IMPORTS = (
     frozenset(row.number for row in controls.ROWS if row.module is action)
     for action in (rows.InModule.EXPORT, rows.InModule.IMPORT)
 )
+#: GET_EXPORT_OBJECT_INFO: its sizes since 545, and before, and where RM says the card; it has fewer.
+_INFO_BYTES, _CARD_AT, _NO_CARD = (80, 76), 4, 32
+#: Where an export names the device of which RM tells importers.
+_EXPORTED_DEVICE_AT = abi.offsetof("NV0000_CTRL_OS_UNIX_EXPORT_OBJECT_TO_FD_PARAMS", "hDevice")
 #: Controls that add a reference to memory, in the kernel or in a client.
 _REFERENCES = _EXPORTS | _IMPORTS
 #: What follows the handles in an import of several objects: a byte for the type of each, 0 for none, and their number.
@@ -57,14 +65,21 @@ class _ControlRequest:
     asked: rm_calls.Control
     params: IoctlBuffer | None
     nested: list[IoctlBuffer]
+    #: Of an import, the card of what the descriptor carries.
+    card: int | None = None
 
 
 class ControlHandler(Handler):
     """Handles controls."""
 
-    def __init__(self, ctx: HandlerContext, free_handler: FreeHandler, dup_handler: DupHandler) -> None:
+    def __init__(
+        self, ctx: HandlerContext, free_handler: FreeHandler, dup_handler: DupHandler, pieces: MulticastPieces
+    ) -> None:
         super().__init__(ctx)
         self._checks, self._free_handler, self._dup_handler = AllocChecks(ctx), free_handler, dup_handler
+        self._rm_share, self._pieces = RmShare(ctx), pieces
+        #: Channels bound to semaphore surfaces: the surface's handle, then the channel's.
+        self._bound = PodEvents(ctx, OF_SURFACES, lambda key: self._gpu_ops.exists((key[0], key[1] >> 32)))
         #: When the pod has waited long enough for its rare controls so far.
         self._rare_due_ns = 0
 
@@ -77,7 +92,7 @@ class ControlHandler(Handler):
         if (request := self._copy_in(pod_call, block, asked)) is None:
             return block.answer(abi.NV_ERR_INVALID_ADDRESS)
         params = request.params
-        if (refusal := self._refused_by_params(asked, params)) is not None:
+        if (refusal := self._refused_by_params(pod_call.file, asked, params)) is not None:
             return self._refuse(block, *refusal)
         if asked.command == abi.NV0000_CLIENT_SET_INHERITED_SHARE_POLICY and beyond_process(_share_type(params)):
             return self._share_all(pod_call, block, asked)
@@ -92,6 +107,8 @@ class ControlHandler(Handler):
             except OSError as why:
                 return self._refuse(block, abi.NV_ERR_INSUFFICIENT_RESOURCES, str(why.strerror))
             error = self._perform(request, taken)
+            if asked.command in _IMPORTS and taken is not None and not error:
+                request.card = self._card_behind(pod_call.file, asked.client, taken)
         finally:
             if taken is not None and taken >= 0:
                 os.close(taken)  # no lock is held: the close may take as long as its owner likes
@@ -108,6 +125,8 @@ class ControlHandler(Handler):
     def _copy_in(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Control) -> _ControlRequest | None:
         """Copy what the call points to; None if that is missing or not readable."""
         row = controls.ALLOWED_TO_SOME[asked.command]
+        if asked.params and asked.size < row.least:
+            return None
         if not asked.params or not asked.size:
             missing = row.pointers or row.descriptor_at is not None
             return None if missing else _ControlRequest(pod_call, block, asked, None, [])
@@ -171,7 +190,9 @@ class ControlHandler(Handler):
             return abi.NV_ERR_INVALID_CLIENT, "control on another pod's client"
         return None
 
-    def _refused_by_params(self, asked: rm_calls.Control, params: IoctlBuffer | None) -> tuple[int, str] | None:
+    def _refused_by_params(
+        self, file: int, asked: rm_calls.Control, params: IoctlBuffer | None
+    ) -> tuple[int, str] | None:
         """Return why a control is refused for its parameters: its status and the name it is counted under."""
         command = asked.command
         row = controls.ALLOWED_TO_SOME[command]
@@ -186,6 +207,14 @@ class ControlHandler(Handler):
                 return abi.NV_ERR_INSUFFICIENT_PERMISSIONS, row.name
             case abi.NV0000_CLIENT_SET_INHERITED_SHARE_POLICY if _share_type(params) == abi.RS_SHARE_TYPE_CLIENT:
                 return abi.NV_ERR_INSUFFICIENT_PERMISSIONS, row.name
+            case abi.NV00FD_ATTACH_MEM if not self._pieces.fits(asked.client):
+                return abi.NV_ERR_INSUFFICIENT_RESOURCES, row.name
+            case allowed_controls.BIND_CHANNEL if not self._bound.has_room():
+                return abi.NV_ERR_INSUFFICIENT_RESOURCES, TOO_MANY_EVENTS
+        if asked.command == allowed_controls.ALLOC_STREAM and params is not None:
+            named = filter(None, rows.handles(row.handles, params.data))
+            if any(self._rm_share.is_shared_page((asked.client, each), file) for each in named):
+                return abi.NV_ERR_INVALID_OBJECT_HANDLE, SHARED_PAGE
         if row.why is rows.Why.PROFILING and profiling.refuses(command, params.data if params is not None else b""):
             return abi.NV_ERR_INSUFFICIENT_PERMISSIONS, f"{controls.name(command)} with other arguments"
         names_others = self._shared.clients.names_others
@@ -230,7 +259,7 @@ class ControlHandler(Handler):
         if not self._gpu_ops.reaches(pod_call.file, asked.client):
             return
         handles = list(filter(None, _of_memory(asked.command, params.data)))
-        self._dup_handler.check_exports(pod_call.file, asked.client, handles)
+        self._dup_handler.check_exports(pod_call.file, asked.client, handles, params.u32(_EXPORTED_DEVICE_AT))
         self._shared.quota.export(asked.client, handles, file)
 
     def _perform_control(self, request: _ControlRequest, taken: int | None) -> int:
@@ -315,20 +344,44 @@ class ControlHandler(Handler):
                 virtualize.show_samples(params.data, set(self._own_pids()), lambda own: _inside(own, pod_call.call.tid))
             case abi.NV0000_GPU_GET_PROBED_IDS | abi.NV0000_GPU_GET_ATTACHED_IDS:
                 virtualize.show_gpus(params.data, self._gpu_ops.gpu_ids(self._shared.allowance(self._pod).minors))
+            case allowed_controls.ALLOC_STREAM:
+                named = rows.handles(controls.ALLOWED_TO_SOME[asked.command].handles, params.data)
+                memories = ((asked.client, each) for each in named)
+                self._shared.monitors.streams(self._pod, memories, self._gpu_ops.exists)
+            case allowed_controls.DETACH_MEM:
+                self._pieces.detached(asked, params.data)
+            case allowed_controls.BIND_CHANNEL:
+                self._bound.add(asked.client, _binding(asked, params.data))
+            case allowed_controls.UNBIND_CHANNEL:
+                self._bound.discard(asked.client, _binding(asked, params.data))
             case abi.NVA06C_GPFIFO_SCHEDULE | abi.NVA06F_GPFIFO_SCHEDULE:
                 self._shared.wake()
             case abi.NV00FD_ATTACH_MEM | abi.NVC56F_GET_KMB:
+                if asked.command == abi.NV00FD_ATTACH_MEM:
+                    self._pieces.attached(asked, params.data)
                 # Of the latter kernel_channel.c makes a duplicate under a handle that it tells nobody.
                 self._shared.quota.pin_handles(asked.client, _of_memory(asked.command, params.data))
             case command if command in _IMPORTS:
-                return self._imported(pod_call, asked.client, _imported(command, params.data))
+                return self._imported(request, _imported(command, params.data))
         return abi.NV_OK
 
-    def _imported(self, pod_call: PodCall, client: int, handles: list[int]) -> int:
+    def _card_behind(self, file: int, client: int, carrier: int) -> int | None:
+        """Ask RM on which card memory lies that a descriptor has carried; None if it does not say."""
+        for size in _INFO_BYTES:
+            params = self._proxy.block(struct.pack("<iI", carrier, _NO_CARD).ljust(size, b"\0"))
+            call = ffi.new("NVOS54_PARAMETERS *", [client, client, allowed_controls.EXPORT_INFO, 0, params.at, size])
+            block = self._proxy.block(bytes(ffi.buffer(call)))
+            said = block.view("NVOS54_PARAMETERS")
+            if not self._proxy.escape(file, abi.NV_ESC_RM_CONTROL, block) and said.status == abi.NV_OK:
+                return card if (card := params.u32(_CARD_AT)) < _NO_CARD else None
+        return None
+
+    def _imported(self, request: _ControlRequest, handles: list[int]) -> int:
         """Charge imported memory: the pod's own memory once, and any other as if the pod had made it."""
+        pod_call, client = request.pod_call, request.asked.client
         self._shared.clients.record_unrestorable(client, IMPORTED)
         for handle in handles:
-            if status := self._dup_handler.admit_handle(pod_call, (client, handle), client, None):
+            if status := self._dup_handler.admit_handle(pod_call, (client, handle), client, None, request.card):
                 for other in handles:
                     self._free_handler.discard(pod_call, (client, other))
                 return status
@@ -386,6 +439,12 @@ def _import_places(command: int, params: bytearray) -> list[int]:
 def _of_memory(command: int, params: bytearray) -> list[int]:
     """List the handles of memory in the parameters of an export or import."""
     return list(rows.handles(controls.ALLOWED_TO_SOME[command].handles[-1:], params))
+
+
+def _binding(asked: rm_calls.Control, params: bytearray) -> int:
+    """Return the number of a channel's binding to a semaphore surface."""
+    named = rows.handles(controls.ALLOWED_TO_SOME[asked.command].handles, params)
+    return asked.target << 32 | [0, *named][-1]
 
 
 def _share_type(params: IoctlBuffer | None) -> int:

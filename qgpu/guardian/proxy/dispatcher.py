@@ -22,6 +22,7 @@ from qgpu.guardian.proxy.card_mappings import CardMappings
 from qgpu.guardian.proxy.control_calls import ControlHandler
 from qgpu.guardian.proxy.cpu_mappings import CpuMappings
 from qgpu.guardian.proxy.dma_bufs import DmaBufs
+from qgpu.guardian.proxy.dma_mappings import DmaMappings
 from qgpu.guardian.proxy.dup_calls import DupHandler
 from qgpu.guardian.proxy.file_ties import FileTies
 from qgpu.guardian.proxy.free_calls import FreeHandler
@@ -29,6 +30,7 @@ from qgpu.guardian.proxy.freed_memory import FreedMemory
 from qgpu.guardian.proxy.handler_context import ANSWERED, PROCEED, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlProxy
 from qgpu.guardian.proxy.mmap_calls import MmapHandler
+from qgpu.guardian.proxy.multicast_pieces import MulticastPieces
 from qgpu.guardian.proxy.old_memory_calls import OldMemoryHandler
 from qgpu.guardian.proxy.os_events import OsEvents
 from qgpu.guardian.proxy.passthrough import Passthrough
@@ -75,10 +77,12 @@ class Dispatcher:
         self._file_ties = FileTies(self._ctx, self._passthrough)
         self._rm_share = RmShare(self._ctx)
         self._dup_handler = DupHandler(self._ctx, self._free_handler, self._rm_share)
-        self._controls = ControlHandler(self._ctx, self._free_handler, self._dup_handler)
+        mappings = DmaMappings(self._ctx)
+        pieces = MulticastPieces(self._ctx, mappings)
+        self._controls = ControlHandler(self._ctx, self._free_handler, self._dup_handler, pieces)
         self._mmap = MmapHandler(self._ctx)
         self._cpu_mappings = CpuMappings(self._ctx)
-        self._card_mappings = CardMappings(self._ctx)
+        self._card_mappings = CardMappings(self._ctx, mappings)
         self._os_events = OsEvents(self._ctx)
         self._dma_bufs = DmaBufs(self._ctx)
         self._uvm = UvmHandler(self._ctx, self._passthrough, self._freed_memory, self._mmap)

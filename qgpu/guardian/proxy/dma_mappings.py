@@ -1,8 +1,8 @@
 """How many mappings of memory for the card a pod has: RM holds its lock while it undoes all those of what it frees.
 
 RM finds a mapping by the handles of its device and address space and by its offset (rs_server.c:
-serverInterUnmapInternal). It removes mappings with their memory, too. Those are forgotten here once their offset is
-used again, or when the pod has its most: then RM is asked which memory exists.
+serverInterUnmapInternal). It removes mappings with their memory and their address space, too. Those are forgotten here
+once their offset is used again, or when the pod has its most: then RM is asked what exists.
 
 The journal has the number of each client's mappings, not their places. Of those that a dead guardian made, a successor
 takes off its count only what is undone without a size. If the pod undoes a range where the successor knows none, it
@@ -142,8 +142,8 @@ class DmaMappings:
         here = {client: mine for client, mine in self._of.items() if known.get(client) is mine.entry and mine.is_all()}
         self._of = {client: mine for client, mine in here.items() if mine.entry.pod == self._pod}
         for client, mine in self._of.items():
-            memories = {memory for _, memory in mine.mapped.values()}
-            gone = {each for each in memories if not self._shared.gpu_ops.exists((client, each))}
-            for place in [place for place, (_, memory) in mine.mapped.items() if memory in gone]:
+            named = {each for place, (_, memory) in mine.mapped.items() for each in (place.space, memory)}
+            gone = {each for each in named if not self._shared.gpu_ops.exists((client, each))}
+            for place in [place for place, (_, memory) in mine.mapped.items() if gone & {place.space, memory}]:
                 mine.remove(place)
             self._note(client, mine)

@@ -43,6 +43,8 @@ _MOST_SPACES = 16
 UNKNOWN_ON_FABRIC = "object of the fabric over unknown memory"
 PART_ON_FABRIC = "object of the fabric over a part of memory"
 _SECOND_HANDLE = "second handle"
+#: The refusal of an export of which RM would tell importers another card than the memory's.
+ELSEWHERE = "export below another card than the memory's"
 #: The refusal of what would keep memory attached to a multicast object beyond the end of the pod that pays for it.
 MULTICAST = "multicast object for another process"
 
@@ -133,11 +135,19 @@ class DupHandler(Handler):
         return error
 
     def admit_handle(
-        self, pod_call: PodCall, key: Key, parent: int, number: int | None, *, is_import: bool = True
+        self,
+        pod_call: PodCall,
+        key: Key,
+        parent: int,
+        number: int | None,
+        card: int | None = None,
+        *,
+        is_import: bool = True,
     ) -> int:
         """Charge what RM put under a new handle; free it if it cannot stay. Return a status.
 
-        ``number`` is the pod's own allocation that it is a handle of, None if that is unknown.
+        ``number`` is the pod's own allocation that it is a handle of, and ``card`` where RM says that imported memory
+        lies; None if that is unknown.
         """
         file = pod_call.file
         about = self._gpu_ops.object_info(file, *key)
@@ -172,13 +182,22 @@ class DupHandler(Handler):
             rm.detail = size
         if number is None:
             number = self._find_exported(file, rm)
-            rm.foreign = number is None
+            if number is None and (refusal := self._place(pod_call, rm, card)):
+                return refusal
         if on_fabric and number is not None:
             rm.detail = 0
         status = self._record(pod_call, rm, number)
         if status == abi.NV_OK and rm.detail and on_fabric and self._ctx.limited():
             self._shared.quota.pin_handles(key[0], [key[1]])
         return status
+
+    def _place(self, pod_call: PodCall, rm: RmObject, card: int | None) -> int:
+        """Find out to which card memory from outside the pod counts: what it lies below may be on another one."""
+        rm.card = self._shared.table.instance_of(rm)
+        if card is None or not self._ctx.limited():
+            return abi.NV_OK
+        rm.card = self._shared.allowance(self._pod).place_on(card)
+        return self._discard(pod_call, rm.key, "card without a grant") if rm.card is None else abi.NV_OK
 
     def _record(self, pod_call: PodCall, rm: RmObject, number: int | None) -> int:
         """Enter what RM has made in the object table; free it if it does not fit. Return a status."""
@@ -215,23 +234,30 @@ class DupHandler(Handler):
             return 0
         return size
 
-    def check_exports(self, file: int, client: int, handles: Iterable[int]) -> None:
+    def check_exports(self, file: int, client: int, handles: Iterable[int], device: int) -> None:
         """Raise OSError if a handle is an object of the fabric over a part of memory, or if RM does not say.
 
-        Also if it is a multicast object that stays in the pod's clients, or of the page that RM shares with all.
+        Also if it is a multicast object that stays in the pod's clients, or of the page that RM shares with all, or if
+        RM would tell importers of another card than the memory's: that of the ``device``, or of what it lies below.
         """
         for handle in handles:
-            if self._rm_share.is_shared_page((client, handle)):
+            if self._rm_share.is_shared_page((client, handle), file):
                 raise OSError(errno.ENOTSUP, SHARED_PAGE)
             if not self._may_export((client, handle)):
                 raise OSError(errno.ENOTSUP, MULTICAST)
             with self._shared.lock:
                 memory = self._shared.table.allocations.by_handle.get((client, handle))
                 on_fabric = memory is not None and self._shared.table.is_on_fabric((client, handle))
+            if memory is not None and {self._card_of((client, each)) for each in (handle, device)} != {memory.instance}:
+                raise OSError(errno.ENOTSUP, ELSEWHERE)
             if memory is not None and on_fabric:
                 info = self._gpu_ops.fabric_info(file, client, handle)
                 if info is None or info[0] < memory.size:
                     raise OSError(errno.ENOTSUP, PART_ON_FABRIC)
+
+    def _card_of(self, key: Key) -> int | None:
+        rm = self._shared.table.objects.get(key)
+        return self._shared.table.instance_of(rm) if rm is not None else None
 
     def _find_exported(self, file: int, rm: RmObject) -> int | None:
         """Find which of the pod's own allocations a descriptor brought back, by RM's comparison; None if it is none."""
@@ -239,7 +265,7 @@ class DupHandler(Handler):
         with self._shared.lock:
             # A program gives an object of the fabric a handle below the card that it is mapped on.
             at = self._shared.table.instance_of(rm)
-            cards = list(self._shared.allowance(self._pod).minors) if on_fabric else [at]
+            cards = sorted(self._shared.allowance(self._pod).minors, key=lambda card: card != at)
             mine = [
                 memory
                 for card in cards

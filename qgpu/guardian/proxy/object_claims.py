@@ -38,27 +38,38 @@ class ObjectClaims(SharedPart):
         self._unsettled.pop(pod, None)
 
     def settle(self, pod: str) -> None:
-        """Ask RM about the claims of a pod that a dead guardian did not confirm, before the pod is served."""
-        for key in self._unsettled.pop(pod, ()):
-            if (rm := self._table.objects.get(key)) is not None and not rm.confirmed:
-                self._settle(rm)
+        """Ask RM about the claims of a pod that a dead guardian did not confirm, before the pod is served.
 
-    def _settle(self, rm: RmObject) -> None:
-        """Find out what became of a claim that a dead guardian left."""
+        A pod may hide the file through which RM tells of memory. Until that is found, it gets no more.
+        """
+        known = (self._table.objects.get(key) for key in self._unsettled.pop(pod, ()))
+        left = [rm.key for rm in known if rm is not None and not rm.confirmed and not self._settle(rm)]
+        if left:
+            self._unsettled[pod] = left
+
+    def _settle(self, rm: RmObject) -> bool:
+        """Find out what became of a claim that a dead guardian left; False for memory of unknown size."""
         found = self._gpu_ops.find_object(rm)
         if (found is None and not self._gpu_ops.exists(rm.key)) or (found is not None and found[0] != rm.rm_class):
             self.cancel(rm.key)
-            return
+            return True
         size = self._gpu_ops.size(rm) if rm.rm_class == abi.NV01_MEMORY_LOCAL_USER else None
+        if size is None and rm.rm_class == abi.NV01_MEMORY_LOCAL_USER:
+            return False
         self.confirm(rm.key, size)
+        return True
 
     def claim(self, rm: RmObject, number: int | None = None) -> int:
         """Charge an object before RM makes it; return NV_OK, or the RM status of the refusal.
 
         ``number`` is the allocation that gets another handle. Call it without the lock.
         """
-        status = self._claim(rm, number)
         entry = self._table.clients.get(rm.client)
+        if entry is not None and entry.pod in self._unsettled and rm.rm_class in CHARGED:
+            self.settle(entry.pod)
+            if entry.pod in self._unsettled:
+                return abi.NV_ERR_BUSY_RETRY
+        status = self._claim(rm, number)
         if status == abi.NV_ERR_NO_MEMORY and entry is not None and self._clients.recheck(entry.pod):
             status = self._claim(rm, number)
         return status

@@ -19,8 +19,8 @@ from qgpu.nvidia import abi
 #: Of OS events, and of event objects. A CUDA process has about ten of each.
 _MOST_EVENTS = 1 << 11
 TOO_MANY = "too many events"
-#: The kinds of events.
-_OS_EVENTS, EVENT_OBJECTS = "os", "object"
+#: The kinds of events; the last are those that semaphore surfaces make for a channel.
+_OS_EVENTS, EVENT_OBJECTS, OF_SURFACES = "os", "object", "surface"
 
 
 class PodEvents:

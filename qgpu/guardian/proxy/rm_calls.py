@@ -201,11 +201,13 @@ USES: Mapping[int, tuple[int, ...]] = {
     abi.FERMI_CONTEXT_SHARE_A: _offsets("NV_CTXSHARE_ALLOCATION_PARAMETERS", "hVASpace"),
     **dict.fromkeys(abi.GPFIFO_CLASSES, _offsets(_CHANNEL, "hContextShare hVASpace")),
 }
-#: And of memory that the card or its firmware writes for an object: error notifiers, and a channel's USERD, of which RM
-#: reads the first handle alone, without SLI. RM keeps neither for the object (kchannelGetNotifierInfo, vidmemPmaFree).
+#: And of memory that the card, its firmware or RM writes for an object: error notifiers, a channel's USERD, of which RM
+#: reads the first handle alone, without SLI, and semaphores. RM keeps only the last for their object
+#: (kchannelGetNotifierInfo, vidmemPmaFree, _semsurfDupMemory).
 WRITTEN: Mapping[int, tuple[int, ...]] = {
     abi.KEPLER_CHANNEL_GROUP_A: _offsets(_TSG, _NOTIFIERS),
     **dict.fromkeys(abi.GPFIFO_CLASSES, _offsets(_CHANNEL, f"{_NOTIFIERS} hUserdMemory")),
+    classes.SEMAPHORE_SURFACE: tuple(each.at for each in classes.CLASSES[classes.SEMAPHORE_SURFACE].handles),
 }
 
 

@@ -58,9 +58,13 @@ class RmShare(Handler):
             return self._refuse(block, abi.NV_ERR_INSUFFICIENT_RESOURCES, TOO_MANY)
         return self._ctx.perform(pod_call, abi.NV_ESC_RM_SHARE, block, repeatable=True)
 
-    def is_shared_page(self, key: Key) -> bool:
-        """Tell whether an object is of the page that RM shares with all."""
-        found = self._gpu_ops.find_object(RmObject(*key, key[0], 0))
+    def is_shared_page(self, key: Key, file: int | None = None) -> bool:
+        """Tell whether an object is of the page that RM shares with all.
+
+        RM is asked through a ``file`` that reaches the client. Without one, a pod may hide those that do.
+        """
+        ask = self._gpu_ops
+        found = ask.find_object(RmObject(*key, key[0], 0)) if file is None else ask.object_info(file, *key)
         return found is not None and found[0] == abi.RM_USER_SHARED_DATA
 
     def keep_from_all(self, file: int, key: Key) -> None:

@@ -23,6 +23,12 @@ NAMED, FIRMWARE, ANSWER = Scope.NAMED, Scope.FIRMWARE, Scope.ANSWER
 _IN_FIRMWARE, _AND_ANSWER = (Handle(0, scope=FIRMWARE),), (Handle(0), Handle(8, scope=ANSWER))
 _CLIENT, _OBJECT = (Handle(0),), (Handle(4, scope=NAMED),)
 
+#: A semaphore surface makes an event for each engine of a channel bound to it; the last handle is the channel's.
+BIND_CHANNEL, UNBIND_CHANNEL = 0x00DA0002, 0x00DA0006
+DETACH_MEM, EXPORT_INFO, ALLOC_STREAM = 0x00FD0105, 0x00003D08, 0xB0CC0105
+#: What undoes what the guardian counts.
+UNDOING = frozenset({UNBIND_CHANNEL, DETACH_MEM})
+
 #: Those about which there is nothing more to say, listed as ``table`` says.
 _BY_REASON = {
     SEEN: """
@@ -206,6 +212,7 @@ _OTHERS = (
         "NV0000_CTRL_CMD_SYSTEM_GET_BUILD_VERSION",
         SEEN,
         pointers=(Pointer(8, 1), Pointer(16, 1), Pointer(24, 1)),
+        least=40,
     ),
     Control(0x00000201, "NV0000_CTRL_CMD_GPU_GET_ATTACHED_IDS", SEEN, module=InModule.GPUS_BY_NODES),
     Control(0x00000202, "NV0000_CTRL_CMD_GPU_GET_ID_INFO", SEEN, pointers=(Pointer(16, 0, None),)),
@@ -231,7 +238,7 @@ _OTHERS = (
         descriptor_at=0,
         module=InModule.IMPORT,
     ),
-    Control(0x00003D08, "NV0000_CTRL_CMD_OS_UNIX_GET_EXPORT_OBJECT_INFO", LIBRARY, descriptor_at=0),
+    Control(EXPORT_INFO, "NV0000_CTRL_CMD_OS_UNIX_GET_EXPORT_OBJECT_INFO", LIBRARY, descriptor_at=0),
     Control(
         0x00003D0B,
         "NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD",
@@ -264,18 +271,18 @@ _OTHERS = (
     Control(0x00801B01, "NV0080_CTRL_CMD_MSENC_GET_CAPS", LIBRARY, pointers=(Pointer(8, 1),)),
     Control(0x00801C01, "NV0080_CTRL_CMD_BSP_GET_CAPS", GETTER, pointers=(Pointer(8, 1),)),
     Control(
-        0x00DA0002,
+        BIND_CHANNEL,
         "NV_SEMAPHORE_SURFACE_CTRL_CMD_BIND_CHANNEL",
         SEEN,
         clients=(Handle(0, size=24),),  # until 555
         handles=(Handle(0, size=40), Handle(4, scope=NAMED, size=24), Handle(8, scope=NAMED, size=24)),
     ),
-    Control(0x00DA0006, "NV_SEMAPHORE_SURFACE_CTRL_CMD_UNBIND_CHANNEL", SEEN, handles=(Handle(0),)),
+    Control(UNBIND_CHANNEL, "NV_SEMAPHORE_SURFACE_CTRL_CMD_UNBIND_CHANNEL", SEEN, handles=(Handle(0),)),
     Control(0x00DE0001, "NV00DE_CTRL_CMD_REQUEST_DATA_POLL", SEEN, module=InModule.PAID),
     Control(0x00F80103, "NV00F8_CTRL_CMD_ATTACH_MEM", LIBRARY, handles=(Handle(0, 64, 32),)),
     Control(0x00FD0102, "NV00FD_CTRL_CMD_ATTACH_MEM", LIBRARY, handles=(Handle(0), Handle(4)), module=InModule.EXPORT),
     Control(0x00FD0104, "NV00FD_CTRL_CMD_ATTACH_GPU", LIBRARY, handles=(Handle(0),), descriptor_at=8),
-    Control(0x00FD0105, "NV00FD_CTRL_CMD_DETACH_MEM", LIBRARY, handles=(Handle(0),)),
+    Control(DETACH_MEM, "NV00FD_CTRL_CMD_DETACH_MEM", LIBRARY, handles=(Handle(0),)),
     Control(0x20800101, "NV2080_CTRL_CMD_GPU_GET_INFO", GETTER, pointers=(Pointer(8, 8),)),
     Control(0x20800123, "NV2080_CTRL_CMD_GPU_GET_ENGINES", SEEN, pointers=(Pointer(8, 4),)),
     Control(0x20800124, "NV2080_CTRL_CMD_GPU_GET_ENGINE_CLASSLIST", GETTER, pointers=(Pointer(8, 4, 4),)),
@@ -321,7 +328,7 @@ _OTHERS = (
     Control(0xA06C0105, "NVA06C_CTRL_CMD_PREEMPT", SEEN, module=InModule.PREEMPT),
     Control(0xA06F0103, "NVA06F_CTRL_CMD_GPFIFO_SCHEDULE", SEEN, module=InModule.START_CHANNELS),
     Control(0xA06F0104, "NVA06F_CTRL_CMD_BIND", SEEN, module=InModule.BIND),
-    Control(0xB0CC0105, "NVB0CC_CTRL_CMD_ALLOC_PMA_STREAM", PROFILING, handles=(Handle(0), Handle(24))),
+    Control(ALLOC_STREAM, "NVB0CC_CTRL_CMD_ALLOC_PMA_STREAM", PROFILING, handles=(Handle(0), Handle(24))),
     Control(0xC56F010B, "NVC56F_CTRL_CMD_GET_KMB", LIBRARY, handles=(Handle(124),), module=InModule.EXPORT),
     Control(0xCB330106, "NV_CONF_COMPUTE_CTRL_CMD_GPU_GET_VIDMEM_SIZE", GETTER, handles=(Handle(0),)),
     Control(0xCB330109, "NV_CONF_COMPUTE_CTRL_CMD_GET_GPU_CERTIFICATE", GETTER, handles=(Handle(0),)),

@@ -49,6 +49,7 @@ class Class(NamedTuple):
     module: InModule | None = None
 
 
+SEMAPHORE_SURFACE = 0x00DA
 #: Error notifiers, instance buffer, context share, address space, USERD, TSG: NV_CHANNEL_ALLOC_PARAMS.
 _OF_CHANNELS = (Handle(0), Handle(4), Handle(24), Handle(28), Handle(32, 8), Handle(140), Handle(240))
 #: Address space, and the address that RM tells: NV_MEMORY_ALLOCATION_PARAMS.
@@ -132,7 +133,9 @@ _OTHERS = (
     Class(0x0071, "NV01_MEMORY_SYSTEM_OS_DESCRIPTOR", KERNEL, by_alloc_memory=True),
     Class(0x0079, "NV01_EVENT_OS_EVENT", SEEN, clients=_CLIENT, handles=_OBJECT, addresses=_NOTIFIED),
     Class(0x0080, "NV01_DEVICE_0", SEEN, clients=(Handle(4), Handle(8)), handles=(Handle(12, scope=NAMED),)),
-    Class(0x00DA, "NV_SEMAPHORE_SURFACE", SEEN, handles=(Handle(0), Handle(4)), module=InModule.HOLDS_MEMORY),
+    Class(
+        SEMAPHORE_SURFACE, "NV_SEMAPHORE_SURFACE", SEEN, handles=(Handle(0), Handle(4)), module=InModule.HOLDS_MEMORY
+    ),
     Class(0x00F8, "NV_MEMORY_FABRIC", SEEN, handles=(Handle(40),), holds_memory_at=40, module=InModule.FURTHER_HANDLE),
     Class(0x00FD, "NV_MEMORY_MULTICAST_FABRIC", LIBRARY, addresses=(Handle(32, scope=EVENT), Handle(72, scope=EVENT))),
     Class(0x00FE, "NV_MEMORY_MAPPER", GRAPHICS, handles=(Handle(0), Handle(8))),

@@ -9,6 +9,7 @@ name.
 from __future__ import annotations
 
 from qgpu.guardian.rules import allowed_controls, refused_controls
+from qgpu.guardian.rules.allowed_controls import UNDOING
 from qgpu.guardian.rules.rows import Why
 from qgpu.nvidia import abi
 
@@ -23,12 +24,11 @@ ALLOWED = {row.number: row for row in ROWS if row.why.allowed}
 #: Controls for some pods only: those whose grant allows profiling, and those on MIG instances.
 ALLOWED_TO_SOME = ALLOWED | {row.number: row for row in ROWS if row.why in {Why.PROFILING, Why.INSTANCE}}
 
-#: Controls with which the guardian and the module do nothing but issue them; they take the fast path
-#: (``proxy/fast_path.py``).
+#: Controls with which the guardian does nothing but issue them; they take the fast path (``proxy/fast_path.py``).
 PLAIN = frozenset(
     row.number
     for row in ALLOWED.values()
-    if not (row.clients or row.pointers or row.descriptor_at is not None or row.module)
+    if not (row.clients or row.pointers or row.descriptor_at is not None or row.module or row.number in UNDOING)
 )
 
 

@@ -127,6 +127,8 @@ class Control(NamedTuple):
     pointers: tuple[Pointer, ...] = ()
     #: A file descriptor of the caller (4 bytes).
     descriptor_at: int | None = None
+    #: RM reads and writes so many bytes, however few the call names (rmapi_deprecated_control.c).
+    least: int = 0
     #: It unregisters what another control has registered, and reports an error if that is gone.
     unregisters: bool = False
     #: What the kernel module does if the guardian does more than issue the control.

@@ -17,7 +17,7 @@ from qgpu.linux.open_file_set import FileSets
 from qgpu.nvidia import abi, uvm
 from tests.guardian.asked import TSG_PARAMS, alloc, alloc_status, control, free, status
 from tests.guardian.fake_rm import PAGE
-from tests.guardian.pod import MAJOR, MOST, PATIENCE_S, Pod, device_of
+from tests.guardian.pod import MAJOR, MOST, PATIENCE_S, Pod, allocate, device_of
 from tests.traces import TRACES, allocated, rows
 
 
@@ -50,6 +50,22 @@ def test_what_a_dead_guardian_was_making_is_found_by_the_next(on_card):
 
     assert before == MOST + 2 * PAGE  # it asks RM only when it serves the pod: a pod can leave many claims
     assert successor.quota.used("web", 0) == MOST + PAGE
+
+
+def test_memory_of_unknown_size_is_settled_before_more(on_card, monkeypatch):
+    """The pod hides its client's file while a guardian dies in a call. RM rounds memory up, by megabytes if asked."""
+    on_card.shared.claims.claim(RmObject(7, 10, 2, abi.NV01_MEMORY_LOCAL_USER, PAGE))
+    on_card.rm._make(7, 10, abi.NV01_MEMORY_LOCAL_USER, 2, MOST)  # and here it dies
+    with monkeypatch.context() as hidden:
+        hidden.setattr(on_card.rm, "find_object", lambda rm: None)
+        hidden.setattr(on_card.rm, "size", lambda rm: None)
+        successor_of(on_card)
+        meanwhile = allocate(on_card, 11, PAGE)
+    found = allocate(on_card, 11, MOST)
+
+    assert (meanwhile, found) == (abi.NV_ERR_BUSY_RETRY, abi.NV_ERR_NO_MEMORY)
+    assert on_card.shared.quota.used("web", 0) == MOST
+    assert allocate(on_card, 11, PAGE) == abi.NV_OK
 
 
 def successor_of(pod):

@@ -695,6 +695,18 @@ def test_the_card_writes_only_memory_that_is_known(spaces, rm_class, at):
     assert spaces.shared.refusals.counts["web", alloc_calls.OTHER_MEMORY] == 1
 
 
+@pytest.mark.parametrize("at", [0, 4], ids=["semaphores", "greatest values"])
+@pytest.mark.parametrize(("rm_class", "made"), [(0x3E, True), (0xDE, False), (0x71, False)])
+def test_semaphore_surfaces_are_of_plain_memory(on_card, at, rm_class, made):
+    """RM writes into each semaphore as it makes the surface: also into pages that the process may only read."""
+    on_card.rm.objects[7, WRITTEN] = (rm_class, 3)
+    params = bytes(at) + struct.pack("<I", WRITTEN) + bytes(20 - at)
+    answer = on_card.call(abi.NV_ESC_RM_ALLOC, alloc(30, 3, classes.SEMAPHORE_SURFACE), params)
+
+    assert alloc_status(answer[2]) == (abi.NV_OK if made else abi.NV_ERR_INVALID_OBJECT_HANDLE)
+    assert ((7, 30) in on_card.rm.objects) is made
+
+
 @pytest.mark.parametrize("at", [PAGE - 511, PAGE, 1 << 40, (1 << 64) - PAGE])
 def test_userd_lies_in_its_memory(written, at):
     """RM adds the offset to the memory's address on the card and looks at no size, so it could be any pod's memory."""

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from qgpu.guardian.proxy import bound_monitors
 from qgpu.guardian.proxy.bound_monitors import HELD_NS, BoundMonitors
 
 CLIENT, PROFILER, PID = 7, 30, 4711
@@ -123,6 +124,28 @@ def test_only_the_profiler_and_what_is_above_it_unbind(monitors, file):
     assert not monitors.unbinds("other", CLIENT, PROFILER, holds_others=False)
     monitors.unbound("web", CLIENT)
     assert not monitors.unbinds("web", CLIENT, PROFILER, holds_others=False)
+
+
+def test_memory_of_a_stream_unbinds_with_its_profiler(monitors, file):
+    """RM frees a profiler with the memory into which it streams."""
+    monitors.streams("web", [(CLIENT, 40), (CLIENT, 41)], bool)
+    assert not monitors.unbinds("web", CLIENT, 40, holds_others=False)
+
+    monitors.bound("web", PID, CLIENT, PROFILER, file[1])
+    assert [monitors.unbinds("web", CLIENT, each, holds_others=False) for each in (40, 41, 42)] == [True, True, False]
+
+    monitors.retired("web")
+    monitors.bound("web", PID, CLIENT, PROFILER, file[1])
+    assert not monitors.unbinds("web", CLIENT, 40, holds_others=False)
+    monitors.retired("web")
+
+
+def test_memory_of_streams_that_is_gone_is_forgotten(monitors):
+    for handle in range(1000):
+        monitors.streams("web", [(CLIENT, handle)], lambda key: key[1] % 100 == 0)
+
+    assert len(monitors._streams["web"]) <= bound_monitors._FEW_STREAMS
+    assert (CLIENT, 0) in monitors._streams["web"]
 
 
 def test_an_unbinding_by_another_client_keeps_the_file(monitors, file):

@@ -134,6 +134,36 @@ def test_a_control_whose_parameters_hold_pointers_finds_them(pod):
     assert answer == b"answered"
 
 
+@pytest.mark.parametrize(
+    ("size", "answer"), [(32, abi.NV_ERR_INVALID_ADDRESS), (39, abi.NV_ERR_INVALID_ADDRESS), (40, 0)]
+)
+def test_parameters_are_as_long_as_rm_takes_them_for(pod, size, answer):
+    """GET_BUILD_VERSION: RM writes 40 bytes, whatever size the call gives, so the guardian's memory behind fewer."""
+    asked = control(0x101, 7, size)
+
+    assert status(pod.call(abi.NV_ESC_RM_CONTROL, asked, bytes(40))[2]) == answer
+    assert len(pod.rm.seen) == (answer == 0)
+
+
+def test_a_profiler_streams_nothing_into_the_shared_page(on_card):
+    """RM keeps only CPUs from writing to it."""
+    on_card.profiling = True
+    on_card.rm.objects |= {(7, 30): (abi.NV01_MEMORY_SYSTEM, 3), (7, 31): (abi.RM_USER_SHARED_DATA, 3)}
+    on_card.rm.find_object = lambda rm: None  # the pod hides the file at the descriptors where it was used
+
+    def stream(*memories):
+        params = bytearray(56)
+        for at, memory in zip((0, 24), memories, strict=True):
+            struct.pack_into("<I", params, at, memory)
+        return status(on_card.call(abi.NV_ESC_RM_CONTROL, control(0xB0CC0105, 3, 56), bytes(params))[2])
+
+    refused = abi.NV_ERR_INVALID_OBJECT_HANDLE
+    assert [stream(30, 30), stream(31, 30), stream(30, 31)] == [abi.NV_OK, refused, refused]
+    on_card.shared.monitors.bound("web", on_card.process.pid, 7, 29, on_card.listener)
+    assert on_card.shared.monitors.unbinds("web", 7, 30, holds_others=False)  # RM frees the profiler with it
+    on_card.shared.monitors.retired("web")
+
+
 def test_a_legacy_control_on_anothers_client_is_refused(on_card):
     mine = on_card.call(abi.NV_ESC_RM_CONTROL, control(0x20808159))
     other = on_card.call(abi.NV_ESC_RM_CONTROL, control(0x20808159, client=8))

@@ -26,7 +26,7 @@ def few(on_card, monkeypatch):
     """A pod without a memory limit, whose clients may have three mappings each."""
     monkeypatch.setattr(dma_mappings, "_MOST", 3)
     on_card.limits.clear()
-    on_card.rm.objects[CLIENT, MEMORY] = (abi.NV01_MEMORY_SYSTEM, DEVICE)
+    on_card.rm.objects |= {(CLIENT, MEMORY): (abi.NV01_MEMORY_SYSTEM, DEVICE), (CLIENT, SPACE): (0x90F1, DEVICE)}
     return on_card
 
 
@@ -92,6 +92,14 @@ def test_a_client_that_was_another_pods_keeps_its_count(few):
 def test_freed_memory_takes_its_mappings_along(few):
     few.rm.objects[CLIENT, 31] = (abi.NV01_MEMORY_SYSTEM, DEVICE)
     made = [map_at(few, at << 20, memory=31) for at in range(4)]
+    few.rm.objects.pop((CLIENT, 31))
+
+    assert (made, map_at(few, 9 << 20)) == ([0, 0, 0, FULL], 0)
+
+
+def test_a_freed_address_space_takes_its_mappings_along(few):
+    few.rm.objects[CLIENT, 31] = (abi.FERMI_VASPACE_A, DEVICE)
+    made = [map_at(few, at << 20, space=31) for at in range(4)]
     few.rm.objects.pop((CLIENT, 31))
 
     assert (made, map_at(few, 9 << 20)) == ([0, 0, 0, FULL], 0)

@@ -11,7 +11,7 @@ import pytest
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.failover.journal import Journal
 from qgpu.nvidia import abi, uvm
-from tests.guardian.asked import alloc, dup, free, uvm_mapping, uvm_range
+from tests.guardian.asked import alloc, alloc_status, dup, free, uvm_mapping, uvm_range
 from tests.guardian.charges import charged
 from tests.guardian.fake_rm import PAGE
 from tests.guardian.pod import LIMIT, MOST, allocate
@@ -52,6 +52,14 @@ def memory(pod):
     """Return what a pod is charged for memory alone, without page tables."""
     pod.shared.table.allocations.forget_some(1000)
     return charged(pod.shared.table, "web").get(0, 0)
+
+
+def test_an_object_without_memory_is_refused(linked):
+    """RM attaches any number of pieces to it later, and detaches all with its lock held."""
+    answer = linked.call(abi.NV_ESC_RM_ALLOC, alloc(COPY, 3, abi.NV_MEMORY_FABRIC), bytes(64))
+
+    assert alloc_status(answer[2]) == abi.NV_ERR_NOT_SUPPORTED
+    assert (7, COPY) not in linked.rm.objects
 
 
 @pytest.mark.parametrize("order", [*permutations((MEMORY, FABRIC))], ids=["memory first", "fabric first"])

@@ -7,8 +7,9 @@ import struct
 import pytest
 
 from qgpu.guardian.accounting.object_table import ObjectTable
-from qgpu.guardian.proxy import shared_table
+from qgpu.guardian.proxy import dma_mappings, shared_table
 from qgpu.guardian.proxy.dup_calls import MULTICAST
+from qgpu.guardian.rules.allowed_controls import DETACH_MEM
 from qgpu.nvidia import abi
 from tests.guardian.asked import alloc, alloc_status, control, dup, dup_status, free, status
 from tests.guardian.charges import charged
@@ -152,3 +153,33 @@ def test_a_client_moves_without_a_multicast_object_that_keeps(beside, monkeypatc
 
     assert pass_on(beside, 9) is not keeps
     assert beside.shared.table.clients[9].pod == ("other" if keeps else "web")
+
+
+def attach(pod, offset, memory=MEMORY):
+    params = struct.pack("<IIQQQI4x", 3, memory, offset, 0, 2 << 20, 0)
+    return status(pod.call(abi.NV_ESC_RM_CONTROL, control(abi.NV00FD_ATTACH_MEM, OBJECT, len(params)), params)[2])
+
+
+@pytest.fixture
+def few(on_card, monkeypatch):
+    """A pod with a multicast object and memory, whose client may attach three pieces."""
+    monkeypatch.setattr(dma_mappings, "_MOST", 3)
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(OBJECT, 7, abi.NV_MEMORY_MULTICAST_FABRIC), bytes(96))
+    allocate(on_card, MEMORY, MOST)
+    assert [attach(on_card, at << 21) for at in range(4)] == [0, 0, 0, abi.NV_ERR_INSUFFICIENT_RESOURCES]
+    return on_card
+
+
+def test_a_detached_piece_makes_room(few):
+    """RM holds its lock while it detaches all."""
+    params = struct.pack("<I4xQI4x", 3, 1 << 21, 0)
+    few.call(abi.NV_ESC_RM_CONTROL, control(DETACH_MEM, OBJECT, len(params)), params)
+
+    assert [attach(few, 1 << 21), attach(few, 5 << 21)] == [0, abi.NV_ERR_INSUFFICIENT_RESOURCES]
+
+
+@pytest.mark.parametrize("freed", [OBJECT, MEMORY])
+def test_pieces_go_with_their_object_and_with_memory(few, freed):
+    del few.rm.objects[7, freed]
+
+    assert attach(few, 9 << 21) == 0

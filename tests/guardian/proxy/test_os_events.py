@@ -7,7 +7,10 @@ import struct
 import pytest
 
 from qgpu.guardian.proxy import os_events
+from qgpu.guardian.rules.allowed_controls import BIND_CHANNEL, UNBIND_CHANNEL
+from qgpu.guardian.rules.classes import SEMAPHORE_SURFACE
 from qgpu.nvidia import abi
+from tests.guardian.asked import control, status
 from tests.guardian.failover.test_successors import successor_of
 
 OWN, NEIGHBOURS, NOBODYS = 7, 9, 99
@@ -100,3 +103,24 @@ def test_events_end_with_their_pod(on_card):
 def test_a_client_without_other_objects_has_events(pod):
     assert call(pod, MAKE, OWN) == abi.NV_OK
     assert call(pod, MAKE, NOBODYS) == abi.NV_ERR_INVALID_CLIENT
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_bindings_of_semaphore_surfaces_are_bounded(on_card, monkeypatch, resumed):
+    """RM makes events for each, of which no call tells, and calls them in interrupts."""
+    monkeypatch.setattr(os_events, "_MOST_EVENTS", 2)
+    on_card.rm.objects |= {(OWN, 30): (SEMAPHORE_SURFACE, 3), (OWN, 31): (SEMAPHORE_SURFACE, 3)}
+
+    def ask(command, surface, channel):
+        params = struct.pack("<III28x", channel, 1, 12)
+        return status(on_card.call(abi.NV_ESC_RM_CONTROL, control(command, surface, 40, OWN), params)[2])
+
+    made = [ask(BIND_CHANNEL, 30, 50), ask(BIND_CHANNEL, 31, 50)]
+    if resumed:
+        successor_of(on_card)
+    full = ask(BIND_CHANNEL, 30, 51)
+    undone = [ask(UNBIND_CHANNEL, 31, 50), ask(BIND_CHANNEL, 30, 51)]
+    del on_card.rm.objects[OWN, 30]
+
+    assert (made, full, undone) == ([0, 0], abi.NV_ERR_INSUFFICIENT_RESOURCES, [0, 0])
+    assert ask(BIND_CHANNEL, 31, 50) == 0

@@ -210,7 +210,7 @@ def test_the_shared_page_is_made_when_uvm_maps_nothing(on_card):
     assert (7, 20) not in on_card.rm.objects
 
 
-def test_the_shared_page_gets_no_second_handle(on_card):
+def test_the_shared_page_gets_no_second_handle(on_card, monkeypatch):
     """RM would share that again with all of its process."""
     shared_page(on_card)
     copied = struct.unpack_from("<I", on_card.call(abi.NV_ESC_RM_DUP_OBJECT, dup(21, 20))[2], 24)[0]
@@ -218,7 +218,11 @@ def test_the_shared_page_gets_no_second_handle(on_card):
 
     params = struct.pack("<IIIIiI", 1, 2, 3, 20, device_of(on_card), 0)
     asked = control(abi.NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD, 7, len(params))
-    assert status(on_card.call(abi.NV_ESC_RM_CONTROL, asked, params)[2]) == abi.NV_ERR_INSUFFICIENT_RESOURCES
+    for hidden in (False, True):  # the file, at the descriptors where it was used
+        with monkeypatch.context() as patch:
+            patch.setattr(on_card.rm, "find_object", (lambda rm: None) if hidden else on_card.rm.find_object)
+            answer = status(on_card.call(abi.NV_ESC_RM_CONTROL, asked, params)[2])
+        assert answer == abi.NV_ERR_INSUFFICIENT_RESOURCES
 
     assert shared(on_card, 7, 20, abi.RS_SHARE_TYPE_PID)[0] == abi.NV_ERR_INSUFFICIENT_PERMISSIONS
     assert len(sharings(on_card)) == 1

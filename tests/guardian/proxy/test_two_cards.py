@@ -7,12 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.proxy.handler_context import PodCall
+from qgpu.guardian.rules import allowed_controls
 from qgpu.linux.seccomp_notify import UnansweredCall
 from qgpu.nvidia import abi, uvm
-from tests.guardian.asked import alloc_status, device, free, subdevice, uvm_mapping
+from tests.guardian.asked import alloc_status, control, device, dup, free, status, subdevice, uvm_mapping
 from tests.guardian.fake_rm import PAGE
-from tests.guardian.pod import MINOR, allocate
+from tests.guardian.pod import MINOR, allocate, device_of
+from tests.guardian.proxy.test_exports import take_in
 
 SIZE, LIMIT = 64 << 20, 1 << 30
 #: A device on each card.
@@ -132,3 +135,80 @@ def test_no_figure_is_recorded_for_memory_on_two_cards(both, monkeypatch):
     free_client(both)
 
     assert recorded == [None]
+
+
+#: What RM says of a descriptor, and what it carries: memory that a neighbour made.
+INFO, THEIRS = allowed_controls.EXPORT_INFO, (99, 5)
+
+
+def export(pod, handle, device):
+    params = struct.pack("<IIIIiI", 1, device, device, handle, device_of(pod), 0)
+    asked = control(abi.NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD, 7, len(params))
+    return status(pod.call(abi.NV_ESC_RM_CONTROL, asked, params)[2])
+
+
+def import_below(pod, device, card):
+    """Import a neighbour's memory below a device, of which RM says that it lies on a card."""
+    pod.rm.objects[THEIRS] = (abi.NV01_MEMORY_LOCAL_USER, 0)
+    pod.rm.sizes[THEIRS] = SIZE
+    pod.rm.carried = THEIRS
+    pod.rm.answers[INFO] = lambda params: struct.pack_into("<I", params, 4, card)
+    params = struct.pack("<iIIII", 0, 1, device, device, 30)
+    asked = control(abi.NV0000_OS_UNIX_IMPORT_OBJECT_FROM_FD, 7, len(params))
+    return status(pod.call(abi.NV_ESC_RM_CONTROL, asked, params)[2])
+
+
+@pytest.mark.parametrize("card", [0, 1])
+@pytest.mark.parametrize("device", [FIRST, SECOND])
+def test_an_import_counts_to_the_card_that_it_lies_on(both, device, card):
+    """A program may have a handle of memory below whichever of its devices."""
+    assert import_below(both, device, card) == abi.NV_OK
+    assert used(both) == [SIZE * (card == 0), SIZE * (card == 1)]
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_a_successor_knows_the_card_of_an_import(both, compacted):
+    import_below(both, FIRST, 1)
+    both.call(abi.NV_ESC_RM_DUP_OBJECT, dup(31, 30, FIRST))
+    both.call(abi.NV_ESC_RM_FREE, free(30))
+    table = ObjectTable()
+    for fact in list(both.shared.table.facts()) if compacted else both.shared.journal.read()[1]:
+        table.note(fact)
+
+    assert [table.allocations.held.get(("web", card), 0) for card in (0, 1)] == [0, SIZE]
+
+
+def test_an_import_over_the_limit_of_its_own_card_is_freed(both):
+    both.limits[1] = SIZE // 2
+
+    assert import_below(both, FIRST, 1) == abi.NV_ERR_NO_MEMORY
+    assert (7, 30) not in both.rm.objects
+    assert used(both) == [0, 0]
+
+
+def test_an_import_from_a_card_without_a_grant_is_freed(both):
+    assert import_below(both, FIRST, 2) == abi.NV_ERR_NOT_SUPPORTED
+    assert (7, 30) not in both.rm.objects
+
+
+def test_an_import_whose_card_rm_does_not_tell_stays_below(both):
+    assert import_below(both, SECOND, 32) == abi.NV_OK
+    assert used(both) == [0, SIZE]
+
+
+def test_what_a_pod_exports_counts_once_on_whichever_card(both):
+    allocate(both, 10, SIZE, SECOND)
+    export(both, 10, SECOND)
+    both.rm.answers[INFO] = lambda params: struct.pack_into("<I", params, 4, 1)
+
+    assert take_in(both, 11) == abi.NV_OK  # below the first
+    assert used(both) == [0, SIZE]
+
+
+@pytest.mark.parametrize(("handle", "device", "answer"), [(10, SECOND, 0), (10, FIRST, 0x1A), (12, SECOND, 0x1A)])
+def test_no_export_tells_of_another_card(both, handle, device, answer):
+    """RM tells importers of the card of the device that the call names, or of what the handle lies below."""
+    allocate(both, 10, SIZE, SECOND)
+    both.call(abi.NV_ESC_RM_DUP_OBJECT, dup(12, 10, FIRST))
+
+    assert export(both, handle, device) == answer
