@@ -138,6 +138,7 @@ static int do_grant_get(void *owner, void *arg)
 	struct qgpu_grant *grant = arg;
 	struct qgpu_share *share;
 	struct qgpu_pod *pod;
+	bool granted;
 	u64 limit;
 
 	if (!gpu_at(grant->gpu) || grant->flags)
@@ -151,8 +152,9 @@ static int do_grant_get(void *owner, void *arg)
 	grant->cores = share->cores;
 	grant->latency_target_ns = share->latency_target_ns;
 	grant->memory = limit == U64_MAX ? 0 : limit;
+	granted = share->granted;
 	qgpu_pod_put(pod);
-	return share->granted ? 0 : -ENOENT;
+	return granted ? 0 : -ENOENT;
 }
 
 static int do_usage(void *owner, void *arg)

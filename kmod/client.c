@@ -158,7 +158,10 @@ struct qgpu_client *qgpu_client_lock_to_map(u32 handle, struct qgpu_pod *pod)
 	return ret ? ERR_PTR(ret) : qgpu_client_lock(handle, pod);
 }
 
-/* In order of handles: another call may need the same two. */
+/*
+ * In order of handles: another call may need the same two. Whoever has the lock of a client that ends must not wait:
+ * qgpu_clients_open() says why.
+ */
 int qgpu_client_lock_also(struct qgpu_client *client, struct qgpu_client *other)
 {
 	bool before = other->handle < client->handle;
@@ -171,7 +174,7 @@ int qgpu_client_lock_also(struct qgpu_client *client, struct qgpu_client *other)
 		mutex_unlock(&client->lock);
 	if (ret || !before)
 		return ret;
-	ret = mutex_lock_killable_nested(&client->lock, SINGLE_DEPTH_NESTING);
+	ret = other->dead ? -ESTALE : mutex_lock_killable_nested(&client->lock, SINGLE_DEPTH_NESTING);
 	if (ret)
 		mutex_unlock(&other->lock);
 	return ret;
@@ -334,27 +337,32 @@ static struct qgpu_client *take_first(struct list_head *from, struct list_head *
 
 /*
  * A call that names a client may wait for user memory with the client's lock. So no gate is opened before all are dead,
- * and no such call has a lock of theirs.
+ * and no such call has a lock of theirs. All open together: else the first would be open while the others move.
  */
-bool qgpu_clients_open(struct list_head *file_clients)
+bool qgpu_clients_open(struct list_head *file_clients, bool *shared)
 {
 	struct qgpu_client *client;
-	bool shared = false;
+	bool held = false;
 	LIST_HEAD(dead);
 	LIST_HEAD(opened);
+	u32 gpus = 0;
 
 	while ((client = take_first(file_clients, &dead))) {
 		WRITE_ONCE(client->dead, true);
 		qgpu_client_unlock(client);
 	}
 	while ((client = take_first(&dead, &opened))) {
-		shared |= qgpu_objects_hold(client, client->handle) && qgpu_objects_share(client);
+		if (qgpu_objects_hold(client, client->handle, &gpus)) {
+			held = true;
+			*shared |= qgpu_objects_share(client);
+		}
 		qgpu_client_unlock(client);
 	}
 	spin_lock(&files_lock);
 	list_splice(&opened, file_clients);
 	spin_unlock(&files_lock);
-	return shared;
+	qgpu_tsgs_wait(gpus);
+	return held;
 }
 
 bool qgpu_clients_remove(struct list_head *file_clients)

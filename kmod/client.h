@@ -18,7 +18,7 @@ struct qgpu_client *qgpu_client_lock_to_make(u32 handle, struct qgpu_pod *pod, u
 struct qgpu_client *qgpu_client_lock_to_map(u32 handle, struct qgpu_pod *pod);
 /*
  * Lock another client of the pod, which the caller has a reference on, besides a locked one. Either may be dead then.
- * -EINTR: a fatal signal came first, and none is locked.
+ * After an error none is locked. -EINTR: a fatal signal came first; -ESTALE: the other one is dead.
  */
 int qgpu_client_lock_also(struct qgpu_client *client, struct qgpu_client *other);
 void qgpu_client_unlock(struct qgpu_client *client);
@@ -46,10 +46,11 @@ void qgpu_client_made(struct qgpu_pod *pod);
  */
 int qgpu_client_add(struct qgpu_client *client, struct list_head *file_clients, u32 handle, bool sure);
 /*
- * For a file that is being released: the first opens all gates of its clients for good, the second forgets the clients.
- * True: among them are gates of TSGs on which other clients have handles.
+ * For a file that is being released: the first opens all gates of its clients for good, and says whether the plan may
+ * close one meanwhile; the second forgets the clients. shared, or the second's answer: among them are gates of TSGs on
+ * which other clients have handles.
  */
-bool qgpu_clients_open(struct list_head *file_clients);
+bool qgpu_clients_open(struct list_head *file_clients, bool *shared);
 bool qgpu_clients_remove(struct list_head *file_clients);
 /* The caller holds the lock and has removed the objects: forget the client itself. */
 void qgpu_client_unlink(struct qgpu_client *client);

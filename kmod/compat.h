@@ -13,6 +13,7 @@
 #include <linux/mm.h>
 #include <linux/module.h>
 #include <linux/ptrace.h>
+#include <linux/sched.h>
 #include <linux/version.h>
 #include <linux/wait.h>
 
@@ -90,6 +91,16 @@ static inline const char *qgpu_kernel_unfit(void)
 	freezer_count(); \
 } while (0)
 #endif
+
+/* How long the current task has waited for a CPU in all; 0 where the kernel does not count that. */
+static inline u64 qgpu_starved_ns(void)
+{
+#ifdef CONFIG_SCHED_INFO
+	return current->sched_info.run_delay;
+#else
+	return 0;
+#endif
+}
 
 /*
  * The function that a probe by ftrace is on. Since 5.18 (aebfd12521d9) the probe stands behind an instruction that marks

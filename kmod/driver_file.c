@@ -12,6 +12,7 @@
 #include <linux/slab.h>
 
 #include "client.h"
+#include "compat.h"
 #include "driver_file.h"
 #include "events.h"
 #include "gate_penalty.h"
@@ -127,7 +128,8 @@ struct qgpu_file *qgpu_file_of(struct file *filp)
 void qgpu_file_close(struct qgpu_file *file)
 {
 	file->gated_ns = qgpu_gated_ns(file->pod);
-	file->shared = qgpu_clients_open(&file->clients);
+	file->starved_ns = qgpu_starved_ns();
+	file->held = qgpu_clients_open(&file->clients, &file->shared);
 	rhashtable_remove_fast(&files, &file->node, file_params);
 }
 
@@ -152,8 +154,8 @@ static void forget_os_events(struct qgpu_file *file)
 void qgpu_file_closed(struct qgpu_file *file)
 {
 	file->shared |= qgpu_clients_remove(&file->clients);
-	if (file->shared)
-		qgpu_gate_penalty_exit(file->pod, file->gated_ns);
+	if (file->held || file->shared)
+		qgpu_gate_penalty_exit(file->pod, file->gated_ns, file->shared, qgpu_starved_ns() - file->starved_ns);
 	qgpu_mem_file_closed(file->pod);
 	forget_os_events(file);
 	file_free(file);

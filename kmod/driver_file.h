@@ -14,9 +14,11 @@ struct qgpu_file {
 	struct file *filp;
 	struct qgpu_pod *pod;		/* a reference */
 	struct list_head clients;	/* client.c */
-	bool shared;			/* its release keeps gates open that other processes use too */
+	bool held;			/* its release keeps gates open */
+	bool shared;			/* ... that other processes use too */
 	bool made_os_events;		/* they may be gone by now */
 	u64 gated_ns;			/* how long the pod's gates had been due closed when its release began; before: all ones */
+	u64 starved_ns;			/* ... and its task had waited for a CPU */
 	struct rcu_head rcu;
 };
 

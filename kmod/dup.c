@@ -206,12 +206,17 @@ static bool may_take(const struct qgpu_call *call, const struct qgpu_client *cli
 	return qgpu_toctou_sealed() && (source ? !source->dead : !client && !qgpu_client_pod(call->in.dup.client_src));
 }
 
+static long refuse(struct qgpu_call *call)
+{
+	return qgpu_refuse_alloc(call, offsetof(struct nvos55, status), NV_ERR_INSUFFICIENT_PERMISSIONS);
+}
+
 static long dup_to(struct qgpu_call *call, struct qgpu_arrival *arrival, struct qgpu_client *client)
 {
 	long ret;
 
 	if ((client && client->dead) || !may_take(call, client, arrival->source))
-		return qgpu_refuse_alloc(call, offsetof(struct nvos55, status), NV_ERR_INSUFFICIENT_PERMISSIONS);
+		return refuse(call);
 	if (!client)
 		return qgpu_call_forward(call);
 	arrival->client = client;
@@ -233,7 +238,9 @@ static long dup_from(struct qgpu_call *call, struct qgpu_arrival *arrival, struc
 {
 	long ret = qgpu_client_lock_also(client, arrival->source);
 
-	if (!ret) {
+	if (ret == -ESTALE) {
+		ret = refuse(call);
+	} else if (!ret) {
 		ret = dup_to(call, arrival, client);
 		mutex_unlock(&arrival->source->lock);
 		mutex_unlock(&client->lock);

@@ -8,6 +8,7 @@
 #include "free.h"
 #include "gate_penalty.h"
 #include "rm.h"
+#include "tsg.h"
 #include "untracked_object.h"
 
 /* Without a seal the pod may have forged the answer. Then RM is asked again, and may have reused the handle already. */
@@ -36,6 +37,15 @@ static bool is_made_by_rm(const struct qgpu_call *call, struct qgpu_client *clie
 	       (qgpu_is_registered(class) || class == KERNEL_GRAPHICS_CONTEXT);
 }
 
+static bool open_gates(struct qgpu_client *client, u32 handle)
+{
+	u32 gpus = 0;
+	bool held = qgpu_objects_hold(client, handle, &gpus);
+
+	qgpu_tsgs_wait(gpus);
+	return held;
+}
+
 /*
  * The gates of objects that go away are opened first. Otherwise RM would wait for channels that cannot run. A client's
  * entry gives up its handle before the call, because RM may reuse the handle at once.
@@ -53,7 +63,7 @@ static long free_open(struct qgpu_call *call, struct qgpu_client *client, const 
 	call->owes = ret == -EAGAIN;
 	if (ret)
 		return ret;
-	held = qgpu_objects_hold(client, freeing->handle);
+	held = open_gates(client, freeing->handle);
 	if (root)
 		WRITE_ONCE(client->dead, true);
 	ret = qgpu_call_forward_open(call);
@@ -102,7 +112,7 @@ static long free_writer(struct qgpu_call *call, struct qgpu_client *client, u32 
 	call->owes = !ret || ret == -EAGAIN;
 	if (ret)
 		return ret;
-	held = qgpu_objects_hold(client, handle);
+	held = open_gates(client, handle);
 	qgpu_rm_free(client->handle, parent, handle);
 	if (qgpu_rm_gone(client->handle, handle))
 		qgpu_objects_remove(client, handle);

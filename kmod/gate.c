@@ -301,7 +301,7 @@ static void step(struct qgpu_gpu *gpu, enum action action)
 {
 	struct batch batch = { .action = action };
 	bool was_silent = gpu->silent;
-	u64 began_ns;
+	u64 began_ns, ns;
 	u32 status, i;
 
 	collect(gpu, &batch);
@@ -312,10 +312,11 @@ static void step(struct qgpu_gpu *gpu, enum action action)
 	trace_qgpu_gate(qgpu_gpu_index(gpu), batch.pods ? 0 : gpu->gated[0].tsg->pod->id, batch.num, action == CLOSE);
 	began_ns = ktime_get_ns();
 	status = send_gate(gpu, gpu->gated[0].tsg);
-	if (action == CLOSE) {
-		gpu->closing_ns += ktime_get_ns() - began_ns;
-		note_time(gpu, &batch, ktime_get_ns() - began_ns, status);
-	}
+	ns = ktime_get_ns() - began_ns;
+	if (action != OPEN)
+		gpu->closing_ns += ns;
+	if (action == CLOSE)
+		note_time(gpu, &batch, ns, status);
 	if (status == NV_OK)
 		note_moved(gpu, &batch);
 	else if (!is_general(gpu, gpu->gated[0].tsg, status, was_silent))

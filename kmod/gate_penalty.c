@@ -5,8 +5,9 @@
  * and neither do many threads or processes. Only the next call waits; a process that exits does not. If its end keeps
  * the gate of other processes open, because they have handles on the same TSG, the pod's next call waits for that too.
  *
- * A pod cannot prolong a call of its own, so for one it owes CALL_MAX_NS at most. It can prolong the end of a process,
- * by the number of its objects, and let many end at once: that is bounded by what a pod may have in the object table.
+ * A call or an end that RM prolongs costs no more than its maximum. But a pod can prolong both, by the number of its
+ * objects and by threads of SCHED_IDLE beside busy ones. So whatever the maximum, either costs LEAST_TIMES its length.
+ * The end of a process whose gates nobody shares costs only as if it were as long as the process waited for a CPU.
  */
 #include <linux/ktime.h>
 #include <linux/sched.h>
@@ -17,25 +18,28 @@
 #include "pod.h"
 
 #define TIMES		20
+#define LEAST_TIMES	5
 #define CALL_MAX_NS	NSEC_PER_SEC
-#define MAX_NS		(60 * NSEC_PER_SEC)
+#define EXIT_MAX_NS	(60 * NSEC_PER_SEC)
 
-static void owe(struct qgpu_pod *pod, u64 ns)
+static void owe(struct qgpu_pod *pod, u64 open_ns, u64 max_ns)
 {
-	u64 now_ns = ktime_get_ns();
+	u64 now_ns = ktime_get_ns(), from_ns = max(pod->penalty_until_ns, now_ns);
 
 	lockdep_assert_held(&pod->owed_lock);
-	pod->penalty_until_ns = min(max(pod->penalty_until_ns, now_ns) + ns, now_ns + MAX_NS);
+	pod->penalty_until_ns = max(min(from_ns + open_ns * TIMES, now_ns + max_ns), from_ns + open_ns * LEAST_TIMES);
 }
 
-void qgpu_gate_penalty_exit(struct qgpu_pod *pod, u64 gated_ns)
+void qgpu_gate_penalty_exit(struct qgpu_pod *pod, u64 gated_ns, bool shared, u64 starved_ns)
 {
 	u64 now_ns = qgpu_gated_ns(pod), since_ns;
 
+	if (!shared)
+		gated_ns = max(gated_ns, now_ns - min(now_ns, starved_ns));
 	spin_lock(&pod->owed_lock);
 	since_ns = max(gated_ns, pod->billed_ns);	/* processes that end at the same time cost no more than one */
 	if (now_ns > since_ns) {
-		owe(pod, (now_ns - since_ns) * TIMES);
+		owe(pod, now_ns - since_ns, shared ? EXIT_MAX_NS : 0);
 		pod->billed_ns = now_ns;
 	}
 	spin_unlock(&pod->owed_lock);
@@ -97,7 +101,7 @@ void qgpu_gate_penalty_end(struct qgpu_pod *pod, enum qgpu_gates gates)
 		open_ns = ktime_get_ns() - pod->open_since_ns;
 	spin_lock(&pod->owed_lock);
 	if (open_ns)
-		owe(pod, min_t(u64, open_ns * TIMES, CALL_MAX_NS));
+		owe(pod, open_ns, CALL_MAX_NS);
 	spin_unlock(&pod->owed_lock);
 	mutex_unlock(&pod->penalty_lock);
 }

@@ -23,8 +23,9 @@ enum qgpu_gates {
 void qgpu_gate_penalty_end(struct qgpu_pod *pod, enum qgpu_gates gates);
 /*
  * An exit held gates open, from when the pod's gates had been due closed for gated_ns in all until now. No call of the
- * pod waited for that, so the next one does.
+ * pod waited for that, so the next one does: if other processes use these gates, for all of it, else for the time in
+ * which the exit waited for a CPU.
  */
-void qgpu_gate_penalty_exit(struct qgpu_pod *pod, u64 gated_ns);
+void qgpu_gate_penalty_exit(struct qgpu_pod *pod, u64 gated_ns, bool shared, u64 starved_ns);
 
 #endif

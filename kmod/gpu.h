@@ -61,7 +61,7 @@ struct qgpu_gpu {
 	/* the thread's own: it alone sends controls */
 	struct nv2080_disable_channels gate;
 	struct qgpu_gated gated[NV_DISABLE_CHANNELS_MAX];
-	u64 closing_ns;		/* spent on closing since everything was last as it should be */
+	u64 closing_ns;		/* spent on closing, or to put back before, since everything was last as it should be */
 	bool opened_first;	/* one control has opened gates before those that are due to close */
 	u32 refused_mixed;	/* batches of several clients that RM refused in a row, without one channel to blame */
 	bool fifo;		/* the thread's scheduling class */

@@ -28,11 +28,9 @@
 #define NV_ESC_RM_MAP_MEMORY		0x4e
 #define NV_ESC_RM_UNMAP_MEMORY		0x4f
 #define NV_ESC_RM_MAP_MEMORY_DMA	0x57
-#define NV_ESC_CARD_INFO		200
 #define NV_ESC_REGISTER_FD		201
 #define NV_ESC_ALLOC_OS_EVENT		206
 #define NV_ESC_FREE_OS_EVENT		207
-#define NV_ESC_CHECK_VERSION_STR	210
 #define NV_ESC_IOCTL_XFER_CMD		211
 #define NV_IOCTL_XFER_MAX_SIZE		16384
 
@@ -85,9 +83,6 @@
 #define FERMI_VASPACE_A			0x90f1
 #define KEPLER_CHANNEL_GROUP_A		0xa06c
 /* Every GPFIFO class ends in 6f, up to ca6f (Blackwell B); 906f (Fermi) still makes channels on every card. */
-#define NV_VASPACE_PARAMS_INDEX_AT	0
-#define NV_VASPACE_NEW			0
-#define NV_VASPACE_OF_DEVICE		3
 #define NV_IS_GPFIFO(class)		(((class) & 0xff) == 0x6f && (class) >= 0x506f && (class) <= 0xffff)
 
 #define NV2080_ENGINE_TYPE_GR0		1
@@ -171,6 +166,12 @@ struct nvos32 {			/* RM_VID_HEAP_CONTROL; the union after free differs by functi
 #define NVOS32_FUNCTION_ALLOC_SIZE		2
 #define NVOS32_FUNCTION_FREE			3
 #define NVOS32_FUNCTION_INFO			5
+/* Members of the union, by offset in the struct; to free, only the object's handle. */
+#define NVOS32_OBJECT_AT			44
+#define NVOS32_FLAGS_AT				52
+#define NVOS32_ATTR_AT				56
+#define NVOS32_SIZE_AT				88
+#define NVOS32_ATTR2_AT				144
 #define NVOS32_ALLOC_FLAGS_FIXED_ADDRESS_ALLOCATE 0x00000010
 #define NVOS32_ALLOC_FLAGS_LAZY			0x00000400
 #define NVOS32_ALLOC_FLAGS_VIRTUAL		0x00080000
@@ -222,6 +223,9 @@ static_assert(sizeof(struct nvos32) == 184);
 /* Of a copy object, as NVB0B5_ALLOCATION_PARAMETERS: whether the engine is a type or a number, and the engine. */
 #define NV_COPIES_PARAMS_BY_TYPE_AT	0
 #define NV_COPIES_PARAMS_ENGINE_AT	4
+#define NV_VASPACE_PARAMS_INDEX_AT	0
+#define NV_VASPACE_NEW			0
+#define NV_VASPACE_OF_DEVICE		3
 #define NV_MEMORY_PARAMS_FLAGS_AT	8
 #define NV_MEMORY_PARAMS_ATTR2_AT	28
 #define NV_MEMORY_PARAMS_SIZE_AT	64

@@ -269,12 +269,11 @@ bool qgpu_objects_share(struct qgpu_client *client)
 }
 
 /* Freeing one channel opens its TSG's gate: RM preempts by TSG, and waits for all of it. */
-bool qgpu_objects_hold(struct qgpu_client *client, u32 handle)
+bool qgpu_objects_hold(struct qgpu_client *client, u32 handle, u32 *gpus)
 {
 	struct qgpu_object *object;
 	unsigned long index;
 	bool held = false;
-	u32 gpus = 0;
 
 	lockdep_assert_held(&client->lock);
 	for_each_object(client, index, object) {
@@ -283,9 +282,8 @@ bool qgpu_objects_hold(struct qgpu_client *client, u32 handle)
 		if (NV_IS_GPFIFO(object->class) && !qgpu_tsg_hidden(object->tsg) && object->handle != handle)
 			continue;	/* freed with its TSG */
 		object->held = true;
-		held |= qgpu_tsg_hold(object->tsg, 1, &gpus);
+		held |= qgpu_tsg_hold(object->tsg, 1, gpus);
 	}
-	qgpu_tsgs_wait(gpus);
 	return held;
 }
 

@@ -30,9 +30,9 @@ struct qgpu_object *qgpu_written_for(struct qgpu_client *client, u32 handle);
 bool qgpu_objects_share(struct qgpu_client *client);
 /*
  * Keep the gates of everything below an object, and of everything that depends on it, open while the driver frees it.
- * True: the plan may close such a gate meanwhile.
+ * True: the plan may close such a gate meanwhile. As for qgpu_tsg_hold(), nothing has moved when this returns.
  */
-bool qgpu_objects_hold(struct qgpu_client *client, u32 handle);
+bool qgpu_objects_hold(struct qgpu_client *client, u32 handle, u32 *gpus);
 void qgpu_objects_unhold(struct qgpu_client *client);
 void qgpu_objects_remove(struct qgpu_client *client, u32 handle);
 /* Ask RM which channels and TSGs are left, and forget the others. */

@@ -206,7 +206,7 @@ out:
 	return ret;
 }
 
-/* Offsets in the union of NVOS32, by function: nvos.h. */
+/* A member of the union of NVOS32, by its offset in the struct. */
 #define HEAP_U32(heap, at) (*(u32 *)((heap)->data + (at) - offsetof(struct nvos32, data)))
 #define HEAP_U64(heap, at) (*(u64 *)((heap)->data + (at) - offsetof(struct nvos32, data)))
 
@@ -221,19 +221,19 @@ static bool may_be_vram(u32 flags, u32 attr)
 static long heap_alloc(struct qgpu_call *call)
 {
 	struct nvos32 *heap = &call->in.heap;
-	u32 flags = HEAP_U32(heap, 52);
-	bool vram = may_be_vram(flags, HEAP_U32(heap, 56));
+	u32 flags = HEAP_U32(heap, NVOS32_FLAGS_AT);
+	bool vram = may_be_vram(flags, HEAP_U32(heap, NVOS32_ATTR_AT));
 
 	if ((flags & NVOS32_ALLOC_FLAGS_VIRTUAL ? qgpu_takes_tables(flags) :
-						  vram && qgpu_chooses_place(flags, HEAP_U32(heap, 144))) &&
+						  vram && qgpu_chooses_place(flags, HEAP_U32(heap, NVOS32_ATTR2_AT))) &&
 	    qgpu_pod_limited(call->pod))
 		return qgpu_refuse_alloc(call, offsetof(struct nvos32, status), NV_ERR_NOT_SUPPORTED);
 	return qgpu_vram_alloc(call, &(struct qgpu_vram){
 		.video = vram,
 		.root = heap->root,
 		.parent = heap->parent ?: heap->root,
-		.size = HEAP_U64(heap, 88),
-		.handle_at = 44,
+		.size = HEAP_U64(heap, NVOS32_SIZE_AT),
+		.handle_at = NVOS32_OBJECT_AT,
 		.status_at = offsetof(struct nvos32, status),
 	});
 }
@@ -243,7 +243,7 @@ static long heap_free(struct qgpu_call *call)
 {
 	return qgpu_free(call, &(struct qgpu_freeing){
 		.root = call->in.heap.root,
-		.handle = HEAP_U32(&call->in.heap, 44),
+		.handle = HEAP_U32(&call->in.heap, NVOS32_OBJECT_AT),
 		.status_at = offsetof(struct nvos32, status),
 	});
 }

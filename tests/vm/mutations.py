@@ -86,6 +86,30 @@ MUTATIONS = (
         "neighbours_open",
     ),
     _m(
+        "gate_penalty.c",
+        "from_ns + open_ns * LEAST_TIMES",
+        "from_ns",
+        "a pod prolongs a call, and pays for a moment",
+        "gate_penalty",
+        "pod_prolongs",
+    ),
+    _m(
+        "driver_file.c",
+        "if (file->held || file->shared)",
+        "if (file->shared)",
+        "a pod prolongs the end of a process, whose kernels run on",
+        "gate_penalty",
+        "starves",
+    ),
+    _m(
+        "gate.c",
+        "\tif (action != OPEN)\n",
+        "\tif (action == CLOSE)\n",
+        "neighbours wait for all that a pod has restarted to be put back",
+        "edge",
+        "many_restarted",
+    ),
+    _m(
         "gate.c",
         "#define ABSENT_TIMES\t3",
         "#define ABSENT_TIMES\t1",
@@ -519,7 +543,7 @@ MUTATIONS = (
     ),
     _m(
         "driver_file.c",
-        "\tif (file->shared)\n",
+        "\tif (file->held || file->shared)\n",
         "\tif (false)\n",
         "processes that end with a handle each keep their group's gate open",
         "groups",
@@ -980,11 +1004,27 @@ MUTATIONS = (
     _m(
         "client.c",
         "\t\tWRITE_ONCE(client->dead, true);\n\t\tqgpu_client_unlock(client);\n\t}\n\twhile ",
-        "\t\tWRITE_ONCE(client->dead, true);\n\t\tqgpu_objects_hold(client, client->handle);\n"
+        "\t\tWRITE_ONCE(client->dead, true);\n\t\tqgpu_objects_hold(client, client->handle, &gpus);\n"
         "\t\tqgpu_client_unlock(client);\n\t}\n\twhile ",
         "a pod keeps a gate open while a file waits to close",
         "groups",
         "waits_to_close",
+    ),
+    _m(
+        "client.c",
+        "other->dead ? -ESTALE : ",
+        "",
+        "a pod keeps a gate open by a duplicate from a client that ends",
+        "groups",
+        "duplicate_keeps",
+    ),
+    _m(
+        "client.c",
+        "\t\t}\n\t\tqgpu_client_unlock(client);\n",
+        "\t\t}\n\t\tqgpu_client_unlock(client);\n\t\tqgpu_tsgs_wait(gpus);\n",
+        "a file's first gate is open while the others move",
+        "edge",
+        "opens_all_its_gates",
     ),
     _m(
         "uvm_mem.c",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import os
 import threading
 import time
 from pathlib import Path
@@ -36,6 +38,11 @@ def gate_calls():
 
 def off(of):
     return sum(tsg["off"] for tsg in qg.sim_tsgs() if tsg["client"] in of)
+
+
+def open_other(qgpu, many, other):
+    """An edge at which gates close first: beside an online pod."""
+    qgpu.plan((many.id, 1000, []), (other.id, 1000), online={other.id})
 
 
 def test_edge_of_many_clients_costs_a_control_for_64_channels(qgpu, many, parameter, figure):
@@ -74,7 +81,7 @@ def test_neighbours_open_before_a_long_closing_is_done(qgpu, many, pod, paramete
     ours = {tsg.client for tsg in qgpu.tsgs(many.id)}
     qgpu.plan((many.id, 1000), (other.id, 1000, []))
     parameter("gate_us", 5000)
-    edge = threading.Thread(target=qgpu.plan, args=((many.id, 1000, []), (other.id, 1000)))
+    edge = threading.Thread(target=open_other, args=(qgpu, many, other))
     edge.start()
     seen = set()
     while edge.is_alive():
@@ -83,6 +90,59 @@ def test_neighbours_open_before_a_long_closing_is_done(qgpu, many, pod, paramete
 
     assert (True, False) in seen
     assert (off(theirs), off(ours)) == (0, CLIENTS)
+
+
+def channels(state, number):
+    """Channels of one client, in TSGs as large as RM lets them be."""
+    p = state["p"] = nv.Program()
+    state["tsgs"] = [p.compute(128)[0] for _ in range(number // 128)]
+
+
+def restart(state):
+    """RM puts back one TSG's channels, and the module all of the client's before it closes them again."""
+    state["p"].control(state["tsgs"][0], 0xA06C0101, bytes(2))
+
+
+def test_neighbours_open_before_many_restarted_channels_close(qgpu, pod, parameter):
+    many, other = pod("many"), pod("other")
+    many.process().run(channels, 384)
+    other.process().run(clients, 1)
+    theirs = {tsg.client for tsg in qgpu.tsgs(other.id)}
+    qgpu.plan((many.id, 1000, []), (other.id, 1000, []))
+    parameter("gate_us", 20000)
+    parameter("gate_calls", 0)
+    many.processes[0].start(restart)
+    qg.until(gate_calls)
+    edge = threading.Thread(target=open_other, args=(qgpu, many, other))
+    edge.start()
+    qg.until(lambda: off(theirs) == 0)
+    calls = gate_calls()
+    edge.join()
+    many.processes[0].result()
+
+    assert calls < 384 // 64
+
+
+def clients_of_one_file(state, number):
+    state["p"] = nv.Program()
+    for _ in range(number):
+        p = copy.copy(state["p"])
+        p.client = p.alloc(0, nv.ROOT, handle=0)
+        p.device = p.alloc(p.client, nv.DEVICE, bytes(56))
+        p.subdevice = p.alloc(p.device, nv.SUBDEVICE, bytes(4))
+        p.compute()
+
+
+def test_a_file_that_ends_opens_all_its_gates_at_once(qgpu, pod, parameter):
+    """Else the first would stay open for as long as it takes to open the others."""
+    many = pod("many")
+    many.process().run(clients_of_one_file, CLIENTS)
+    qgpu.plan((many.id, 1000, []))
+    parameter("gate_calls", 0)
+    many.processes[0].run(lambda state: os.close(state["p"].ctl))
+
+    assert qg.sim_tsgs() == []
+    assert gate_calls() <= CLIENTS // 10
 
 
 def test_one_bad_channel_costs_its_neighbours_one_control_each(qgpu, pod, parameter):

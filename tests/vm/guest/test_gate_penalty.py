@@ -14,7 +14,7 @@ from faults import ENFORCE
 from programs import MIB, program
 from test_groups import NO_RESOURCES, card, free_tsg, join, server
 
-TIMES, FURTHER_MAX = 20, 1024
+TIMES, LEAST_TIMES, FURTHER_MAX = 20, 5, 1024
 #: How long the driver takes for each end of a process, in seconds.
 END = 0.2
 
@@ -117,6 +117,75 @@ def test_calls_of_a_client_go_on_while_a_free_of_it_waits(group, qgpu, slow_end)
 
     assert not first.run(take)
     first.kill()
+
+
+def test_a_call_that_a_pod_prolongs_is_paid_for_as_long(web, qgpu, late):
+    """By SCHED_IDLE beside busy threads a call takes as long as its pod likes."""
+
+    def space(state):
+        return state["p"].alloc(state["p"].device, nv.VASPACE)
+
+    def timed(state, space):
+        started = time.monotonic()
+        state["p"].free(space)
+        return time.monotonic() - started
+
+    (process,) = web.processes
+    process.run(lambda state: state["p"].compute())
+    spaces = [process.run(space) for _ in range(2)]
+    qgpu.plan((web.id, 5000, []))
+    late(int(1e6))
+    length = process.run(timed, spaces[0])
+    late(0)
+
+    assert process.run(timed, spaces[1]) > LEAST_TIMES * length - 1
+
+
+@pytest.fixture
+def aside():
+    """This process leaves the first CPU to others."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, before - {0} or before)
+    yield
+    os.sched_setaffinity(0, before)
+
+
+def hog(state):
+    os.sched_setaffinity(0, {0})
+    while True:
+        pass
+
+
+def close_slowly(state):
+    """In a thread that hardly runs."""
+
+    def close():
+        os.sched_setaffinity(0, {0})
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        os.close(state["p"].ctl)
+
+    threading.Thread(target=close).start()
+
+
+def test_an_end_that_a_pod_starves_of_its_cpu_is_paid(qgpu, pod, aside):
+    """Its gate is open until RM has freed its channels, so its kernels run out of turn."""
+    made = pod("web")
+    ending, paying, *hogs = (made.process() for _ in range(6))
+    for process in (ending, paying):
+        process.run(server)
+    qgpu.plan((made.id, 5000, []))
+    for process in hogs:
+        process.start(hog)
+    ending.run(close_slowly)
+    open_s, then = 0.0, time.monotonic()
+    while len(seen := card()) == 2:
+        now = time.monotonic()
+        open_s += (0, 5000) in seen and now - then
+        then = now
+    for process in hogs:
+        process.kill()
+
+    assert paying.run(timed_free) > LEAST_TIMES * open_s / 2 - 0.2
 
 
 def test_off_and_on_again_leaves_nothing_owed(group, qgpu):

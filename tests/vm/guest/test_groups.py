@@ -14,7 +14,7 @@ import nv
 import pytest
 import qg
 from faults import ENFORCE
-from programs import MIB, ROOM, program
+from programs import MIB, ROOM, program, status_of
 
 GROUPS, SHARED = qg.N["QGPU_INFO_GROUPS"], qg.N["QGPU_TSG_SHARED"]
 NOT_SUPPORTED, INVALID_STATE, NO_RESOURCES = 0x56, 0x40, 0x1A
@@ -266,6 +266,52 @@ def test_a_file_that_waits_to_close_leaves_the_gate_closed(qgpu, pod, linger):
         each.result()
 
     assert (meanwhile, card()) == ([(1, 5000)], [(1, 5000)])
+
+
+def clients_of_one_file(state):
+    """Three clients, of which the youngest has a kernel on the card; their handles."""
+    p = state["p"] = nv.Program()
+    handles = [p.client]
+    for _ in range(2):
+        p.client = p.alloc(0, nv.ROOT, handle=0)
+        handles.append(p.client)
+    p.device = p.alloc(p.client, nv.DEVICE, bytes(56))
+    p.subdevice = p.alloc(p.device, nv.SUBDEVICE, bytes(4))
+    _, (channel,) = p.compute()
+    p.submit(channel, 100)
+    return handles
+
+
+def test_a_duplicate_keeps_no_client_of_a_file_that_closes(qgpu, pod, linger):
+    """Else gates of the file's other clients would be open for as long as another call of the pod likes."""
+    made = pod("web")
+    member, taker, *holders = (made.process() for _ in range(5))
+    elder, source, _ = member.run(clients_of_one_file)
+    for process in (taker, *holders):
+        process.run(program)
+    own = taker.run(lambda state: state["p"].client)
+    assert own > source
+    qgpu.plan((made.id, 5000, []))
+    linger(2000000)
+    holders[0].start(free_in, elder)
+    threading.Event().wait(0.1)
+    linger(1000000)
+    holders[1].start(free_in, source)
+    threading.Event().wait(0.1)
+    linger(0)
+    member.start(lambda state: os.close(state["p"].ctl))
+    threading.Event().wait(0.1)
+    taker.start(status_of, "dup", source, 0x5C00BEEF)
+    threading.Event().wait(0.1)
+    linger(4000000)
+    holders[2].start(free_in, own)
+    threading.Event().wait(2.5)
+    meanwhile = card()
+    linger(0)
+    for process in (member, *holders):
+        process.result()
+
+    assert (taker.result(), meanwhile) == (nv.NO_PERMISSION, [])
 
 
 def test_compute_below_a_duplicate_can_be_preempted(pod):
