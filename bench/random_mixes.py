@@ -2,16 +2,18 @@
 
     python bench/random_mixes.py --mixes 10000        # some twenty minutes on two cores
     python bench/random_mixes.py --mixes 200 --out /tmp/r
+    python bench/random_mixes.py --mixes 500 --short-steps     # into sim-short-steps
 
 A mix is two to four pods: floods, batches of 0.5 to 30 ms with a wait after each, timers, frameworks that launch kernel
-by kernel. Quotas come in steps of 5 %; some pods have none. A pod's floor is the lesser of its quota and
-what it does alone, in work per second without context switches. The same mix with the driver's own timeslices is plain
-sharing.
+by kernel. With ``--short-steps`` the first pod of each mix waits for its own work every 0.03 to 0.6 ms. Quotas come in
+steps of 5 %; some pods have none. A pod's floor is the lesser of its quota and what it does alone, in work per second
+without context switches. The same mix with the driver's own timeslices is plain sharing.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import random
 import statistics
@@ -19,6 +21,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,6 +52,9 @@ class Mix(NamedTuple):
     #: How far the worst pod is below its floor, as a part of the card.
     missed: float
     missed_plain: float
+    #: The part of its floor that the worst pod has.
+    kept: float
+    kept_plain: float
     #: The part of the time in which the card idles although pods could use it, under both. Pods that rest at the same
     #: moment count, too.
     idle: float
@@ -73,20 +79,27 @@ def workload(chance: random.Random, cores: int | None) -> Workload:
     return eager(chance.uniform(1500, 15_000), chance.uniform(0.1, 0.95), chance.choice([5, 10, 20]))
 
 
-def draw(seed: int) -> tuple[list[Pod], float]:
-    """Draw a mix: its pods, and by how many milliseconds the host is late."""
+def short_steps(chance: random.Random) -> Workload:
+    """Draw a load that waits for its own work after each step of 0.03 to 0.6 ms."""
+    return batches(math.exp(chance.uniform(math.log(30), math.log(600))), chance.uniform(10, 250))
+
+
+def draw(seed: int, *, short: bool = False) -> tuple[list[Pod], float]:
+    """Draw a mix: its pods, and by how many milliseconds the host is late. With ``short`` the first has short steps."""
     chance = random.Random(seed)  # noqa: S311 (a mix, not a secret)
     cuts = sorted(chance.sample(range(5, 100, 5), chance.choice([2, 2, 2, 3, 3, 4])))
     quotas: list[int | None] = [end - begin for begin, end in zip([0, *cuts], cuts, strict=False)]
     if chance.random() < 0.2:
         quotas[-1] = None
     pods = [Pod(f"pod{n}", quota, workload(chance, quota)) for n, quota in enumerate(quotas)]
+    if short:
+        pods[0] = pods[0]._replace(work=short_steps(chance))
     return pods, chance.choice([0, 2])
 
 
-def measure(seed: int) -> Mix:
+def measure(seed: int, *, short: bool = False) -> Mix:
     """Run one mix under Burst Share and under plain sharing."""
-    pods, late_ms = draw(seed)
+    pods, late_ms = draw(seed, short=short)
     alone = {pod.name: run("plain", [pod._replace(cores=None)], seed)[0][pod.name] for pod in pods}
     ours, idle = run("burst-share", pods, seed, late_ms)
     plain, idle_plain = run("plain", pods, seed)
@@ -95,6 +108,8 @@ def measure(seed: int) -> Mix:
     return Mix(
         missed(floors, ours),
         missed(floors, plain),
+        kept(floors, ours),
+        kept(floors, plain),
         max(0.0, idle - unwanted),
         max(0.0, idle_plain - unwanted),
         sum(ours.values()),
@@ -122,6 +137,11 @@ def missed(floors: Mapping[str, float], work: Mapping[str, float]) -> float:
     return max(least - work[name] for name, least in floors.items())
 
 
+def kept(floors: Mapping[str, float], work: Mapping[str, float]) -> float:
+    """Return the part of its floor that the worst pod has; more than 1 if all are above. Floors of 0 do not count."""
+    return min(work[name] / least for name, least in floors.items() if least)
+
+
 def figures(mixes: Sequence[Mix]) -> list[Figure]:
     """Return the figures of all mixes."""
     number = len(mixes)
@@ -134,6 +154,10 @@ def figures(mixes: Sequence[Mix]) -> list[Figure]:
             note = f"of {number} mixes: some pod is more than {points} points of the card below its floor"
             suffix = "" if points == 1 else f"_{points}_points"
             found.append(median(f"floor_misses{suffix}{tag}", [value], *asked, note=note))
+    for tag, parts in (("", [mix.kept for mix in mixes]), ("_plain", [mix.kept_plain for mix in mixes])):
+        for name, at in (("p10", number // 10), ("median", number // 2)):
+            note = "the part of its floor that the worst pod of a mix has"
+            found.append(median(f"floor_kept_{name}{tag}", [sorted(parts)[at]], note=note))
     for tag, idle in (("", [mix.idle for mix in mixes]), ("_plain", [mix.idle_plain for mix in mixes])):
         most = sorted(idle)[int(0.99 * number)]
         asked = at_most(0.03) if not tag else ("", None)
@@ -152,17 +176,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mixes", type=int, default=10_000)
     parser.add_argument("--out", type=Path, default=_ROOT / "docs" / "results")
+    parser.add_argument("--short-steps", action="store_true", help="the first pod of each mix has short steps")
     options = parser.parse_args()
     began = time.monotonic()
     with ProcessPoolExecutor(os.cpu_count()) as workers:
-        mixes = list(workers.map(measure, range(options.mixes), chunksize=8))
+        mixes = list(workers.map(partial(measure, short=options.short_steps), range(options.mixes), chunksize=8))
     found = figures(mixes)
     for figure in found:
         print(figure.row())
-    command = f"python bench/random_mixes.py --mixes {options.mixes}"
+    name, option = ("sim-short-steps", " --short-steps") if options.short_steps else ("sim-random-mixes", "")
+    command = f"python bench/random_mixes.py --mixes {options.mixes}{option}"
     date = time.strftime("%Y-%m-%d %H:%M:%S %Z")
     about = RunInfo(command, "none", date, "simulated pGPU", "sim", time.monotonic() - began, sources())
-    write(options.out, "sim-random-mixes", about, found, {})
+    write(options.out, name, about, found, {})
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ WHOLE_CARDS = "the whole card's address space"
 #: RM cannot take it off the card in the middle of a kernel.
 NOT_PREEMPTIBLE = "compute that cannot be preempted"
 #: The card would write what a pod may not free, and into memory of others.
-OTHER_MEMORY, BEYOND_MEMORY = "notifier or USERD that is no plain memory", "notifier or USERD beyond its memory"
+OTHER_MEMORY, BEYOND_MEMORY = "notifier, USERD or semaphores in no plain memory", "notifier or USERD beyond its memory"
 _USERD_AT, _USERD_OFFSET_AT = (abi.offsetof("NV_CHANNEL_ALLOC_PARAMS", f) for f in ("hUserdMemory", "userdOffset"))
 _USERD_BYTES = 512
 _WRITABLE = frozenset({abi.NV01_MEMORY_LOCAL_USER, abi.NV01_MEMORY_SYSTEM})

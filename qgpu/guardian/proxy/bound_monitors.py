@@ -82,7 +82,7 @@ class BoundMonitors:
         self._streams[pod] = known if len(known) <= _FEW_STREAMS else set(filter(exists, known))
 
     def unbinds(self, pod: str, client: int, freed: int, *, holds_others: bool) -> bool:
-        """Tell whether the free of an object unbinds monitors: with it goes the profiler, or it ``holds_others``."""
+        """Tell whether the free of an object may unbind monitors: with it goes the profiler, or it ``holds_others``."""
         binding = self._bindings.get(pod)
         if binding is None or binding.client != client:
             return False
@@ -102,6 +102,12 @@ class BoundMonitors:
         """Forget a pod's binding, if it is this client's."""
         if (binding := self._take(pod, lambda each: each.client == client)) is not None:
             self.close(pod, binding.file)
+
+    def freed(self, pod: str, exists: Callable[[Key], bool]) -> None:
+        """Forget a pod's binding, if RM has freed its profiler: it does so with memory only while that has a stream."""
+        binding = self._bindings.get(pod)
+        if binding is not None and not exists((binding.client, binding.profiler)):
+            self.unbound(pod, binding.client)
 
     def retired(self, pod: str) -> None:
         """Forget a pod."""

@@ -62,7 +62,7 @@ class FreeHandler(Handler):
         if gone:
             self.events.discard(client, handle)
         if gone and unbinds:
-            self._shared.monitors.unbound(self._pod, client)
+            self._shared.monitors.freed(self._pod, self._gpu_ops.exists)
         if gone and client == handle and not patched:  # RM has freed it, so the file has no other root client
             self._shared.files.forget_root(pod_call.file)
         if not error:

@@ -1,7 +1,7 @@
 """Bounds the pieces of memory that a pod attaches to multicast objects: RM holds its lock while it detaches them all.
 
-RM keeps them as mappings, so they count with a client's mappings for the card (``dma_mappings.py``). A program attaches
-a few to each object.
+They count with a client's mappings for the card (``dma_mappings.py``), as which RM keeps them from 570 on. Before
+that it duplicates the memory for each, so they stay when the pod frees it. A program attaches a few to each object.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class MulticastPieces(Handler):
         memory, offset, length = _ATTACHED.unpack_from(params)
         known = self._shared.table.allocations.by_handle.get((asked.client, memory))
         card = known.instance if known is not None else NO_INSTANCE
-        self._mappings.add(asked.client, Place(card, asked.target, offset), length, memory, lambda: False)
+        lasts_with = asked.target if self._shared.multicast_keeps else memory
+        self._mappings.add(asked.client, Place(card, asked.target, offset), length, lasts_with, lambda: False)
 
     def detached(self, asked: Control, params: bytes | bytearray) -> None:
         """Record that RM has detached a piece."""

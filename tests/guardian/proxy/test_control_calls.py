@@ -164,6 +164,22 @@ def test_a_profiler_streams_nothing_into_the_shared_page(on_card):
     on_card.shared.monitors.retired("web")
 
 
+@pytest.mark.parametrize("stays", [True, False])
+def test_a_binding_ends_only_with_its_profiler(on_card, stays):
+    """RM frees a profiler with memory into which it streams, but not once the stream has ended."""
+    memory, profiler = 30, 29
+    on_card.rm.objects |= {(7, memory): (abi.NV01_MEMORY_SYSTEM, 3)}
+    if stays:
+        on_card.rm.objects[7, profiler] = 0xB2CC, 3
+    monitors = on_card.shared.monitors
+    monitors.streams("web", [(7, memory)], on_card.rm.exists)
+    monitors.bound("web", on_card.process.pid, 7, profiler, on_card.listener)
+    on_card.call(abi.NV_ESC_RM_FREE, free(memory))
+
+    assert monitors.unbinds("web", 7, profiler, holds_others=False) is stays
+    monitors.retired("web")
+
+
 def test_a_legacy_control_on_anothers_client_is_refused(on_card):
     mine = on_card.call(abi.NV_ESC_RM_CONTROL, control(0x20808159))
     other = on_card.call(abi.NV_ESC_RM_CONTROL, control(0x20808159, client=8))
