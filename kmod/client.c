@@ -158,25 +158,36 @@ struct qgpu_client *qgpu_client_lock_to_map(u32 handle, struct qgpu_pod *pod)
 	return ret ? ERR_PTR(ret) : qgpu_client_lock(handle, pod);
 }
 
+static int lock_alive(struct qgpu_client *client, unsigned int subclass)
+{
+	int ret = mutex_lock_killable_nested(&client->lock, subclass);
+
+	if (!ret && client->dead) {
+		mutex_unlock(&client->lock);
+		ret = -ESTALE;
+	}
+	return ret;
+}
+
 /*
  * In order of handles: another call may need the same two. Whoever has the lock of a client that ends must not wait:
  * qgpu_clients_open() says why.
  */
 int qgpu_client_lock_also(struct qgpu_client *client, struct qgpu_client *other)
 {
-	bool before = other->handle < client->handle;
+	struct qgpu_client *first = client, *second = other;
 	int ret;
 
-	if (before)
+	if (other->handle < client->handle) {
+		swap(first, second);
 		mutex_unlock(&client->lock);
-	ret = mutex_lock_killable_nested(&other->lock, before ? 0 : SINGLE_DEPTH_NESTING);
-	if (ret && !before)
-		mutex_unlock(&client->lock);
-	if (ret || !before)
-		return ret;
-	ret = other->dead ? -ESTALE : mutex_lock_killable_nested(&client->lock, SINGLE_DEPTH_NESTING);
+		ret = lock_alive(first, 0);
+		if (ret)
+			return ret;
+	}
+	ret = lock_alive(second, SINGLE_DEPTH_NESTING);
 	if (ret)
-		mutex_unlock(&other->lock);
+		mutex_unlock(&first->lock);
 	return ret;
 }
 

@@ -17,8 +17,8 @@ struct qgpu_client *qgpu_client_lock_to_make(u32 handle, struct qgpu_pod *pod, u
 /* The same for a call that maps one object. */
 struct qgpu_client *qgpu_client_lock_to_map(u32 handle, struct qgpu_pod *pod);
 /*
- * Lock another client of the pod, which the caller has a reference on, besides a locked one. Either may be dead then.
- * After an error none is locked. -EINTR: a fatal signal came first; -ESTALE: the other one is dead.
+ * Lock another client of the pod, which the caller has a reference on, besides a locked one. After an error none is
+ * locked. -EINTR: a fatal signal came first; -ESTALE: one of them is dead.
  */
 int qgpu_client_lock_also(struct qgpu_client *client, struct qgpu_client *other);
 void qgpu_client_unlock(struct qgpu_client *client);

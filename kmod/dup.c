@@ -203,7 +203,7 @@ static bool may_take(const struct qgpu_call *call, const struct qgpu_client *cli
 {
 	if (READ_ONCE(call->pod->gone))
 		return true;
-	return qgpu_toctou_sealed() && (source ? !source->dead : !client && !qgpu_client_pod(call->in.dup.client_src));
+	return qgpu_toctou_sealed() && (source || (!client && !qgpu_client_pod(call->in.dup.client_src)));
 }
 
 static long refuse(struct qgpu_call *call)
@@ -215,7 +215,7 @@ static long dup_to(struct qgpu_call *call, struct qgpu_arrival *arrival, struct 
 {
 	long ret;
 
-	if ((client && client->dead) || !may_take(call, client, arrival->source))
+	if (!may_take(call, client, arrival->source))
 		return refuse(call);
 	if (!client)
 		return qgpu_call_forward(call);

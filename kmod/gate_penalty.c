@@ -7,7 +7,8 @@
  *
  * A call or an end that RM prolongs costs no more than its maximum. But a pod can prolong both, by the number of its
  * objects and by threads of SCHED_IDLE beside busy ones. So whatever the maximum, either costs LEAST_TIMES its length.
- * The end of a process whose gates nobody shares costs only as if it were as long as the process waited for a CPU.
+ * The end of a process whose gates nobody shares costs only as if it were as long as the process waited for a CPU;
+ * that includes the time in which its cgroup had used up its CPU quota.
  */
 #include <linux/ktime.h>
 #include <linux/sched.h>
@@ -32,15 +33,15 @@ static void owe(struct qgpu_pod *pod, u64 open_ns, u64 max_ns)
 
 void qgpu_gate_penalty_exit(struct qgpu_pod *pod, u64 gated_ns, bool shared, u64 starved_ns)
 {
-	u64 now_ns = qgpu_gated_ns(pod), since_ns;
+	u64 now_ns = qgpu_gated_ns(pod), *billed_ns = &pod->billed_ns[shared], since_ns;
 
 	if (!shared)
 		gated_ns = max(gated_ns, now_ns - min(now_ns, starved_ns));
 	spin_lock(&pod->owed_lock);
-	since_ns = max(gated_ns, pod->billed_ns);	/* processes that end at the same time cost no more than one */
+	since_ns = max(gated_ns, *billed_ns);	/* processes that end at the same time cost no more than one */
 	if (now_ns > since_ns) {
 		owe(pod, now_ns - since_ns, shared ? EXIT_MAX_NS : 0);
-		pod->billed_ns = now_ns;
+		*billed_ns = now_ns;
 	}
 	spin_unlock(&pod->owed_lock);
 }

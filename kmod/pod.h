@@ -84,7 +84,7 @@ struct qgpu_pod {
 	u64 gated_since_ns;	/* likewise */
 	spinlock_t owed_lock;
 	u64 penalty_until_ns;	/* under owed_lock */
-	u64 billed_ns;		/* likewise: up to how much of the gated time it owes for exits */
+	u64 billed_ns[2];	/* likewise: up to how much of the gated time it owes for exits; [1]: with shared gates */
 	struct rw_semaphore making;	/* client.c: read while RM makes a client that is not in the object table yet */
 	struct mutex events_lock;	/* serializes the calls that make events and free OS events */
 	struct xarray os_events;	/* by client and number: the file that each was made on */

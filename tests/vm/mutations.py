@@ -616,7 +616,7 @@ MUTATIONS = (
     ),
     _m(
         "gate_penalty.c",
-        "since_ns = max(gated_ns, pod->billed_ns);",
+        "since_ns = max(gated_ns, *billed_ns);",
         "since_ns = gated_ns;",
         "processes that end together are each billed for all of them",
         "gate_penalty",
@@ -947,7 +947,7 @@ MUTATIONS = (
     ),
     _m(
         "dup.c",
-        "(source ? !source->dead : !client && !qgpu_client_pod(call->in.dup.client_src))",
+        "(source || (!client && !qgpu_client_pod(call->in.dup.client_src)))",
         "true",
         "a pod duplicates what a neighbour shares with all",
         "borrowed",
@@ -955,15 +955,15 @@ MUTATIONS = (
     ),
     _m(
         "dup.c",
-        "!client && !qgpu_client_pod(call->in.dup.client_src))",
-        "!client)",
+        "(!client && !qgpu_client_pod(call->in.dup.client_src))",
+        "!client",
         "a program older than the module duplicates what a neighbour shares with all",
         "borrowed",
         "older",
     ),
     _m(
         "dup.c",
-        "(source ? !source->dead : !client && !qgpu_client_pod(call->in.dup.client_src))",
+        "(source || (!client && !qgpu_client_pod(call->in.dup.client_src)))",
         "source",
         "programs older than the module share no memory",
         "borrowed",
@@ -1012,8 +1012,8 @@ MUTATIONS = (
     ),
     _m(
         "client.c",
-        "other->dead ? -ESTALE : ",
-        "",
+        "if (!ret && client->dead) {",
+        "if (0) {",
         "a pod keeps a gate open by a duplicate from a client that ends",
         "groups",
         "duplicate_keeps",
