@@ -51,7 +51,8 @@ _GATES_WORTH = 1.03
 _GATED_USE, _USE_KEPT, _USE_MORE, _USE_KEPT_FOR_ONE = 0.88, 0.97, 1.03, 0.7
 
 #: Gates that failed are tried again after GATES_RETRY_NS; or after _GATES_BACKOFF_NS, if they had worked before or a
-#: pod's turns have become longer or shorter by the factor _CHANGED_TURNS.
+#: pod's turns have become longer or shorter by the factor _CHANGED_TURNS. Slices are tried again after GATES_RETRY_NS
+#: of gates that use less than _GATED_USE of the card.
 GATES_RETRY_NS = 120 * NS_PER_S
 _GATES_BACKOFF_NS = 10 * NS_PER_S
 _CHANGED_TURNS = 3.0
@@ -215,6 +216,11 @@ def gates_retry_due(now: Tuning, best: Trial, now_ns: int) -> bool:
         not 1 / _CHANGED_TURNS <= turn / max(1.0, now.gates_failed.get(name, 1.0)) <= _CHANGED_TURNS
         for name, turn in best.turns_ns.items()
     )
+
+
+def slices_retry_due(now: Tuning, gated: Trial, now_ns: int) -> bool:
+    """Tell whether gates leave the card idle, and what slices gave instead is old."""
+    return sum(gated.rates.values()) < _GATED_USE and now_ns - now.gates_since_ns >= GATES_RETRY_NS
 
 
 def gates_pay(gated: Trial, best: Trial, now: Tuning, pods: Mapping[str, RoundEntry]) -> bool:

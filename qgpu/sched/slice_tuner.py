@@ -30,6 +30,7 @@ from qgpu.sched.candidates import (
     round_to_see_steps,
     serves_as_before,
     shorter_slices,
+    slices_retry_due,
 )
 from qgpu.sched.gpu_usage import RoundEntry
 from qgpu.sched.measurement import accumulate, is_conclusive, is_contended, is_long, work_debts
@@ -137,7 +138,7 @@ def _proceed(
         return now.at(shorter)._replace(fits_slice=best.fits_slice - dict(shorter.slice_factors).keys())
     if last.sharing.by_gate:
         if gates_pay(last, best, now, pods):
-            return now.settle_on(last)
+            return now.settle_on(last)._replace(gates_since_ns=now_ns)
         now = now._replace(trials=now.trials[:-1])  # NVML counts all pods together, so single rates were estimates
         best = best_round(slices, now.trials, pods)
         now = now._replace(gates_failed=best.turns_ns, gates_failed_ns=now_ns)
@@ -186,6 +187,8 @@ def _check(
         kept = kept._replace(satisfied=frozenset())
     if kept.underserved_retries > now.underserved_retries:
         return kept.at(first_round(pods))
+    if now.sharing.by_gate and slices_retry_due(now, trial, now_ns):
+        return kept._replace(trials=(), satisfied=frozenset()).at(first_round(pods))
     changed = _has_changed(before, trial)
     kept = kept._replace(idle_by_gate=kept.idle_by_gate + 1 if _idles_by_gate(now, trial, pods) else 0)
     gates_next = not now.sharing.by_gate and _gates_are_next(now, trial, pods, utilization, now_ns)

@@ -135,21 +135,22 @@ def _gated_rates(
     """Estimate the work of pods in turns by gate, where a context counts as running while it idles.
 
     A pod that uses its slices up has no gaps. So the time in which a context was on the card and no kernel ran is taken
-    off the others, in the ratio of their turns. A pod without a window of its own runs in slices beside the others,
-    and its switches are no work.
+    off the others, in the ratio of their turns. A pod without a window of its own runs in slices beside the others: it
+    yields the card when it has nothing to run, so no idle time is its own, and its switches are no work.
     """
     rates = {name: use.run_ns / whole_ns for name, use in uses.items()}
-    whole = sum(rates.values())
+    whole, early = sum(rates.values()), set(known_early & rates.keys())
     for name, use in uses.items():
         part = pods[name].part
         if part is not None and part.windows is None:
             rates[name] = max(0.0, use.run_ns - use.starts * hardware.switched_ns) / whole_ns
+            early.discard(name)
     if (idle := whole - used) <= 0:
         return rates
-    gappy = sum(rates[name] for name in known_early & rates.keys())
+    gappy = sum(rates[name] for name in early)
     if gappy <= idle:
         return {name: rate * used / whole for name, rate in rates.items()}
-    return {name: rate * (1 - idle / gappy) if name in known_early else rate for name, rate in rates.items()}
+    return {name: rate * (1 - idle / gappy) if name in early else rate for name, rate in rates.items()}
 
 
 def is_early(use: GpuUse, entry: RoundEntry, hardware: HardwareTraits) -> bool:

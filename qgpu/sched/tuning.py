@@ -46,6 +46,8 @@ class Tuning(NamedTuple):
     #: gates had worked before.
     gates_failed: Mapping[str, float] = MappingProxyType({})
     gates_failed_ns: int | None = None
+    #: When turns by gate were settled on.
+    gates_since_ns: int = 0
     #: For how many measurements in a row gates have left the card idle.
     idle_by_gate: int = 0
     #: Retries because pods' behaviour changed or a pod fell short: how many lately, and when the last was.
@@ -91,7 +93,7 @@ class Tuning(NamedTuple):
 
     def keep(self, trial: Trial, now_ns: int) -> Tuning:
         """Keep to a way that other weights had settled on, and look for a better one later."""
-        return self.settle_on(trial)._replace(kept_until_ns=now_ns + KEPT_NS)
+        return self.settle_on(trial)._replace(kept_until_ns=now_ns + KEPT_NS, gates_since_ns=now_ns)
 
     def with_other_weights(self) -> Tuning | None:
         """Return where to begin when only the pods' weights change: with the same way, to be tried first.

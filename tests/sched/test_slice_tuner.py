@@ -271,8 +271,18 @@ def test_gates_may_idle_where_slices_do_much_less(other: Program, utilization: f
     assert (known.settled, known.sharing.by_gate) == (True, utilization == 0.7)
 
 
+@pytest.mark.parametrize(("utilization", "again"), [(0.7, True), (0.95, False)])
+def test_gates_that_idle_are_compared_with_slices_later(utilization: float, again: bool) -> None:
+    card = pair(steps(0.1), Program(), utilization=utilization)
+    card.run(10)
+    known = card.run(GATES_RETRY_NS / NS_PER_S)
+
+    assert (known.settled, known.sharing) == (True, BY_GATE)
+    assert card.gates_tried == again
+
+
 def test_two_pods_with_gaps_do_no_less_by_gate_than_by_slices() -> None:
-    card = pair(steps(1), steps(1), (66, 33), utilization=0.85)
+    card = pair(steps(0.1), steps(0.1), (70, 30), utilization=0.38)
 
     assert not card.run(10).sharing.by_gate
 
