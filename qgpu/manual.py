@@ -33,8 +33,8 @@ EXIT_CODES = {
     "being root",
     ExitCode.NOT_FOUND: "not found: no pod, GPU or policy has that name",
     ExitCode.NOT_LOADED: "not loaded: the driver or module of the requested plane is not loaded",
-    ExitCode.TIMEOUT: "timeout: the daemon did not answer within --timeout; it drops the request, unless it has begun "
-    "with it",
+    ExitCode.TIMEOUT: "timeout: the daemon did not answer within --timeout; it drops the request unless it is already "
+    "at work on it",
     ExitCode.GPU_LOST: "GPU lost: the data plane stopped answering",
     ExitCode.DAEMON_UNREACHABLE: "daemon unreachable: qgpud is not running, and did not start within --timeout",
     ExitCode.REFUSED: "refused: a grant does not fit or cannot be enforced; nothing was changed",
