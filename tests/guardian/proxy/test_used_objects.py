@@ -1,4 +1,4 @@
-"""What channels and TSGs use: its free opens their gates, and the card writes only memory that is plain and theirs."""
+"""Freeing what a channel or TSG uses opens its gate, and the card writes only plain memory of the pod for it."""
 
 from __future__ import annotations
 
