@@ -122,8 +122,11 @@ def _proceed(
     last = now.trials[-1]
     weights = {name: entry.weight for name, entry in pods.items()}
     if now.expected:
-        served = serves_as_before(now.expected, last, weights)
-        return now.keep(last, now_ns) if served else now.at(first_round(pods))
+        if serves_as_before(now.expected, last, weights):
+            return now.keep(last, now_ns)
+        now = now._replace(expected=0.0)
+        if last.sharing != first_round(pods):
+            return now.at(first_round(pods))
     if not last.sharing.by_gate:
         now = now._replace(satisfied=satisfied_pods(now.trials, now.hardware) | resting_unasked(now, last, weights))
         following = next_round(now, last, weights, pods, period_ns)

@@ -245,6 +245,14 @@ def test_a_kept_way_that_does_less_work_than_before_is_left() -> None:
     assert slice_tuner.begin([30, 60]).sharing in card.tried
 
 
+def test_a_kept_first_round_that_serves_worse_ends_its_trial() -> None:
+    card = pair(steps(0.3), Program(), (60, 30), utilization=1.0)
+    card.known = slice_tuner.begin([30, 60])._replace(expected=1.1)
+    card.run(5)
+
+    assert card.known.settled
+
+
 def test_gates_that_nobody_asked_for_lead_to_a_first_round() -> None:
     known = slice_tuner.begin([1, 1])
     part = {name: PodPlan(name, PodClass.OFFLINE, 2000, weight=1) for name in "ab"}
