@@ -180,14 +180,16 @@ class Sharing:
 
     By default, by timeslices in the ratio of weights: ``round_ns`` is how long one turn of every pod lasts together
     (None: as long as the period). With ``equal``, by the driver's own timeslice, the same for all weights. With
-    ``by_gate``, each pod has the GPU to itself for its part of a period. ``slice_factors`` names pods
-    without a quota: their slices are only this part of what their weights give.
+    ``by_gate``, each pod has the GPU to itself for its part of a period, except that ``ungated`` pods have no window:
+    they run at any time, in slices beside the pod whose turn it is. ``slice_factors`` names pods without a quota: their
+    slices are only this part of what their weights give.
     """
 
     round_ns: int | None = None
     by_gate: bool = False
     equal: bool = False
     slice_factors: tuple[tuple[str, float], ...] = ()
+    ungated: frozenset[str] = frozenset()
 
 
 # Named tuples, not frozen dataclasses: they cost a third, and the loop makes one of each for every pod and tick.

@@ -103,13 +103,13 @@ def by_weights(snapshot: Snapshot, weights: Sequence[int], *, gates: bool = True
     """Plan weights in the way the ledger settled on: as timeslices, or with windows too where timeslices fail.
 
     With ``gates`` off no gate closes, and no round is shorter than the one that the driver's own slices make. Satisfied
-    pods have no window, because they would waste it. If only one pod is busy, no gate moves.
+    and ungated pods have no window, because they would waste it. If only one pod is busy, no gate moves.
     """
     parts, hardware = by_timeslices(snapshot, weights), traits(snapshot.card)
     busy = [pod.busy for pod in snapshot.pods]
     sharing = snapshot.offline if sum(busy) > 1 else Sharing()
     turns = [
-        weight if works and not pod.satisfied else 0
+        weight if works and not pod.satisfied and pod.name not in sharing.ungated else 0
         for pod, works, weight in zip(snapshot.pods, busy, weights, strict=True)
     ]
     drivers_ns = DRIVER_SLICE_NS * sum([pod.busy_tsgs for pod in snapshot.pods if pod.busy])
@@ -130,8 +130,8 @@ def by_weights(snapshot: Snapshot, weights: Sequence[int], *, gates: bool = True
         parts = with_factors(parts, sharing)
         return Plan(snapshot.pgpu, snapshot.period_ns, parts, offline=None if starting else sharing)
     if 0 in [turn for turn, works in zip(turns, busy, strict=True) if works]:
-        # A satisfied pod competes with only one of the pods that take turns at a time, so that pod stands for all of
-        # them.
+        # A pod without a window competes with only one of the pods that take turns at a time, so that pod stands for
+        # all of them.
         beside = [sum(turns) if turn else weight for turn, weight in zip(turns, weights, strict=True)]
         slices = shortened(by_timeslices(replace(snapshot, period_ns=MAX_PERIOD_NS), beside), SHORT_SLICE_US, hardware)
         parts = tuple(replace(part, weight=weight) for part, weight in zip(slices, weights, strict=True))

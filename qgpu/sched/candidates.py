@@ -181,17 +181,17 @@ def serves_as_before(expected: float, trial: Trial, weights: Mapping[str, int]) 
     return sum(trial.rates.values()) >= _AS_GOOD * expected and not short_of_share(trial, weights, _SHORT)
 
 
-def gates_may_pay(now: Tuning, best: Trial, pods: Mapping[str, RoundEntry]) -> bool:
-    """Tell whether gates can gain something over slices: two pods or more ask for work, and one is owed some.
+def gates_worth_a_trial(now: Tuning, best: Trial, pods: Mapping[str, RoundEntry]) -> Sharing | None:
+    """Return turns by gate if they can gain something over slices: two pods or more take them, and one is owed work.
 
-    Not where all pods use their slices up and switches take little time. Nor where a pod had uneven turns in any trial:
-    it is launched kernel by kernel, and its turns by gate would be full of gaps.
+    None where all pods use their slices up and switches take little time. A pod that had uneven turns in any trial is
+    launched kernel by kernel, and its turns by gate would be full of gaps. So it gets no gate.
     """
-    asking = pods.keys() - now.satisfied
-    uneven = best.uneven.union(*(trial.uneven for trial in now.trials))
-    if len(asking) < 2 or asking & uneven or (best.slices_exhausted and best.switching < _SWITCHING_HIGH):
-        return False
-    return owed(best, now.satisfied, pods)
+    uneven = best.uneven.union(*(trial.uneven for trial in now.trials)) - now.satisfied
+    without_window = now.satisfied | uneven
+    if len(pods.keys() - without_window) < 2 or (best.slices_exhausted and best.switching < _SWITCHING_HIGH):
+        return None
+    return Sharing(by_gate=True, ungated=uneven) if owed(best, without_window, pods) else None
 
 
 def round_to_see_steps(now: Tuning, best: Trial, pods: Mapping[str, RoundEntry], period_ns: int) -> Sharing | None:
@@ -227,16 +227,16 @@ def gates_pay(gated: Trial, best: Trial, now: Tuning, pods: Mapping[str, RoundEn
     """Tell whether turns by gate are better than the best round, and leave the card busy enough."""
     if score(gated, now.trials, pods) < _GATES_WORTH * score(best, now.trials, pods):
         return False
-    return sum(gated.rates.values()) >= least_gated_use(now, best)
+    return sum(gated.rates.values()) >= least_gated_use(now, gated.sharing, best)
 
 
-def least_gated_use(now: Tuning, best: Trial) -> float:
-    """Return the least use of the card, 0 to 1, with which gates stay; ``best`` is the best round.
+def least_gated_use(now: Tuning, gates: Sharing, best: Trial) -> float:
+    """Return the least use of the card, 0 to 1, with which ``gates`` stay; ``best`` is the best round.
 
     What idles in turns by gate is time of the pods that end slices early. If that is one pod, its work is certain. That
     of several is an estimate: good where little idles, or where all of them together do more than with slices.
     """
     used = sum(best.rates.values())
-    if len(best.early - now.satisfied) == 1:
+    if len(best.early - now.satisfied - gates.ungated) == 1:
         return _USE_KEPT_FOR_ONE * used
     return max(min(_GATED_USE, _USE_MORE * used), _USE_KEPT * used)

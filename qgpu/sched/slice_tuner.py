@@ -21,9 +21,9 @@ from collections.abc import Mapping
 from qgpu.model import NS_PER_S, Sharing
 from qgpu.sched.candidates import (
     best_round,
-    gates_may_pay,
     gates_pay,
     gates_retry_due,
+    gates_worth_a_trial,
     least_gated_use,
     next_round,
     resting_unasked,
@@ -38,8 +38,6 @@ from qgpu.sched.trial import Trial, guaranteed, observe, satisfied_pods, short_o
 from qgpu.sched.tuning import Tuning, begin, first_round
 
 __all__ = ["Tuning", "advance", "begin", "interrupted"]
-
-_BY_GATE = Sharing(by_gate=True)
 
 #: How many rejected ways and how many trials a ``Tuning`` remembers.
 _MAX_REJECTED, _MAX_TRIALS = 16, 8
@@ -145,8 +143,8 @@ def _proceed(
         now = now._replace(trials=now.trials[:-1])  # NVML counts all pods together, so single rates were estimates
         best = best_round(slices, now.trials, pods)
         now = now._replace(gates_failed=best.turns_ns, gates_failed_ns=now_ns)
-    elif _gates_are_next(now, best, pods, utilization, now_ns):
-        return now.at(_BY_GATE)
+    elif (gates := _gates_to_try(now, best, pods, utilization, now_ns)) is not None:
+        return now.at(gates)
     return now.settle_on(best)
 
 
@@ -158,13 +156,14 @@ def _before_gates(now: Tuning, pods: Mapping[str, RoundEntry], period_ns: int) -
     return round_to_see_steps(now, best_round(slices, now.trials, pods), pods, period_ns)
 
 
-def _gates_are_next(
+def _gates_to_try(
     now: Tuning, best: Trial, pods: Mapping[str, RoundEntry], utilization: float | None, now_ns: int
-) -> bool:
-    """Tell whether gates are worth a trial after ``best``, the best round."""
-    if utilization is None or _BY_GATE in now.rejected:
-        return False
-    return gates_may_pay(now, best, pods) and gates_retry_due(now, best, now_ns)
+) -> Sharing | None:
+    """Return the turns by gate that are worth a trial after ``best``, the best round; None for none."""
+    if utilization is None or not gates_retry_due(now, best, now_ns):
+        return None
+    gates = gates_worth_a_trial(now, best, pods)
+    return None if gates in now.rejected else gates
 
 
 def _record(now: Tuning, trial: Trial) -> Tuning:
@@ -194,8 +193,8 @@ def _check(
         return kept._replace(trials=(), satisfied=frozenset()).at(first_round(pods))
     changed = _has_changed(before, trial)
     kept = kept._replace(idle_by_gate=kept.idle_by_gate + 1 if _idles_by_gate(now, trial, pods) else 0)
-    gates_next = not now.sharing.by_gate and _gates_are_next(now, trial, pods, utilization, now_ns)
-    if changed or kept.idle_by_gate >= _IDLE_TIMES or gates_next or _newly_short(before, trial, now, pods):
+    gates = None if now.sharing.by_gate else _gates_to_try(now, trial, pods, utilization, now_ns)
+    if changed or kept.idle_by_gate >= _IDLE_TIMES or gates is not None or _newly_short(before, trial, now, pods):
         return _retry(kept, trial, pods, period_ns, utilization, now_ns, changed=changed)
     weights = {name: entry.weight for name, entry in pods.items()}
     is_final = now.sharing.by_gate or now_ns < now.kept_until_ns
@@ -211,7 +210,7 @@ def _idles_by_gate(now: Tuning, trial: Trial, pods: Mapping[str, RoundEntry]) ->
     slices = [each for each in now.trials if not each.sharing.by_gate]
     if not now.sharing.by_gate or not slices:
         return False
-    return sum(trial.rates.values()) < least_gated_use(now, best_round(slices, now.trials, pods))
+    return sum(trial.rates.values()) < least_gated_use(now, now.sharing, best_round(slices, now.trials, pods))
 
 
 def _note_underserved(now: Tuning, trial: Trial, pods: Mapping[str, RoundEntry], now_ns: int) -> Tuning:

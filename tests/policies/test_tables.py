@@ -262,6 +262,17 @@ def test_burst_share_takes_turns_where_timeslices_fail(
     assert expected == windows("burst-share", *pods)
 
 
+@pytest.mark.parametrize("pods", [("a", "b", "c"), ("a", "b")])
+def test_an_ungated_pod_has_slices_beside_turns_by_gate(pods: tuple[str, ...]) -> None:
+    quotas, sharing = {"a": 60, "b": 20, "c": 20}, Sharing(by_gate=True, ungated=frozenset(pods[-1]))
+    owners = tuple(owing(name, quotas[name]) for name in pods)
+    plan = POLICIES["burst-share"].plan(Snapshot(0, PERIOD, owners, offline=sharing))
+
+    assert [part.windows is None for part in plan.pods] == ([False, False, True] if "c" in pods else [True, True])
+    if plan.gated:
+        assert plan.pods[0].timeslice_us == pytest.approx(4 * plan.pods[2].timeslice_us, rel=0.1)
+
+
 @pytest.mark.parametrize("offline", [Sharing(), Sharing(round_ns=4 * NS_PER_MS), EQUAL])
 def test_burst_share_moves_no_gate_where_timeslices_serve(offline: Sharing) -> None:
     assert windows("burst-share", owing("a", 60), owing("b", 20), offline=offline) == [None, None]

@@ -31,6 +31,8 @@ class Program:
     step_ns: int = 0
     stays: float = 1.0
     left_ns: int = 0
+    #: The length of every other step, if it differs.
+    other_ns: int = 0
 
     def work_ns(self, slice_us: int) -> int:
         """Return for how long it works in a turn; what is left of a step that was cut comes in the next one."""
@@ -39,12 +41,19 @@ class Program:
             return int(most_ns * self.stays)
         work_ns = min(self.left_ns or self.step_ns, most_ns)
         self.left_ns = (self.left_ns or self.step_ns) - work_ns
+        if self.other_ns and not self.left_ns:
+            self.step_ns, self.other_ns = self.other_ns, self.step_ns
         return work_ns
 
 
 def steps(ms: float) -> Program:
     """Work in steps this long, and wait for each: it is back by its next turn."""
     return Program(step_ns=round(ms * NS_PER_MS))
+
+
+def uneven_steps(ms: float) -> Program:
+    """Work in steps of which every other one is twice as long."""
+    return Program(step_ns=round(ms * NS_PER_MS), other_ns=round(2 * ms * NS_PER_MS))
 
 
 @dataclass
@@ -150,11 +159,14 @@ class Card:
         return uses
 
     def _by_gate(self, plan: Plan) -> dict[str, GpuUse]:
-        uses = {}
+        """Let each pod fill its windows, except for the part by weight of those that have none."""
+        uses, whole = {}, sum(part.weight for part in plan.pods)
+        beside = sum(part.weight for part in plan.pods if part.windows is None) / whole
         for part in plan.pods:
-            open_ns = sum(window.end_ns - window.start_ns for window in part.windows or ())
-            self.work[part.pod] = self.work.get(part.pod, 0) + open_ns
-            uses[part.pod] = GpuUse(open_ns, 1, open_ns, plan.period_ns, open_ns)
+            windows = sum(window.end_ns - window.start_ns for window in part.windows or ())
+            run_ns = round(windows * (1 - beside)) if windows else plan.period_ns * part.weight // whole
+            self.work[part.pod] = self.work.get(part.pod, 0) + run_ns
+            uses[part.pod] = GpuUse(run_ns, 1, windows or plan.period_ns, plan.period_ns, run_ns)
         return uses
 
 
@@ -291,6 +303,21 @@ def test_gates_that_idle_are_compared_with_slices_later(utilization: float, agai
 
 def test_two_pods_with_gaps_do_no_less_by_gate_than_by_slices() -> None:
     card = pair(steps(0.1), steps(0.1), (70, 30), utilization=0.38)
+
+    assert not card.run(10).sharing.by_gate
+
+
+def test_a_pod_with_uneven_turns_gets_no_window_of_its_own() -> None:
+    programs = {"a": steps(0.1), "b": Program(), "c": uneven_steps(0.2)}
+    card = Card(programs, {"a": 50, "b": 20, "c": 30}, utilization=1.0)
+    known = card.run(10)
+
+    assert (known.settled, known.sharing) == (True, Sharing(by_gate=True, ungated=frozenset("c")))
+    assert [part.windows is None for part in card.plan().pods] == [False, False, True]
+
+
+def test_a_pod_beside_one_with_uneven_turns_gets_no_gate() -> None:
+    card = pair(steps(0.1), uneven_steps(0.2), utilization=1.0)
 
     assert not card.run(10).sharing.by_gate
 
