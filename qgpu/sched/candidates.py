@@ -52,7 +52,7 @@ _GATED_USE, _USE_KEPT, _USE_MORE, _USE_KEPT_FOR_ONE = 0.88, 0.97, 1.03, 0.7
 
 #: Gates that failed are tried again after GATES_RETRY_NS; or after _GATES_BACKOFF_NS, if they had worked before or a
 #: pod's turns have become longer or shorter by the factor _CHANGED_TURNS. Slices are tried again after GATES_RETRY_NS
-#: of gates that use less than _GATED_USE of the card.
+#: of gates.
 GATES_RETRY_NS = 120 * NS_PER_S
 _GATES_BACKOFF_NS = 10 * NS_PER_S
 _CHANGED_TURNS = 3.0
@@ -185,13 +185,17 @@ def gates_worth_a_trial(now: Tuning, best: Trial, pods: Mapping[str, RoundEntry]
     """Return turns by gate if they can gain something over slices: two pods or more take them, and one is owed work.
 
     None where all pods use their slices up and switches take little time. A pod that had uneven turns in any trial is
-    launched kernel by kernel, and its turns by gate would be full of gaps. So it gets no gate.
+    launched kernel by kernel, and its turns by gate would be full of gaps. So it gets no gate; nor does a pod that
+    rests, if two others are left.
     """
-    uneven = best.uneven.union(*(trial.uneven for trial in now.trials)) - now.satisfied
-    without_window = now.satisfied | uneven
-    if len(pods.keys() - without_window) < 2 or (best.slices_exhausted and best.switching < _SWITCHING_HIGH):
+    asking = pods.keys() - now.satisfied
+    uneven = best.uneven.union(*(trial.uneven for trial in now.trials))
+    beside = uneven if len(asking - uneven - best.resting) < 2 else uneven | best.resting
+    in_turn = asking - beside
+    if len(in_turn) < 2 or (best.slices_exhausted and best.switching < _SWITCHING_HIGH):
         return None
-    return Sharing(by_gate=True, ungated=uneven) if owed(best, without_window, pods) else None
+    gates = Sharing(by_gate=True, ungated=frozenset(asking & beside))
+    return gates if owed(best, pods.keys() - in_turn, pods) else None
 
 
 def round_to_see_steps(now: Tuning, best: Trial, pods: Mapping[str, RoundEntry], period_ns: int) -> Sharing | None:
@@ -218,9 +222,12 @@ def gates_retry_due(now: Tuning, best: Trial, now_ns: int) -> bool:
     )
 
 
-def slices_retry_due(now: Tuning, gated: Trial, now_ns: int) -> bool:
-    """Tell whether gates leave the card idle, and what slices gave instead is old."""
-    return sum(gated.rates.values()) < _GATED_USE and now_ns - now.gates_since_ns >= GATES_RETRY_NS
+def slices_retry_due(now: Tuning, now_ns: int) -> bool:
+    """Tell whether what slices gave instead of gates is old: windows hide what else has changed.
+
+    What they gave under other weights is old when the operator has seen the new ones.
+    """
+    return now_ns - now.gates_since_ns >= GATES_RETRY_NS or now.gates_since_ns < now.kept_until_ns <= now_ns
 
 
 def gates_pay(gated: Trial, best: Trial, now: Tuning, pods: Mapping[str, RoundEntry]) -> bool:
@@ -233,10 +240,11 @@ def gates_pay(gated: Trial, best: Trial, now: Tuning, pods: Mapping[str, RoundEn
 def least_gated_use(now: Tuning, gates: Sharing, best: Trial) -> float:
     """Return the least use of the card, 0 to 1, with which ``gates`` stay; ``best`` is the best round.
 
-    What idles in turns by gate is time of the pods that end slices early. If that is one pod, its work is certain. That
-    of several is an estimate: good where little idles, or where all of them together do more than with slices.
+    What idles in turns by gate is time of the pods that leave gaps with slices. If that is one pod, its work is
+    certain. That of several is an estimate: good where little idles, or where all of them together do more than with
+    slices.
     """
     used = sum(best.rates.values())
-    if len(best.early - now.satisfied - gates.ungated) == 1:
+    if len(best.gappy - now.satisfied - gates.ungated) == 1:
         return _USE_KEPT_FOR_ONE * used
     return max(min(_GATED_USE, _USE_MORE * used), _USE_KEPT * used)

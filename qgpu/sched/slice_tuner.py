@@ -93,8 +93,8 @@ def advance(
         return now
     used = now.utilization / max(1, now.utilization_ns)
     long = is_long(now.sharing)
-    early = next((each.early for each in reversed(now.trials) if not each.sharing.by_gate), frozenset())
-    trial = observe(now.sharing, now.uses, pods, now.watched_ns, used, now.fits_slice, early, now.hardware, long=long)
+    gappy = next((each.gappy for each in reversed(now.trials) if not each.sharing.by_gate), frozenset())
+    trial = observe(now.sharing, now.uses, pods, now.watched_ns, used, now.fits_slice, gappy, now.hardware, long=long)
     if not now.settled or now.unfinished:
         return _proceed(_record(now._replace(unfinished=False), trial), pods, period_ns, utilization, now_ns)
     return _check(now, trial, pods, period_ns, utilization, now_ns)
@@ -189,7 +189,7 @@ def _check(
         kept = kept._replace(satisfied=frozenset())
     if kept.underserved_retries > now.underserved_retries:
         return kept.at(first_round(pods))
-    if now.sharing.by_gate and slices_retry_due(now, trial, now_ns):
+    if now.sharing.by_gate and slices_retry_due(now, now_ns):
         return kept._replace(trials=(), satisfied=frozenset()).at(first_round(pods))
     changed = _has_changed(before, trial)
     kept = kept._replace(idle_by_gate=kept.idle_by_gate + 1 if _idles_by_gate(now, trial, pods) else 0)

@@ -64,6 +64,11 @@ class Trial(NamedTuple):
     #: Pods whose steps all fit into one slice, so that none was cut.
     fits_slice: frozenset[str] = frozenset()
 
+    @property
+    def gappy(self) -> frozenset[str]:
+        """Name the pods that leave gaps: they end turns early, or rest."""
+        return self.early | self.resting
+
 
 def observe(
     sharing: Sharing,
@@ -72,7 +77,7 @@ def observe(
     watched_ns: int,
     used: float,
     known_fits: frozenset[str],
-    known_early: frozenset[str],
+    known_gappy: frozenset[str],
     hardware: HardwareTraits,
     *,
     long: bool,
@@ -80,14 +85,14 @@ def observe(
     """Return the trial that pods' GPU use over ``watched_ns`` amounts to, with turns taken as ``sharing`` says.
 
     ``used`` is the part of the time in which kernels ran; only turns by gate need it. ``known_fits`` names pods whose
-    steps are known to fit into their slices, ``known_early`` those that end slices early. A ``long`` round shows too
-    few turns to tell which pods rest.
+    steps are known to fit into their slices, ``known_gappy`` those that leave gaps with slices. A ``long`` round shows
+    too few turns to tell which pods rest.
     """
     whole_ns = max(1, watched_ns)
     starts = {name: use.starts for name, use in uses.items()}
     turns_ns = {name: pods[name].busy_tsgs * use.run_ns / max(1, use.starts) for name, use in uses.items()}
     if sharing.by_gate:
-        rates = _gated_rates(uses, pods, whole_ns, used, known_early, hardware)
+        rates = _gated_rates(uses, pods, whole_ns, used, known_gappy, hardware)
         return Trial(sharing, rates, turns_ns, starts)
     early, uneven, fits_slice, slices_exhausted, min_slice_use = [], [], list[str](), True, 1.0
     resting = frozenset() if long else _resting(uses, pods, turns_ns, watched_ns, hardware)
@@ -129,7 +134,7 @@ def _gated_rates(
     pods: Mapping[str, RoundEntry],
     whole_ns: int,
     used: float,
-    known_early: frozenset[str],
+    known_gappy: frozenset[str],
     hardware: HardwareTraits,
 ) -> dict[str, float]:
     """Estimate the work of pods in turns by gate, where a context counts as running while it idles.
@@ -139,18 +144,18 @@ def _gated_rates(
     yields the card when it has nothing to run, so no idle time is its own, and its switches are no work.
     """
     rates = {name: use.run_ns / whole_ns for name, use in uses.items()}
-    whole, early = sum(rates.values()), set(known_early & rates.keys())
+    whole, gappy = sum(rates.values()), set(known_gappy & rates.keys())
     for name, use in uses.items():
         part = pods[name].part
         if part is not None and part.windows is None:
             rates[name] = max(0.0, use.run_ns - use.starts * hardware.switched_ns) / whole_ns
-            early.discard(name)
+            gappy.discard(name)
     if (idle := whole - used) <= 0:
         return rates
-    gappy = sum(rates[name] for name in early)
-    if gappy <= idle:
+    theirs = sum(rates[name] for name in gappy)
+    if theirs <= idle:
         return {name: rate * used / whole for name, rate in rates.items()}
-    return {name: rate * (1 - idle / gappy) if name in early else rate for name, rate in rates.items()}
+    return {name: rate * (1 - idle / theirs) if name in gappy else rate for name, rate in rates.items()}
 
 
 def is_early(use: GpuUse, entry: RoundEntry, hardware: HardwareTraits) -> bool:

@@ -19,6 +19,7 @@ from qgpu.sched.candidates import GATES_RETRY_NS
 from qgpu.sched.gpu_usage import GpuUse, RoundEntry
 from qgpu.sched.measurement import MAX_WORK_DEBT_NS
 from qgpu.sched.slice_tuner import Tuning
+from qgpu.sched.tuning import KEPT_NS
 
 PERIOD = 100 * NS_PER_MS
 BY_GATE = Sharing(by_gate=True)
@@ -291,14 +292,27 @@ def test_gates_may_idle_where_slices_do_much_less(other: Program, utilization: f
     assert (known.settled, known.sharing.by_gate) == (True, utilization == 0.7)
 
 
-@pytest.mark.parametrize(("utilization", "again"), [(0.7, True), (0.95, False)])
-def test_gates_that_idle_are_compared_with_slices_later(utilization: float, again: bool) -> None:
+@pytest.mark.parametrize("utilization", [0.7, 0.95])
+def test_gates_are_compared_with_slices_again_later(utilization: float) -> None:
     card = pair(steps(0.1), Program(), utilization=utilization)
     card.run(10)
     known = card.run(GATES_RETRY_NS / NS_PER_S)
 
     assert (known.settled, known.sharing) == (True, BY_GATE)
-    assert card.gates_tried == again
+    assert card.gates_tried == 1
+
+
+def test_gates_kept_for_new_weights_are_soon_compared() -> None:
+    card = pair(steps(0.1), Program(), (60, 30), utilization=1.0)
+    card.run(10)
+    reweighted(card, (30, 60))
+    card.run(KEPT_NS / NS_PER_S)
+    assert set(card.tried) == {BY_GATE}
+
+    assert card.run(5).sharing == BY_GATE
+    assert card.gates_tried == 1
+    card.run(GATES_RETRY_NS / NS_PER_S - 10)
+    assert set(card.tried) == {BY_GATE}
 
 
 def test_two_pods_with_gaps_do_no_less_by_gate_than_by_slices() -> None:
