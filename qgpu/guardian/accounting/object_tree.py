@@ -39,13 +39,14 @@ class ObjectTree:
     #: Devices on a card that is unknown so far: any of their pod's cards may have their address space.
     unplaced_devices: HandlesByClient = field(default_factory=HandlesByClient, compare=False)
     #: Subdevices by device.
-    _subdevices: SetsByKey[Key, int] = field(default_factory=SetsByKey, compare=False)
+    subdevices: SetsByKey[Key, int] = field(default_factory=SetsByKey, compare=False)
     _tsgs: TsgHandles = field(default_factory=TsgHandles, compare=False)
     #: All handles of TSGs, with channels that stand alone, and those of channels.
     tsg_handles: HandlesByClient = field(default_factory=HandlesByClient, compare=False)
     channel_handles: HandlesByClient = field(default_factory=HandlesByClient, compare=False)
-    #: Those of other objects, such as address spaces, which are bounded with those that no table keeps.
+    #: Those of other objects, such as address spaces, which are bounded with those that no table keeps; and by class.
     other_handles: HandlesByClient = field(default_factory=HandlesByClient, compare=False)
+    _others: dict[int, HandlesByClient] = field(default_factory=dict, compare=False)
 
     def _add(self, rm: RmObject, pod: str) -> None:
         """Add a pod's object, or put it in place of one that is forgotten."""
@@ -61,7 +62,7 @@ class ObjectTree:
             if rm.detail == NO_INSTANCE:
                 self.unplaced_devices.add(pod, *rm.key)
         if rm.rm_class == abi.NV20_SUBDEVICE_0:
-            self._subdevices.add((rm.client, rm.parent), rm.handle)
+            self.subdevices.add((rm.client, rm.parent), rm.handle)
         if self.is_scheduled(rm):
             self._tsgs.add(rm.key, rm.same_as)
             self.tsg_handles.add(pod, *rm.key)
@@ -69,6 +70,7 @@ class ObjectTree:
             self.channel_handles.add(pod, *rm.key)
         if rm.rm_class not in OWN_BOUNDS:
             self.other_handles.add(pod, *rm.key)
+            self._others.setdefault(rm.rm_class, HandlesByClient()).add(pod, *rm.key)
 
     def _unlink(self, rm: RmObject, pod: str) -> None:
         """Undo _add, except that the object and its handle stay."""
@@ -77,14 +79,15 @@ class ObjectTree:
             self._users.discard((rm.client, used), rm.handle)
         for written in rm.written:
             self._writers.discard((rm.client, written), rm.handle)
-        self._subdevices.discard((rm.client, rm.parent), rm.handle)
+        self.subdevices.discard((rm.client, rm.parent), rm.handle)
         self._tsgs.drop(rm.key)
-        for kind in self._kinds_by_class():
+        for kind in self._kinds_by_class(self.others(rm.rm_class)):
             kind.discard(pod, *rm.key)
 
-    def _kinds_by_class(self) -> tuple[HandlesByClient, ...]:
-        """Return the kinds of handles that follow from objects' classes."""
-        return (self.devices, self.unplaced_devices, self.tsg_handles, self.channel_handles, self.other_handles)
+    def _kinds_by_class(self, *others: HandlesByClient) -> tuple[HandlesByClient, ...]:
+        """Return the kinds of handles that follow from objects' classes; of ``others``, all without one given."""
+        kinds = self.devices, self.unplaced_devices, self.tsg_handles, self.channel_handles, self.other_handles
+        return (*kinds, *(others or self._others.values()))
 
     def count_below(self, key: Key, most: int) -> int:
         """Return how many objects ``below`` yields, or a number above ``most`` if they are more."""
@@ -148,10 +151,9 @@ class ObjectTree:
             at = (rm.client, rm.parent)
         return False
 
-    def spaces_of(self, client: int) -> list[int]:
-        """List the handles of a client's address spaces."""
-        handles = self.other_handles.of(client)
-        return [each for each in handles if self.objects[client, each].rm_class == abi.FERMI_VASPACE_A]
+    def others(self, rm_class: int) -> HandlesByClient:
+        """Return the handles of the objects of a class, of those without a kind of their own; do not keep them."""
+        return self._others.get(rm_class) or HandlesByClient()
 
     def _hangs_together(self, rm: RmObject) -> bool:
         """Tell whether an object is not its own ancestor: RM makes no such object, but a pod may ask for one."""
@@ -197,14 +199,17 @@ class ObjectTree:
         parent = self.objects.get((rm.client, rm.parent)) if rm.rm_class in abi.GPFIFO_CLASSES else None
         return parent is not None and parent.rm_class == abi.NV01_DEVICE_0
 
+    def scheduled_with(self, channel: RmObject) -> RmObject | None:
+        """Return the TSG of a channel, or a channel itself that stands alone."""
+        return channel if self.stands_alone(channel) else self.objects.get((channel.client, channel.parent))
+
     def is_shared_alike(self, channel: RmObject, engine: int) -> bool:
         """Tell whether an engine has the gate and the timeslice of a channel's TSG.
 
         RM puts a TSG on the runlist of what its first channel is bound to, or has an object for
         (kfifoRunlistSetId_GM107). Before Blackwell, the TSG's own engine decides only if there is neither.
         """
-        tsg = channel if self.stands_alone(channel) else self.objects.get((channel.client, channel.parent))
-        if tsg is None:
+        if (tsg := self.scheduled_with(channel)) is None:
             return False
         own, other = self.shared_as(tsg), self.shared_as(replace(tsg, detail=engine))
         unknown = not self.grces.get(self.instance_of(tsg))  # the card does not say where its copies run
@@ -253,7 +258,7 @@ class ObjectTree:
 
     def subdevice_of(self, device: Key) -> int | None:
         """Return the handle of a subdevice of a device; None without one."""
-        return next(iter(self._subdevices.of(device)), None)
+        return next(iter(self.subdevices.of(device)), None)
 
     def channels_freed_with(self, key: Key) -> list[Key]:
         """List the channels that RM frees with an object or a client. It needs no lock."""

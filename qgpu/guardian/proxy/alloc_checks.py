@@ -12,10 +12,17 @@ from qgpu.nvidia import abi, mig
 
 #: The longest queue of a memory mapper: RM takes 56 bytes of the host's memory for each of its entries.
 _MOST_QUEUED = 1 << 16
-#: How many devices a client may have on one card. The recorded programs make one. When RM is asked about a process, it
-#: looks through all objects of a client once for each of them, under its locks.
-_MOST_DEVICES = 128
+#: How many devices a client may have on one card, with a limit and without; the recorded programs make one. When RM is
+#: asked about a process, it looks through all objects of a client once for each of them, under its locks
+#: (_gpuCollectMemInfo). A pod asks rarely, but under a limit the guardian asks twice as it frees memory.
+_MOST_DEVICES = {True: 4, False: 16}
 TOO_MANY_DEVICES = "too many devices of a client"
+#: And how many subdevices a device may have; the recorded programs make one. For each piece of memory that RM frees, it
+#: looks through all of them, and what each has for third-party P2P (CliUnregisterMemoryFromThirdPartyP2P).
+_MOST_SUBDEVICES, TOO_MANY_SUBDEVICES = 8, "too many subdevices of a device"
+#: And how many handles of the page that RM shares with all a client may have; programs make one for each card. As it
+#: frees one, RM looks through all objects of all clients (_gpushareddataRequestDataPoll).
+_MOST_PAGES, TOO_MANY_PAGES = 16, "too many handles of the driver's shared page"
 #: The refusal of a TSG or channel that no gate and no timeslice would bound.
 OTHER_ENGINE = "channel of an engine that no program uses"
 #: The refusal of what would put a channel on a runlist that is shared otherwise than its TSG's.
@@ -40,10 +47,14 @@ class AllocChecks(Handler):
             place = allowance.place_on(rm.detail)
             if place is None or not _has_open(pid, os.makedev(self._shared.major, allowance.minors[place])):
                 return abi.NV_ERR_INSUFFICIENT_PERMISSIONS, "card without a grant"
-            if self._devices_of(rm.client, place) >= _MOST_DEVICES:
+            if self._devices_of(rm.client, place) >= _MOST_DEVICES[self._ctx.limited()]:
                 return abi.NV_ERR_INSUFFICIENT_RESOURCES, TOO_MANY_DEVICES
             rm.detail = place
             return abi.NV_OK, ""
+        if rm.rm_class == abi.NV20_SUBDEVICE_0 and len(table.subdevices.of((rm.client, rm.parent))) >= _MOST_SUBDEVICES:
+            return abi.NV_ERR_INSUFFICIENT_RESOURCES, TOO_MANY_SUBDEVICES
+        if rm.rm_class == abi.RM_USER_SHARED_DATA and len(table.others(rm.rm_class).of(rm.client)) >= _MOST_PAGES:
+            return abi.NV_ERR_INSUFFICIENT_RESOURCES, TOO_MANY_PAGES
         if rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A and not self._is_metered(rm):
             return abi.NV_ERR_INVALID_ARGUMENT, "TSG whose time RM counts as the guardian's"
         if table.is_scheduled(rm) and rm.detail != 0 and rm.detail not in scheduling.ENGINES:
@@ -75,9 +86,22 @@ class AllocChecks(Handler):
 
     def may_run_on(self, key: Key, engine: int) -> bool:
         """Tell whether a channel may be put on an engine's runlist."""
+        channel = self._channel(key)
+        alike = channel is not None and self._shared.table.is_shared_alike(channel, engine)
+        return alike and engine in scheduling.ENGINES
+
+    def may_reset(self, key: Key, params: bytes | bytearray) -> bool:
+        """Tell whether a channel may be reset with the engine that its reset's parameters name: only with its TSG's.
+
+        RM judges what is no engine of programs.
+        """
+        channel, engine = self._channel(key), int.from_bytes(params[:4], "little")
+        tsg = self._shared.table.scheduled_with(channel) if channel is not None else None
+        return engine not in scheduling.ENGINES or (tsg is not None and engine == (tsg.detail or abi.GR_ENGINES[0]))
+
+    def _channel(self, key: Key) -> RmObject | None:
         table = self._shared.table
-        channel = table.objects.get(key) if key[1] in table.channel_handles.of(key[0]) else None
-        return channel is not None and engine in scheduling.ENGINES and table.is_shared_alike(channel, engine)
+        return table.objects.get(key) if key[1] in table.channel_handles.of(key[0]) else None
 
     def _is_metered(self, rm: RmObject) -> bool:
         """Tell whether a TSG's time can be told: by its channels' contexts, or by the process that made its client."""

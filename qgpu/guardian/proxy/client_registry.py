@@ -12,6 +12,7 @@ from qgpu.guardian.accounting.rm_object import Key, gone_fact
 from qgpu.guardian.gpu.reconciler import BATCH
 from qgpu.guardian.proxy.pod_uvm_files import PodUvmFiles
 from qgpu.guardian.proxy.shared_table import SharedPart, SharedTable
+from qgpu.guardian.rules.classes import DEBUGGER
 from qgpu.guardian.rules.rows import Handle, handles
 from qgpu.linux import fd_budget, proc
 from qgpu.nvidia import abi, uvm
@@ -30,7 +31,9 @@ _MOST_MOVED = 10_000
 #: How many handles of TSGs, and how many channels, a pod may have: RM takes half a millisecond to set a timeslice, and
 #: up to one to gate 64 channels. A CUDA process has 4 and 20 on a card.
 _MOST_TSGS, _MOST_CHANNELS = 1024, 4096
-TOO_MANY_TSGS, TOO_MANY_CHANNELS = "too many TSGs", "too many channels"
+#: And how many debugger objects; a CUDA context has one. RM makes a client, a device and a subdevice with each, and
+#: frees those of all of a pod's clients with one compute object (ksmdbgssnFreeCallback_IMPL).
+_MOST_DEBUGGERS = 512
 #: How many processes of all pods may use GPUs: a successor watches each.
 _ALL_PROCESSES = 1 << 14
 #: Stands for an unknown address; no process has addresses this high.
@@ -141,20 +144,25 @@ class ClientRegistry(SharedPart):
         alive = self._table.processes.get(entry.maker) == entry.pod
         return alive or not self._shared.uvm_files.has_none(entry.maker)
 
-    def has_too_many(self, pod: str, tsgs: int, channels: int) -> str:
-        """Return why a pod may not have so many more TSGs and channels, or nothing."""
+    def has_too_many(self, pod: str, tsgs: int, channels: int, debuggers: int) -> str:
+        """Return why a pod may not have so many more TSGs, channels and debuggers, or nothing."""
         table = self._table
-        if tsgs and table.tsg_handles.counts[pod] + tsgs > _MOST_TSGS:
-            return TOO_MANY_TSGS
-        return TOO_MANY_CHANNELS if channels and table.channel_handles.counts[pod] + channels > _MOST_CHANNELS else ""
+        for kind, more, most, why in (
+            (table.tsg_handles, tsgs, _MOST_TSGS, "too many TSGs"),
+            (table.channel_handles, channels, _MOST_CHANNELS, "too many channels"),
+            (table.others(DEBUGGER), debuggers, _MOST_DEBUGGERS, "too many debuggers"),
+        ):
+            if more and kind.counts[pod] + more > most:
+                return why
+        return ""
 
     def _can_move(self, client: int, pod: str) -> bool:
         """Tell whether a client has few enough objects to move to a pod at once; wait for those that are gone."""
 
         def is_small() -> bool:
             few = len(self._table.handles.of(client)) <= _MOST_MOVED
-            tsgs, channels = self._table.tsg_handles.of(client), self._table.channel_handles.of(client)
-            return few and not self.has_too_many(pod, len(tsgs), len(channels))
+            kinds = self._table.tsg_handles, self._table.channel_handles, self._table.others(DEBUGGER)
+            return few and not self.has_too_many(pod, *(len(kind.of(client)) for kind in kinds))
 
         if not is_small():
             self._shared.reconciler.recheck_clients([client], include_memory=True)

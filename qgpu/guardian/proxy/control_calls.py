@@ -196,11 +196,12 @@ class ControlHandler(Handler):
         """Return why a control is refused for its parameters: its status and the name it is counted under."""
         command = asked.command
         row = controls.ALLOWED_TO_SOME[command]
-        if row.module is rows.InModule.BIND:
-            engine = int.from_bytes(params.data, "little") if params is not None else 0
-            if not self._checks.may_run_on((asked.client, asked.target), engine):
-                return abi.NV_ERR_INVALID_ARGUMENT, OTHER_RUNLIST
+        channel, data = (asked.client, asked.target), params.data if params is not None else b""
+        if row.module is rows.InModule.BIND and not self._checks.may_run_on(channel, int.from_bytes(data, "little")):
+            return abi.NV_ERR_INVALID_ARGUMENT, OTHER_RUNLIST
         match command:
+            case allowed_controls.RESET_CHANNEL if not self._checks.may_reset(channel, data):
+                return abi.NV_ERR_INVALID_ARGUMENT, OTHER_RUNLIST
             case abi.NV2080_GR_SET_CTXSW_PREEMPTION_MODE if params is not None and self._changes_preemption(params):
                 return abi.NV_ERR_INSUFFICIENT_PERMISSIONS, row.name
             case abi.NVA06C_PREEMPT if params is None or not self._ends_own_turn(asked, params):
@@ -215,7 +216,7 @@ class ControlHandler(Handler):
             named = filter(None, rows.handles(row.handles, params.data))
             if any(self._rm_share.is_shared_page((asked.client, each), file) for each in named):
                 return abi.NV_ERR_INVALID_OBJECT_HANDLE, SHARED_PAGE
-        if row.why is rows.Why.PROFILING and profiling.refuses(command, params.data if params is not None else b""):
+        if row.why is rows.Why.PROFILING and profiling.refuses(command, data):
             return abi.NV_ERR_INSUFFICIENT_PERMISSIONS, f"{controls.name(command)} with other arguments"
         names_others = self._shared.clients.names_others
         if params is not None and names_others(self._pod, asked.client, row.clients, params.data):

@@ -120,7 +120,7 @@ class DupHandler(Handler):
         """
         rm = RmObject(asked.client, asked.handle, asked.parent, source.rm_class, source.detail, same_as=source.key)
         with self._shared.lock:
-            rm.uses = tuple(self._shared.table.spaces_of(asked.client))
+            rm.uses = tuple(self._shared.table.others(abi.FERMI_VASPACE_A).of(asked.client))
         if len(rm.uses) > _MOST_SPACES:
             return self._refuse(block, abi.NV_ERR_INSUFFICIENT_RESOURCES, _SECOND_HANDLE)
         if refusal := self._checks.admit(pod_call.pid, rm) or self._ctx.claim(rm):

@@ -8,7 +8,7 @@ from qgpu.guardian.accounting.rm_object import Key, RmObject, confirm_fact, gone
 from qgpu.guardian.gpu.reconciler import BATCH
 from qgpu.guardian.proxy.client_registry import ClientRegistry
 from qgpu.guardian.proxy.shared_table import SharedPart, SharedTable
-from qgpu.guardian.rules.classes import CHARGED, GATED
+from qgpu.guardian.rules.classes import CHARGED, DEBUGGER, GATED
 from qgpu.nvidia import abi
 
 #: How many objects a pod may have: freeing a client walks all of them.
@@ -111,8 +111,8 @@ class ObjectClaims(SharedPart):
         """Return why a pod may have no other object of this kind, or nothing."""
         if self._table.handles.counts[pod] >= _MOST_OBJECTS or not self._shared.quota.may_record(pod):
             return TOO_MANY
-        is_tsg = self._table.is_scheduled(rm)
-        return self._clients.has_too_many(pod, int(is_tsg), int(rm.rm_class in abi.GPFIFO_CLASSES))
+        kinds = self._table.is_scheduled(rm), rm.rm_class in abi.GPFIFO_CLASSES, rm.rm_class == DEBUGGER
+        return self._clients.has_too_many(pod, *map(int, kinds))
 
     def vacate(self, key: Key) -> int:
         """Forget what had a handle, if RM no longer has it, before RM gives it to another object.

@@ -49,7 +49,7 @@ class Class(NamedTuple):
     module: InModule | None = None
 
 
-SEMAPHORE_SURFACE = 0x00DA
+SEMAPHORE_SURFACE, DEBUGGER = 0x00DA, 0x83DE
 #: Error notifiers, instance buffer, context share, address space, USERD, TSG: NV_CHANNEL_ALLOC_PARAMS.
 _OF_CHANNELS = (Handle(0), Handle(4), Handle(24), Handle(28), Handle(32, 8), Handle(140), Handle(240))
 #: Address space, and the address that RM tells: NV_MEMORY_ALLOCATION_PARAMS.
@@ -141,7 +141,7 @@ _OTHERS = (
     Class(0x00FE, "NV_MEMORY_MAPPER", GRAPHICS, handles=(Handle(0), Handle(8))),
     Class(0x503B, "NV50_P2P", LIBRARY, handles=(Handle(0), Handle(4))),
     Class(0x50A0, "NV50_MEMORY_VIRTUAL", SEEN, handles=_SPACE, addresses=_ADDRESS),
-    Class(0x83DE, "GT200_DEBUGGER", SEEN, clients=(Handle(0), Handle(4)), handles=(Handle(8, scope=NAMED),)),
+    Class(DEBUGGER, "GT200_DEBUGGER", SEEN, clients=(Handle(0), Handle(4)), handles=(Handle(8, scope=NAMED),)),
     Class(0x9067, "FERMI_CONTEXT_SHARE_A", SEEN, handles=(Handle(0),)),
     Class(0xA06C, "KEPLER_CHANNEL_GROUP_A", SEEN, handles=(Handle(0), Handle(4), Handle(8))),
     Class(0xB2CC, "MAXWELL_PROFILER_DEVICE", PROFILING, clients=(Handle(0),), handles=(Handle(4, scope=NAMED),)),
@@ -189,6 +189,7 @@ EVENTS = frozenset({abi.NV01_EVENT, abi.NV01_EVENT_OS_EVENT})
 KEPT = GATED | {
     *(abi.NV01_DEVICE_0, abi.NV20_SUBDEVICE_0, abi.NV01_MEMORY_LOCAL_USER, abi.FERMI_VASPACE_A),
     *(abi.AMPERE_SMC_PARTITION_REF, abi.NV_MEMORY_FABRIC, abi.NV_MEMORY_MULTICAST_FABRIC),
+    *(abi.RM_USER_SHARED_DATA, DEBUGGER),
 }
 
 #: Classes that are charged before the object is made: memory, and objects for which RM allocates memory.

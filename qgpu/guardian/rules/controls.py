@@ -9,7 +9,7 @@ name.
 from __future__ import annotations
 
 from qgpu.guardian.rules import allowed_controls, refused_controls
-from qgpu.guardian.rules.allowed_controls import UNDOING
+from qgpu.guardian.rules.allowed_controls import HANDLED
 from qgpu.guardian.rules.rows import Why
 from qgpu.nvidia import abi
 
@@ -28,7 +28,7 @@ ALLOWED_TO_SOME = ALLOWED | {row.number: row for row in ROWS if row.why in {Why.
 PLAIN = frozenset(
     row.number
     for row in ALLOWED.values()
-    if not (row.clients or row.pointers or row.descriptor_at is not None or row.module or row.number in UNDOING)
+    if not (row.clients or row.pointers or row.descriptor_at is not None or row.module or row.number in HANDLED)
 )
 
 

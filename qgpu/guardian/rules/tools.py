@@ -22,7 +22,7 @@ class Tool(NamedTuple):
 
 
 _OUTSIDE = "run the program outside of pods, on a card without any"
-_DEBUGGER = Tool("debugger (cuda-gdb)", frozenset({0x83DE, 0x00DB}), f"use compute-sanitizer, or {_OUTSIDE}")
+_DEBUGGER = Tool("debugger (cuda-gdb)", frozenset({classes.DEBUGGER, 0x00DB}), f"use compute-sanitizer, or {_OUTSIDE}")
 _CHECKER = Tool(
     "memory checker (compute-sanitizer)", frozenset(), f"run the pod with qgpuctl run --allow-profiling, or {_OUTSIDE}"
 )

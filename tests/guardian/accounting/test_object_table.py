@@ -151,6 +151,17 @@ def test_a_devices_subdevice_is_known_until_it_is_freed():
     assert (there, table.subdevice_of((7, 2))) == (9, None)
 
 
+def test_objects_of_a_class_count_to_the_pod_with_their_client():
+    table = grown(POD | {"name": "other"}, *(thing(9 + i, 2, classes.DEBUGGER) for i in range(2)), thing(20, 2, 0x90F1))
+    counts = table.others(classes.DEBUGGER).counts
+    before = dict(counts)
+    table.note({"fact": "owner", "client": 7, "pod": "other", "pid": 200, "fd": 9})
+    table.note({"fact": "gone", "client": 7, "handle": 9})
+
+    assert (before, dict(counts), table.others(classes.DEBUGGER).of(7)) == ({"web": 2}, {"other": 1}, {10})
+    assert table.others(abi.FERMI_VASPACE_A).of(7) == {20}
+
+
 def test_a_journal_rebuilds_the_register():
     journal = Journal()
     for fact in TREE:

@@ -249,6 +249,44 @@ def test_a_pod_gets_so_many_channels_and_no_more(on_card, monkeypatch):
     assert on_card.shared.refusals.counts["web", "too many channels"] == 1
 
 
+FULL = abi.NV_ERR_INSUFFICIENT_RESOURCES
+
+
+def status_of(pod, handle, rm_class, parent=2):
+    """Have the pod make an object, of its device unless told otherwise; return RM's status."""
+    return alloc_status(pod.call(abi.NV_ESC_RM_ALLOC, alloc(handle, parent, rm_class), bytes(128))[2])
+
+
+def test_a_pod_gets_so_many_debuggers_and_no_more(on_card, monkeypatch):
+    """With each, RM makes a client, a device and a subdevice; it frees those of all clients with one compute object."""
+    monkeypatch.setattr(client_registry, "_MOST_DEBUGGERS", 2)
+    answers = [status_of(on_card, handle, classes.DEBUGGER) for handle in (20, 21, 22)]
+    on_card.call(abi.NV_ESC_RM_FREE, free(20))
+
+    assert (answers, status_of(on_card, 23, classes.DEBUGGER)) == ([abi.NV_OK, abi.NV_OK, FULL], abi.NV_OK)
+    assert on_card.shared.refusals.counts["web", "too many debuggers"] == 1
+
+
+def test_a_device_gets_so_many_subdevices_and_no_more(on_card):
+    """RM looks through all of them for each piece of memory that it frees; the pod has one already."""
+    answers = [status_of(on_card, 20 + i, abi.NV20_SUBDEVICE_0) for i in range(9)]
+    on_card.call(abi.NV_ESC_RM_FREE, free(20))
+    again = status_of(on_card, 40, abi.NV20_SUBDEVICE_0)
+
+    assert (answers, again) == ([abi.NV_OK] * 7 + [FULL] * 2, abi.NV_OK)
+    assert on_card.shared.refusals.counts["web", "too many subdevices of a device"] == 2
+
+
+def test_a_client_gets_few_handles_of_the_drivers_shared_page(on_card):
+    """As RM frees one, it looks through all objects of all clients for what is still to be shown there."""
+    answers = [status_of(on_card, 20 + i, abi.RM_USER_SHARED_DATA, parent=3) for i in range(18)]
+    on_card.call(abi.NV_ESC_RM_FREE, free(20))
+    again = status_of(on_card, 40, abi.RM_USER_SHARED_DATA, parent=3)
+
+    assert (answers, again) == ([abi.NV_OK] * 16 + [FULL] * 2, abi.NV_OK)
+    assert on_card.shared.refusals.counts["web", "too many handles of the driver's shared page"] == 2
+
+
 def test_another_pods_tsg_gets_no_second_handle(on_card):
     on_card.call(abi.NV_ESC_RM_ALLOC, alloc(TSG, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
     on_card.shared.table.clients[7].pod = "another"

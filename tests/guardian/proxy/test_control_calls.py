@@ -39,9 +39,9 @@ def test_unknown_control_is_answered_not_supported(pod):
 BIND = 0xA06F0104
 
 
-def bound(pod, engine, *, at=21, size=4):
-    """Ask for a channel to be bound to an engine; return the status."""
-    answer = pod.call(abi.NV_ESC_RM_CONTROL, control(BIND, at, size), struct.pack("<II", engine, 1))
+def bound(pod, engine, *, at=21, size=4, command=BIND):
+    """Ask for a channel to be bound to an engine, or for another command; return the status."""
+    answer = pod.call(abi.NV_ESC_RM_CONTROL, control(command, at, size), struct.pack("<IIII", engine, 1, 0, 0))
     return status(answer[2])
 
 
@@ -88,6 +88,20 @@ def test_a_binding_without_channel_or_engine_is_refused(on_card, at, size):
     channel(on_card, 1, alone=False)
 
     assert bound(on_card, 1, at=at, size=size) == abi.NV_ERR_INVALID_ARGUMENT
+
+
+RESET = 0x906F0102
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["in a TSG", "alone"])
+@pytest.mark.parametrize(("engine", "other"), [(11, 1), (11, 12), (0x13, 0x14), (0x13, 1)])
+def test_channel_resets_no_engine_but_its_tsgs(on_card, engine, other, alone):
+    """RM resets the engine with the channel (ctrl906f.h), and others may run there; what is no engine it judges."""
+    channel(on_card, engine, alone=alone)
+    answers = [bound(on_card, each, command=RESET, size=16) for each in (other, engine, 0x27, 0xFFFFFFFF)]
+
+    assert answers == [abi.NV_ERR_INVALID_ARGUMENT, *[abi.NV_OK] * 3]
+    assert on_card.shared.refusals.counts["web", alloc_checks.OTHER_RUNLIST] == 1
 
 
 def test_a_serialized_control_is_not_for_rm(pod):

@@ -8,6 +8,7 @@ import pytest
 
 from qgpu.guardian.accounting.rm_object import RmObject, object_fact
 from qgpu.guardian.proxy import client_registry, shared_table
+from qgpu.guardian.rules import classes
 from qgpu.linux.open_file_set import FileSets
 from qgpu.nvidia import abi
 from tests.guardian.asked import alloc, alloc_status, control, dup, dup_status, free, memory_params
@@ -49,17 +50,18 @@ def test_clients_passed_on_one_by_one_stay_within_the_limit(on_card):
     assert on_card.shared.refusals.counts["web", REFUSED] == 3
 
 
-def test_channels_passed_on_stay_within_their_bound(on_card, monkeypatch):
+@pytest.mark.parametrize(("most", "rm_class"), [("_MOST_CHANNELS", 0xC86F), ("_MOST_DEBUGGERS", classes.DEBUGGER)])
+def test_objects_passed_on_stay_within_their_bound(on_card, monkeypatch, most, rm_class):
     """Each of many pods could make as many as a pod may have, and leave them to one."""
-    monkeypatch.setattr(client_registry, "_MOST_CHANNELS", 1)
+    monkeypatch.setattr(client_registry, most, 1)
     on_card.limits.clear()
 
-    def with_channel(client):
-        tsg, channel = RmObject(client, 0x20, 2, abi.KEPLER_CHANNEL_GROUP_A, 1), RmObject(client, 0x21, 0x20, 0xC86F)
-        return pass_on(on_card, client, tsg, channel)
+    def with_object(client):
+        tsg, bounded = RmObject(client, 0x20, 2, abi.KEPLER_CHANNEL_GROUP_A, 1), RmObject(client, 0x21, 0x20, rm_class)
+        return pass_on(on_card, client, tsg, bounded)
 
-    assert [with_channel(client) for client in (9, 8)] == [True, False]
-    assert on_card.shared.table.channel_handles.counts["web"] == 1
+    assert [with_object(client) for client in (9, 8)] == [True, False]
+    assert on_card.shared.table.clients[8].pod != "web"
 
 
 def test_a_client_stays_while_its_maker_could_map_its_memory(on_card):

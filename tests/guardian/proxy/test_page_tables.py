@@ -73,14 +73,18 @@ def test_devices_beyond_free_ones_must_fit_with_address_space(on_card, monkeypat
     assert (7, 51) not in on_card.shared.table.objects
 
 
-def test_a_client_has_a_bounded_number_of_devices_on_a_card(on_card, monkeypatch):
-    monkeypatch.setattr(alloc_checks, "_MOST_DEVICES", 16)
-    answers = [alloc_status(on_card.call(abi.NV_ESC_RM_ALLOC, device(50 + i), DEVICE_PARAMS)[2]) for i in range(18)]
+@pytest.mark.parametrize(("limited", "most"), [(True, 4), (False, 16)])
+def test_a_client_has_a_bounded_number_of_devices_on_a_card(on_card, limited, most):
+    """Under a limit the guardian asks RM about a process as it frees: RM goes through its objects once a device."""
+    on_card.limits = on_card.limits if limited else {}
+    answers = [
+        alloc_status(on_card.call(abi.NV_ESC_RM_ALLOC, device(50 + i), DEVICE_PARAMS)[2]) for i in range(most + 2)
+    ]
     with on_card.shared.lock:
         on_card.shared.table.note({"fact": "gone", "client": 7, "handle": 50})
     again = alloc_status(on_card.call(abi.NV_ESC_RM_ALLOC, device(80), DEVICE_PARAMS)[2])
 
-    assert answers == [abi.NV_OK] * 15 + [abi.NV_ERR_INSUFFICIENT_RESOURCES] * 3  # it has one already
+    assert answers == [abi.NV_OK] * (most - 1) + [abi.NV_ERR_INSUFFICIENT_RESOURCES] * 3  # it has one already
     assert again == abi.NV_OK
     assert on_card.shared.refusals.counts["web", alloc_checks.TOO_MANY_DEVICES] == 3
 
