@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from math import log2
 
@@ -50,10 +51,10 @@ _GATES_WORTH = 1.03
 #: enough.
 _GATED_USE, _USE_KEPT, _USE_MORE, _USE_KEPT_FOR_ONE = 0.88, 0.97, 1.03, 0.7
 
-#: Gates that failed are tried again after GATES_RETRY_NS; or after _GATES_BACKOFF_NS, if they had worked before or a
-#: pod's turns have become longer or shorter by the factor _CHANGED_TURNS. Slices are tried again after GATES_RETRY_NS
-#: of gates.
-GATES_RETRY_NS = 120 * NS_PER_S
+#: Every way is tried again after RETRY_NS, unless slices hardly cost a switch. Gates that failed are tried again after
+#: RETRY_NS, too; or after _GATES_BACKOFF_NS, if they had worked before or a pod's turns have become longer or shorter
+#: by the factor _CHANGED_TURNS.
+RETRY_NS = 120 * NS_PER_S
 _GATES_BACKOFF_NS = 10 * NS_PER_S
 _CHANGED_TURNS = 3.0
 
@@ -93,9 +94,13 @@ def next_round(
         and last.min_slice_use > _HALF
         and last.fits_slice <= last.resting
     ):
-        wanted_ns = float(period_ns) if last.slices_exhausted else 2.0 * round_ns
-        if any(last.starts[name] * wanted_ns > last.watched_ns / 2 for name in last.resting):
-            return None  # resting pods come more often than once in such a round
+        # Resting pods must not come more often than once in such a round.
+        most_ns = min(
+            (last.watched_ns / 2 / max(1, last.starts[name]) for name in last.resting), default=float(period_ns)
+        )
+        wanted_ns = float(period_ns) if last.slices_exhausted and period_ns <= most_ns else 2.0 * round_ns
+        if wanted_ns > most_ns:
+            return None
     else:
         return None
     wanted = Sharing(round_ns=None if wanted_ns >= period_ns else int(wanted_ns))
@@ -140,7 +145,7 @@ def shorter_slices(now: Tuning, best: Trial, pods: Mapping[str, RoundEntry]) -> 
     return None if wanted in [*(trial.sharing for trial in now.trials), *now.rejected] else wanted
 
 
-def owed(trial: Trial, satisfied: frozenset[str], pods: Mapping[str, RoundEntry]) -> bool:
+def owed(trial: Trial, satisfied: AbstractSet[str], pods: Mapping[str, RoundEntry]) -> bool:
     """Tell whether a pod had less than its quota, or less than its part by weight where no pod has a quota."""
     parts = dues(pods, sum(trial.rates.values()), 1.0)
     for name in (guaranteed(trial, pods) & pods.keys()) - satisfied:
@@ -212,7 +217,7 @@ def round_to_see_steps(now: Tuning, best: Trial, pods: Mapping[str, RoundEntry],
 
 def gates_retry_due(now: Tuning, best: Trial, now_ns: int) -> bool:
     """Tell whether gates have not failed lately, or the pods' turns have changed since."""
-    if now.gates_failed_ns is None or now_ns - now.gates_failed_ns >= GATES_RETRY_NS:
+    if now.gates_failed_ns is None or now_ns - now.gates_failed_ns >= RETRY_NS:
         return True
     if now_ns - now.gates_failed_ns < _GATES_BACKOFF_NS:
         return False
@@ -222,12 +227,15 @@ def gates_retry_due(now: Tuning, best: Trial, now_ns: int) -> bool:
     )
 
 
-def slices_retry_due(now: Tuning, now_ns: int) -> bool:
-    """Tell whether what slices gave instead of gates is old: windows hide what else has changed.
+def all_retry_due(now: Tuning, trial: Trial, now_ns: int) -> bool:
+    """Tell whether what is known of other ways is old; ``trial`` is the newest of the way that was settled on.
 
-    What they gave under other weights is old when the operator has seen the new ones.
+    Small pods may do something else by now, and windows hide what pods do in them. A way that was kept for new weights
+    is old when the operator has seen them.
     """
-    return now_ns - now.gates_since_ns >= GATES_RETRY_NS or now.gates_since_ns < now.kept_until_ns <= now_ns
+    if now.kept_until_ns:
+        return now_ns >= now.kept_until_ns
+    return (now.sharing.by_gate or trial.switching > _SWITCHING_LOW) and now_ns - now.tried_ns >= RETRY_NS
 
 
 def gates_pay(gated: Trial, best: Trial, now: Tuning, pods: Mapping[str, RoundEntry]) -> bool:

@@ -54,7 +54,7 @@ START_REFILL = 0.005
 STARTS_TOGETHER = 4
 BUDGETED_TURN_NS = 2 * NS_PER_MS
 
-#: A pod is fragmented when it is switched in more than FRAGMENTED times a second, on average over FRAGMENTED_OVER_NS:
+#: A pod is fragmented when it ends more than FRAGMENTED turns a second early, on average over FRAGMENTED_OVER_NS:
 #: switches then cost more than short waits save. It stays so until the rate falls to UNFRAGMENTED.
 FRAGMENTED, UNFRAGMENTED = 600.0, 100.0
 FRAGMENTED_OVER_NS = 1_000 * NS_PER_MS
@@ -86,8 +86,8 @@ class Account(NamedTuple):
     ran_ns: int = 0
     #: GPU time that it spent on starts outside its own windows and has not earned back yet, in ns.
     start_spent_ns: int = 0
-    #: How often it was switched in per second lately.
-    switched_in: float = 0.0
+    #: How many turns per second it ended before its slice did, lately.
+    ended_early: float = 0.0
     fragmented: bool = False
 
     @property
@@ -100,10 +100,12 @@ class Account(NamedTuple):
         """Tell whether its processes are just starting and have hardly run."""
         return bool(self.tsgs) and self.ran_ns < STARTED_NS and self.here_ns < STARTING_NS
 
-    def advance(self, sample: PodSample, elapsed_ns: int, *, idle: bool = False, ungated: bool = False) -> Account:
-        """Fold in one sample of ``elapsed_ns``. On an ``idle`` card its GPU time does not count as use.
+    def advance(
+        self, sample: PodSample, elapsed_ns: int, slice_ns: int = 0, *, idle: bool = False, ungated: bool = False
+    ) -> Account:
+        """Fold in one sample of ``elapsed_ns``, in which a whole turn lasted ``slice_ns`` (0: unknown).
 
-        An ``ungated`` pod may run outside of its own windows.
+        On an ``idle`` card its GPU time does not count as use. An ``ungated`` pod may run outside of its own windows.
         """
         open_ns = max(0, elapsed_ns - sample.gated_ns)
         run_ns, starts, longest_ns, tsgs, busy_tsgs, rested = sample.ended_ns, sample.ended_starts, 0, {}, 0, True
@@ -140,7 +142,8 @@ class Account(NamedTuple):
             spent_ns = max(0, spent_ns - round(START_REFILL * elapsed_ns))
         if ungated and self.ran_ns < STARTED_NS:
             spent_ns += min(run_ns, starts * BUDGETED_TURN_NS)
-        switched_in, fragmented = self._fragmented(starts, elapsed_ns)
+        whole_turns = run_ns / slice_ns if slice_ns else 0.0
+        ended_early, fragmented = self._fragmented(max(0.0, starts - whole_turns), elapsed_ns)
         return Account(
             sample,
             self.used_ns + run_ns,
@@ -151,7 +154,7 @@ class Account(NamedTuple):
             here_ns,
             ran_ns,
             spent_ns,
-            switched_in,
+            ended_early,
             fragmented,
         )
 
@@ -167,16 +170,16 @@ class Account(NamedTuple):
             self.here_ns,
             self.ran_ns,
             self.start_spent_ns,
-            self.switched_in,
+            self.ended_early,
             self.fragmented,
         )
 
-    def _fragmented(self, starts: int, elapsed_ns: int) -> tuple[float, bool]:
-        """Return its moving average of switches in per second, and whether it is fragmented."""
+    def _fragmented(self, early: float, elapsed_ns: int) -> tuple[float, bool]:
+        """Return its moving average of turns that it ended early per second, and whether it is fragmented."""
         if not elapsed_ns:
-            return self.switched_in, self.fragmented
+            return self.ended_early, self.fragmented
         part = min(1.0, elapsed_ns / FRAGMENTED_OVER_NS)
-        rate = (1 - part) * self.switched_in + part * starts * NS_PER_S / elapsed_ns
+        rate = (1 - part) * self.ended_early + part * early * NS_PER_S / elapsed_ns
         return rate, rate > (UNFRAGMENTED if self.fragmented else FRAGMENTED)
 
 
@@ -215,10 +218,10 @@ class Ledger:
         known = self.accounts
         used_at_ns = self.used_at_ns if sample.utilization == 0 else sample.now_ns
         idle = sample.now_ns - used_at_ns >= max(CARD_IDLE_NS, 2 * self.plan.period_ns if self.plan else 0)
-        ungated = self._ungated()
+        ungated, slices_ns = self._ungated(), self._slices_ns()
         accounts = {
             pod.pod: (known.get(pod.pod) or Account(pod)).advance(
-                pod, elapsed_ns, idle=idle, ungated=pod.pod in ungated
+                pod, elapsed_ns, slices_ns.get(pod.pod, 0), idle=idle, ungated=pod.pod in ungated
             )
             for pod in sample.pods
         }
@@ -352,6 +355,11 @@ class Ledger:
             if part.weight and (account := accounts.get(part.pod)) is not None and account.busy_tsgs:
                 busy[part.pod_class].append((part.pod, part.weight))
         return tuple([(pod_class, tuple(sorted(pods))) for pod_class, pods in busy.items()])
+
+    def _slices_ns(self) -> dict[str, int]:
+        """Return how long a whole turn of each pod lasts."""
+        hardware = traits(self.card)
+        return {part.pod: hardware.turn_ns(part.timeslice_us) for part in self.plan.pods} if self.plan else {}
 
     def _ungated(self) -> frozenset[str]:
         """Name the pods that are bound by a quota and may run outside of their own windows."""

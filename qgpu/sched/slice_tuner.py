@@ -20,6 +20,7 @@ from collections.abc import Mapping
 
 from qgpu.model import NS_PER_S, Sharing
 from qgpu.sched.candidates import (
+    all_retry_due,
     best_round,
     gates_pay,
     gates_retry_due,
@@ -30,7 +31,6 @@ from qgpu.sched.candidates import (
     round_to_see_steps,
     serves_as_before,
     shorter_slices,
-    slices_retry_due,
 )
 from qgpu.sched.gpu_usage import RoundEntry
 from qgpu.sched.measurement import accumulate, is_conclusive, is_contended, is_long, work_debts
@@ -93,10 +93,15 @@ def advance(
         return now
     used = now.utilization / max(1, now.utilization_ns)
     long = is_long(now.sharing)
-    gappy = next((each.gappy for each in reversed(now.trials) if not each.sharing.by_gate), frozenset())
+    gappy = _best_by_slices(now, pods).gappy if now.sharing.by_gate and _slices(now) else frozenset[str]()
     trial = observe(now.sharing, now.uses, pods, now.watched_ns, used, now.fits_slice, gappy, now.hardware, long=long)
-    if not now.settled or now.unfinished:
-        return _proceed(_record(now._replace(unfinished=False), trial), pods, period_ns, utilization, now_ns)
+    if now.unfinished:
+        before, now = now.last_trial(), now._replace(unfinished=False)
+        if now.settled and before is not None and _has_changed(before, trial):
+            return now.afresh().at(first_round(pods))
+        return _proceed(_record(now, trial, now_ns), pods, period_ns, utilization, now_ns)
+    if not now.settled:
+        return _proceed(_record(now, trial, now_ns), pods, period_ns, utilization, now_ns)
     return _check(now, trial, pods, period_ns, utilization, now_ns)
 
 
@@ -106,7 +111,7 @@ def interrupted(now: Tuning) -> Tuning:
     A way that was only on trial is given up until there is time for a whole trial. Otherwise a pod that comes and goes
     ten times a second would keep the others in it.
     """
-    slices = [trial for trial in now.trials if not trial.sharing.by_gate]
+    slices = _slices(now)
     if not slices or (now.settled and not now.unfinished):
         return now.restart()
     known = next((trial for trial in slices if trial.sharing == now.last_settled), slices[0])
@@ -131,17 +136,16 @@ def _proceed(
         if following is not None:
             wanted, fits_slice = following
             return now.at(wanted)._replace(fits_slice=fits_slice)
-    slices = [trial for trial in now.trials if not trial.sharing.by_gate]
-    if not slices:  # a policy took turns by gate unasked
+    if not _slices(now):  # a policy took turns by gate unasked
         return now.at(first_round(pods))
-    best = best_round(slices, now.trials, pods)
+    best = _best_by_slices(now, pods)
     if not last.sharing.by_gate and (shorter := shorter_slices(now, best, pods)) is not None:
         return now.at(shorter)._replace(fits_slice=best.fits_slice - dict(shorter.slice_factors).keys())
     if last.sharing.by_gate:
         if gates_pay(last, best, now, pods):
-            return now.settle_on(last)._replace(gates_since_ns=now_ns)
+            return now.settle_on(last)
         now = now._replace(trials=now.trials[:-1])  # NVML counts all pods together, so single rates were estimates
-        best = best_round(slices, now.trials, pods)
+        best = _best_by_slices(now, pods)
         now = now._replace(gates_failed=best.turns_ns, gates_failed_ns=now_ns)
     elif (gates := _gates_to_try(now, best, pods, utilization, now_ns)) is not None:
         return now.at(gates)
@@ -150,10 +154,9 @@ def _proceed(
 
 def _before_gates(now: Tuning, pods: Mapping[str, RoundEntry], period_ns: int) -> Sharing | None:
     """Return the round to try before gates, once the policy has begun to take turns by gate; None for none."""
-    slices = [trial for trial in now.trials if not trial.sharing.by_gate]
-    if not slices or not now.sharing.by_gate or now.settled or now.passed_ns:
+    if not _slices(now) or not now.sharing.by_gate or now.settled or now.passed_ns:
         return None
-    return round_to_see_steps(now, best_round(slices, now.trials, pods), pods, period_ns)
+    return round_to_see_steps(now, _best_by_slices(now, pods), pods, period_ns)
 
 
 def _gates_to_try(
@@ -166,8 +169,20 @@ def _gates_to_try(
     return None if gates in now.rejected else gates
 
 
-def _record(now: Tuning, trial: Trial) -> Tuning:
+def _slices(now: Tuning) -> list[Trial]:
+    """Return the trials of timeslices."""
+    return [trial for trial in now.trials if not trial.sharing.by_gate]
+
+
+def _best_by_slices(now: Tuning, pods: Mapping[str, RoundEntry]) -> Trial:
+    """Return the best round of those tried; there is one."""
+    return best_round(_slices(now), now.trials, pods)
+
+
+def _record(now: Tuning, trial: Trial, now_ns: int) -> Tuning:
     """Remember the last trial of each way to take turns."""
+    if not now.trials:
+        now = now._replace(tried_ns=now_ns)
     others = [each for each in now.trials if each.sharing != trial.sharing]
     return now._replace(trials=(*others, trial)[-_MAX_TRIALS:])
 
@@ -189,15 +204,15 @@ def _check(
         kept = kept._replace(satisfied=frozenset())
     if kept.underserved_retries > now.underserved_retries:
         return kept.at(first_round(pods))
-    if now.sharing.by_gate and slices_retry_due(now, now_ns):
-        return kept._replace(trials=(), satisfied=frozenset()).at(first_round(pods))
+    if all_retry_due(now, trial, now_ns):
+        return kept.afresh().at(first_round(pods))
     changed = _has_changed(before, trial)
     kept = kept._replace(idle_by_gate=kept.idle_by_gate + 1 if _idles_by_gate(now, trial, pods) else 0)
     gates = None if now.sharing.by_gate else _gates_to_try(now, trial, pods, utilization, now_ns)
     if changed or kept.idle_by_gate >= _IDLE_TIMES or gates is not None or _newly_short(before, trial, now, pods):
         return _retry(kept, trial, pods, period_ns, utilization, now_ns, changed=changed)
     weights = {name: entry.weight for name, entry in pods.items()}
-    is_final = now.sharing.by_gate or now_ns < now.kept_until_ns
+    is_final = now.sharing.by_gate or now.kept_until_ns > 0
     following = None if is_final else next_round(now, trial, weights, pods, period_ns)
     if following is None:
         return kept
@@ -207,10 +222,9 @@ def _check(
 
 def _idles_by_gate(now: Tuning, trial: Trial, pods: Mapping[str, RoundEntry]) -> bool:
     """Tell whether turns by gate leave more of the card idle than they may; False for slices."""
-    slices = [each for each in now.trials if not each.sharing.by_gate]
-    if not now.sharing.by_gate or not slices:
+    if not now.sharing.by_gate or not _slices(now):
         return False
-    return sum(trial.rates.values()) < least_gated_use(now, now.sharing, best_round(slices, now.trials, pods))
+    return sum(trial.rates.values()) < least_gated_use(now, now.sharing, _best_by_slices(now, pods))
 
 
 def _note_underserved(now: Tuning, trial: Trial, pods: Mapping[str, RoundEntry], now_ns: int) -> Tuning:
@@ -222,7 +236,7 @@ def _note_underserved(now: Tuning, trial: Trial, pods: Mapping[str, RoundEntry],
     if now_ns - since_ns < _UNDERSERVED_NS << min(now.underserved_retries, _MAX_DOUBLINGS):
         return kept._replace(underserved_since_ns=since_ns)
     retries = now.underserved_retries + 1
-    return kept._replace(trials=(), satisfied=frozenset(), underserved_retries=retries, underserved_since_ns=0)
+    return kept.afresh()._replace(underserved_retries=retries, underserved_since_ns=0)
 
 
 def _underserves(trial: Trial, pods: Mapping[str, RoundEntry]) -> bool:
@@ -267,10 +281,10 @@ def _retry(
         return kept.restart()
     retried = kept._replace(retries=doublings + 1, retried_ns=now_ns)
     if changed:
-        retried = retried._replace(trials=(), satisfied=frozenset())
+        retried = retried.afresh()
     if kept.sharing.by_gate:
         failed = retried._replace(gates_failed={}, gates_failed_ns=now_ns, idle_by_gate=0)
         return failed.at(first_round(pods))
     if changed:
         return retried.at(first_round(pods))
-    return _proceed(_record(retried, trial), pods, period_ns, utilization, now_ns)
+    return _proceed(_record(retried, trial, now_ns), pods, period_ns, utilization, now_ns)

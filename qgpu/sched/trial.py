@@ -254,6 +254,17 @@ def score(trial: Trial, every: Sequence[Trial], pods: Mapping[str, RoundEntry]) 
         rate, due = trial.rates[name], min(parts[name], max(each.rates.get(name, 0.0) for each in every))
         if by_weight and name not in trial.early:
             rate += trial.turns_ns[name] / trial.watched_ns
-        if due > 0 and not (name in trial.resting and rate >= _SERVED * due):
+        if due > 0 and not (name in trial.resting and _is_served(name, trial, every, parts[name])):
             least = min(least, rate / due)
     return least**2 * sum(trial.rates.values())
+
+
+def _is_served(name: str, trial: Trial, every: Sequence[Trial], part: float) -> bool:
+    """Tell whether a pod that rests has about as much as in any other trial, or its ``part`` of the card.
+
+    Each of the trials may have counted a step too few or too many.
+    """
+    slices = [each for each in every if name in each.rates and not each.sharing.by_gate]
+    step_ns = max((each.turns_ns[name] for each in slices), default=0.0)
+    most = max((each.rates[name] - step_ns / each.watched_ns for each in slices), default=0.0)
+    return trial.rates[name] + step_ns / trial.watched_ns >= _SERVED * min(part, most)

@@ -46,8 +46,8 @@ class Tuning(NamedTuple):
     #: gates had worked before.
     gates_failed: Mapping[str, float] = MappingProxyType({})
     gates_failed_ns: int | None = None
-    #: When turns by gate were settled on.
-    gates_since_ns: int = 0
+    #: When the first of the trials was made.
+    tried_ns: int = 0
     #: For how many measurements in a row gates have left the card idle.
     idle_by_gate: int = 0
     #: Retries because pods' behaviour changed or a pod fell short: how many lately, and when the last was.
@@ -58,7 +58,7 @@ class Tuning(NamedTuple):
     underserved_since_ns: int = 0
     #: Under other weights, this way let the pods do this part of the card's work; 0 once it was tried under these.
     expected: float = 0.0
-    #: Until then a way that was kept after a change of weights is not refined.
+    #: Until then a way that was kept after a change of weights stays as it is; 0 for a way that these weights led to.
     kept_until_ns: int = 0
     #: What was measured of the card's model.
     hardware: HardwareTraits = OTHER
@@ -91,9 +91,13 @@ class Tuning(NamedTuple):
         """Keep to the way of a trial."""
         return self.at(trial.sharing)._replace(settled=True, fits_slice=trial.fits_slice, expected=0.0)
 
+    def afresh(self) -> Tuning:
+        """Forget what was tried, because pods do something else now."""
+        return self._replace(trials=(), satisfied=frozenset(), kept_until_ns=0)
+
     def keep(self, trial: Trial, now_ns: int) -> Tuning:
         """Keep to a way that other weights had settled on, and look for a better one later."""
-        return self.settle_on(trial)._replace(kept_until_ns=now_ns + KEPT_NS, gates_since_ns=now_ns)
+        return self.settle_on(trial)._replace(kept_until_ns=now_ns + KEPT_NS, tried_ns=now_ns)
 
     def with_other_weights(self) -> Tuning | None:
         """Return where to begin when only the pods' weights change: with the same way, to be tried first.

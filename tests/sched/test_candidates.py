@@ -7,10 +7,11 @@ from collections.abc import Collection
 import pytest
 
 from qgpu.model import Grant, PodClass, PodPlan, Sharing
-from qgpu.sched.candidates import gates_worth_a_trial, least_gated_use
+from qgpu.sched.candidates import RETRY_NS, all_retry_due, gates_worth_a_trial, least_gated_use
 from qgpu.sched.gpu_usage import GpuUse, RoundEntry
 from qgpu.sched.slice_tuner import begin
 from qgpu.sched.trial import Trial
+from qgpu.sched.tuning import KEPT_NS, Tuning
 
 
 def entries(**cores: int) -> dict[str, RoundEntry]:
@@ -60,3 +61,24 @@ def test_pods_that_leave_gaps_get_no_window(found: Trial, ungated: set[str] | No
 )
 def test_gates_may_idle_where_one_pod_leaves_gaps(found: Trial, least: float) -> None:
     assert least_gated_use(begin([1, 1]), Sharing(by_gate=True), found) == pytest.approx(least)
+
+
+@pytest.mark.parametrize(
+    ("sharing", "switching", "kept", "after_ns"),
+    [
+        (Sharing(by_gate=True), 0.0, False, RETRY_NS),
+        (Sharing(), 0.2, False, RETRY_NS),
+        (Sharing(), 0.01, False, None),
+        (Sharing(), 0.01, True, KEPT_NS),
+        (Sharing(by_gate=True), 0.0, True, KEPT_NS),
+    ],
+)
+def test_every_way_is_tried_again_once_trials_are_old(
+    sharing: Sharing, switching: float, kept: bool, after_ns: int | None
+) -> None:
+    found = trial(a=0.4, b=0.5)._replace(sharing=sharing, switching=switching)
+    now = Tuning(sharing, trials=(found,), settled=True)
+    now = now.keep(found, 0) if kept else now
+
+    for now_ns in (KEPT_NS - 1, KEPT_NS, RETRY_NS - 1, RETRY_NS):
+        assert all_retry_due(now, found, now_ns) is (after_ns is not None and now_ns >= after_ns)

@@ -310,3 +310,16 @@ def test_a_lone_idle_context_costs_no_quota() -> None:
 
     assert debts[0.0] <= 0
     assert debts[None] > STEP // 4
+
+
+@pytest.mark.parametrize(("run_ms", "expected"), [(90, False), (20, True)])
+def test_turns_that_a_slice_ends_do_not_make_a_pod_fragmented(run_ms: int, expected: bool) -> None:
+    """A hundred turns in a tenth of a second: each is a whole slice, or ends early."""
+    slice_us = OTHER.slice_of_us(NS_PER_MS)
+    ledger = Ledger(0)
+    for number in range(30):
+        tsg = TsgSample("a/0", run_ms * NS_PER_MS, starts=100)
+        ledger = ledger.advance(Sample(0, number * STEP, (PodSample("a", Grant(cores=50), (tsg,), 0),)))
+        ledger = ledger.planned(Plan(0, STEP, (PodPlan("a", PodClass.ONLINE, slice_us, weight=1),)))
+
+    assert ledger.snapshot(STEP).pods[0].fragmented is expected

@@ -15,7 +15,7 @@ from qgpu.model import NS_PER_MS, NS_PER_S, NS_PER_US, Grant, Plan, Pod, PodClas
 from qgpu.model.hardware_traits import OTHER
 from qgpu.policies.registry import POLICIES
 from qgpu.sched import slice_tuner
-from qgpu.sched.candidates import GATES_RETRY_NS
+from qgpu.sched.candidates import RETRY_NS
 from qgpu.sched.gpu_usage import GpuUse, RoundEntry
 from qgpu.sched.measurement import MAX_WORK_DEBT_NS
 from qgpu.sched.slice_tuner import Tuning
@@ -266,6 +266,18 @@ def test_a_kept_first_round_that_serves_worse_ends_its_trial() -> None:
     assert card.known.settled
 
 
+def test_other_programs_after_an_interruption_are_seen() -> None:
+    card = pair(steps(0.1), Program(), (60, 30))
+    card.run(5)
+    settled = card.known
+    card.known = slice_tuner.interrupted(settled.at(Sharing(equal=True)))
+    assert card.known.unfinished
+    card.programs["a"] = Program()
+    card.run(1)
+
+    assert not any(trial.rates["a"] < 0.2 for trial in card.known.trials)
+
+
 def test_gates_that_nobody_asked_for_lead_to_a_first_round() -> None:
     known = slice_tuner.begin([1, 1])
     part = {name: PodPlan(name, PodClass.OFFLINE, 2000, weight=1) for name in "ab"}
@@ -296,7 +308,7 @@ def test_gates_may_idle_where_slices_do_much_less(other: Program, utilization: f
 def test_gates_are_compared_with_slices_again_later(utilization: float) -> None:
     card = pair(steps(0.1), Program(), utilization=utilization)
     card.run(10)
-    known = card.run(GATES_RETRY_NS / NS_PER_S)
+    known = card.run(RETRY_NS / NS_PER_S)
 
     assert (known.settled, known.sharing) == (True, BY_GATE)
     assert card.gates_tried == 1
@@ -311,7 +323,7 @@ def test_gates_kept_for_new_weights_are_soon_compared() -> None:
 
     assert card.run(5).sharing == BY_GATE
     assert card.gates_tried == 1
-    card.run(GATES_RETRY_NS / NS_PER_S - 10)
+    card.run(RETRY_NS / NS_PER_S - 10)
     assert set(card.tried) == {BY_GATE}
 
 
@@ -343,7 +355,7 @@ def leaving() -> Card:
 
 def test_gates_that_leave_the_card_idle_are_tried_only_once() -> None:
     card = leaving()
-    known = card.run(GATES_RETRY_NS / NS_PER_S - 10)
+    known = card.run(RETRY_NS / NS_PER_S - 10)
 
     assert card.gates_tried == 1
     assert known.settled
@@ -384,12 +396,12 @@ def test_gates_that_failed_by_chance_are_tried_once_more() -> None:
     assert not card.run(10).sharing.by_gate
 
     card.utilization = 1.0
-    assert card.run(GATES_RETRY_NS / NS_PER_S + 5).sharing.by_gate
+    assert card.run(RETRY_NS / NS_PER_S + 5).sharing.by_gate
 
 
 def test_gates_that_failed_are_not_tried_at_every_change() -> None:
     card, tries, looks = leaving(), 0, 0
-    for turn in range(int(GATES_RETRY_NS / NS_PER_S / 3) - 3):
+    for turn in range(int(RETRY_NS / NS_PER_S / 3) - 3):
         stay = (0.8, 0.35) if turn % 2 else (0.35, 0.8)
         card.programs |= {name: Program(stays=part) for name, part in zip("ab", stay, strict=True)}
         card.run(3)

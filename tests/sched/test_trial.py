@@ -10,7 +10,7 @@ import pytest
 from qgpu.model import NS_PER_MS, Grant, PodClass, PodPlan, Sharing, Window
 from qgpu.model.hardware_traits import OTHER
 from qgpu.sched.gpu_usage import GpuUse, RoundEntry
-from qgpu.sched.trial import dues, observe
+from qgpu.sched.trial import Trial, dues, observe, score
 
 
 def entries(cores: Mapping[str, int | None], weights: Mapping[str, int]) -> dict[str, RoundEntry]:
@@ -91,3 +91,16 @@ def test_the_time_that_gates_take_to_move_is_no_pods_idle_time() -> None:
 
 def test_no_pod_idles_for_longer_than_its_turns() -> None:
     assert gated(0.3, frozenset({"b"})) == pytest.approx({"a": 0.18, "b": 0.12})
+
+
+@pytest.mark.parametrize(("steps", "served"), [(2, True), (12, False)])
+def test_a_resting_pod_may_have_missed_one_step_by_chance(steps: int, served: bool) -> None:
+    """Pod a rests, and had twice as many steps of 1 ms in a trial of another way."""
+    pods, turns = entries({"a": 50, "b": 50}, {"a": 1, "b": 1}), {"a": 1e6, "b": 1e6}
+    ways = [Sharing(round_ns=4_000_000), Sharing(round_ns=8_000_000)]
+    now, before = (
+        Trial(way, {"a": count / 100, "b": 0.6}, turns, resting=frozenset("a"), watched_ns=100 * NS_PER_MS)
+        for way, count in zip(ways, (steps, 2 * steps), strict=True)
+    )
+
+    assert (score(now, [now, before], pods) == sum(now.rates.values())) is served
