@@ -27,7 +27,7 @@ struct request {
 	u64 params;
 	size_t status_at;
 	u8 flags, memory_at;	/* of the class, see rule_lookup.h */
-	u32 written[QGPU_WRITTEN_MAX];	/* handles of memory that the card writes for a TSG or channel */
+	u32 written[QGPU_WRITTEN_MAX];	/* handles of memory that the card or RM writes for the object */
 };
 
 static struct request request_of(const struct qgpu_call *call)
@@ -176,12 +176,20 @@ static void look_at_written(const struct qgpu_call *call, struct request *reques
 {
 	static const u8 of_tsg[QGPU_WRITTEN_MAX] = NV_TSG_PARAMS_WRITTEN_AT;
 	static const u8 of_channel[QGPU_WRITTEN_MAX] = NV_CHANNEL_PARAMS_WRITTEN_AT;
+	static const u8 of_surface[QGPU_WRITTEN_MAX] = NV_SURFACE_PARAMS_MEMORY_AT;
+	const u8 *at;
 	int i;
 
-	if (request->class != KEPLER_CHANNEL_GROUP_A && !NV_IS_GPFIFO(request->class))
+	if (request->class == NV_SEMAPHORE_SURFACE)
+		at = of_surface;
+	else if (NV_IS_GPFIFO(request->class))
+		at = of_channel;
+	else if (request->class == KEPLER_CHANNEL_GROUP_A)
+		at = of_tsg;
+	else
 		return;
 	for (i = 0; i < QGPU_WRITTEN_MAX; i++)
-		request->written[i] = param_u32(call, NV_IS_GPFIFO(request->class) ? of_channel[i] : of_tsg[i]);
+		request->written[i] = param_u32(call, at[i]);
 }
 
 static u32 engine_of(const struct qgpu_call *call, u32 class)
@@ -430,7 +438,7 @@ static long alloc_event(struct qgpu_call *call, const struct request *request)
 
 	if (mutex_lock_killable(&pod->events_lock))
 		return -EINTR;
-	fits = qgpu_event_object_fits(pod);
+	fits = qgpu_part_fits(pod, QGPU_EVENT_OBJECTS);
 	if (fits || READ_ONCE(pod->gone))
 		ret = alloc_object(call, request);
 	else
@@ -456,7 +464,8 @@ static long vram(struct qgpu_call *call, const struct request *request, u64 size
 static bool is_looked_at(u32 class)
 {
 	return class == NV01_MEMORY_LOCAL_USER || class == NV50_MEMORY_VIRTUAL || class == KEPLER_CHANNEL_GROUP_A ||
-	       class == FERMI_VASPACE_A || NV_IS_GPFIFO(class) || NV_IS_DMA_COPY(class);
+	       class == FERMI_VASPACE_A || class == NV_SEMAPHORE_SURFACE || NV_IS_GPFIFO(class) ||
+	       NV_IS_DMA_COPY(class);
 }
 
 /* RM has such address spaces for a whole card. Processes that name no address space of their own share them. */

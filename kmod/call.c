@@ -44,6 +44,7 @@ long qgpu_call_forward(struct qgpu_call *call)
 		.params_at = call->params_at,
 		.params_size = call->params_size,
 		.params = call->params,
+		.exports = call->exports,
 	};
 	long ret;
 
@@ -52,6 +53,7 @@ long qgpu_call_forward(struct qgpu_call *call)
 	qgpu_toctou_end(&seal);
 	call->sealed = seal.answered;
 	call->failed = seal.failed;
+	call->carried = seal.carried;
 	if (!ret && !seal.answered && qgpu_toctou_sealed())
 		qgpu_pod_flag(call->pod, QGPU_POD_UNCHECKED, QGPU_EVENT_POD_CHANGED);
 	if (seal.tampered)

@@ -26,6 +26,8 @@ struct qgpu_call {
 	bool sealed;		/* out is RM's own answer, not the content of user memory */
 	bool failed;		/* RM refused the call without processing it; but see alloc.c */
 	bool owes;		/* not made yet: the pod has to pay first, without locks */
+	u32 exports;		/* pGPUs of memory that it puts into a file by a descriptor */
+	u32 carried;		/* ... that was in the file which it names by one, as far as it is known */
 	u64 params_at;		/* in user memory */
 	u32 params_size;
 	void *params;		/* the checked copy that RM acts on; if sealed, afterwards RM's answer */

@@ -10,6 +10,7 @@
 #include "client.h"
 #include "context.h"
 #include "control.h"
+#include "event_object.h"
 #include "events.h"
 #include "export.h"
 #include "gate_penalty.h"
@@ -339,6 +340,41 @@ static long handle(struct qgpu_call *call, const struct qgpu_control_rule *rule)
 	return qgpu_call_forward(call);
 }
 
+/* Counted without RM's own answer, too: RM may have done it. */
+static long count(struct qgpu_call *call, const struct qgpu_control_rule *rule, enum qgpu_part_kind kind, bool more)
+{
+	const struct nvos54 *control = &call->in.control;
+	struct qgpu_pod *pod = call->pod;
+	long ret;
+
+	if (mutex_lock_killable(&pod->events_lock))
+		return -EINTR;
+	if (more && !qgpu_part_fits(pod, kind)) {
+		ret = refuse(call, NV_ERR_INSUFFICIENT_RESOURCES);
+	} else {
+		ret = handle(call, rule);
+		if (call->sealed ? call->out.control.status == NV_OK : more)
+			qgpu_part_count(pod, kind, control->client, control->object, more);
+	}
+	mutex_unlock(&pod->events_lock);
+	return ret;
+}
+
+static long handle_counted(struct qgpu_call *call, const struct qgpu_control_rule *rule)
+{
+	switch (rule->number) {
+	case NV_SEMAPHORE_SURFACE_BIND_CHANNEL:
+		return count(call, rule, QGPU_BINDINGS, true);
+	case NV_SEMAPHORE_SURFACE_UNBIND_CHANNEL:
+		return count(call, rule, QGPU_BINDINGS, false);
+	case NV00FD_ATTACH_MEM:
+		return count(call, rule, QGPU_PIECES, true);
+	case NV00FD_DETACH_MEM:
+		return count(call, rule, QGPU_PIECES, false);
+	}
+	return handle(call, rule);
+}
+
 /* Of a removed pod nothing is refused, and only what it keeps is noted. */
 static long watch(struct qgpu_call *call, const struct qgpu_control_rule *rule)
 {
@@ -359,5 +395,5 @@ long qgpu_control(struct qgpu_call *call)
 		return refuse(call, NV_ERR_INVALID_ARGUMENT);
 	if (names_foreign_client(call, rule))
 		return refuse(call, NV_ERR_INVALID_OBJECT_HANDLE);
-	return handle(call, rule);
+	return handle_counted(call, rule);
 }

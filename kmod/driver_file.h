@@ -17,6 +17,7 @@ struct qgpu_file {
 	bool held;			/* its release keeps gates open */
 	bool shared;			/* ... that other processes use too */
 	bool made_os_events;		/* they may be gone by now */
+	atomic_t carries;		/* pGPUs of memory that pods have exported by it: toctou.c */
 	u64 gated_ns;			/* how long the pod's gates had been due closed when its release began; before: all ones */
 	u64 starved_ns;			/* ... and its task had waited for a CPU */
 	struct rcu_head rcu;

@@ -21,12 +21,19 @@ static u32 charge(const struct qgpu_arrival *arrival, struct qgpu_object *object
 {
 	struct qgpu_mem *mem = known ?: qgpu_mem_get(arrival->spare);
 
-	if (!known && (arrival->gpu < 0 || qgpu_mem_resize(mem, BIT(arrival->gpu), arrival->size))) {
+	if (!known && (!arrival->gpus || qgpu_mem_resize(mem, arrival->gpus, arrival->size))) {
 		qgpu_mem_put(mem);
 		return NV_ERR_NO_MEMORY;
 	}
 	qgpu_mem_name(object, mem);
 	return NV_OK;
+}
+
+/* Memory that is imported may lie on another card than the device above it: without knowing, no limit is passed. */
+static void look_at_card(struct qgpu_arrival *arrival, const struct qgpu_object *object)
+{
+	if (!arrival->gpus && object->gpu >= 0)
+		arrival->gpus = BIT(object->gpu) | (arrival->dup ? 0 : qgpu_pod_limited(arrival->client->pod));
 }
 
 /* Without a seal the pod may have said itself which handle RM has made. Returns an RM status. */
@@ -74,7 +81,7 @@ static u32 share_fabric(struct qgpu_arrival *arrival, bool sealed, qgpu_finder f
 		qgpu_mem_put(known);
 		return NV_ERR_NO_MEMORY;
 	}
-	arrival->gpu = object->gpu;
+	look_at_card(arrival, object);
 	if (dup && arrival->size)
 		status = charge(arrival, object, known);
 	else
@@ -125,7 +132,7 @@ static u32 book(struct qgpu_arrival *arrival, bool sealed, qgpu_finder find, voi
 	object = qgpu_object_add(client, arrival->handle, arrival->parent, class, sealed);
 	if (IS_ERR(object))
 		return NV_ERR_NO_MEMORY;
-	arrival->gpu = object->gpu;
+	look_at_card(arrival, object);
 	object->gpu = arrival->lies_on;
 	status = charge(arrival, object, find(arrival, about));
 	if (status == NV_OK)
@@ -269,7 +276,6 @@ long qgpu_dup(struct qgpu_call *call)
 {
 	struct qgpu_arrival arrival = {
 		.parent = call->in.dup.parent ?: call->in.dup.client,
-		.gpu = -1,
 		.lies_on = -1,
 		.dup = &call->in.dup,
 		.source = qgpu_client_get(call->in.dup.client_src, call->pod),

@@ -12,7 +12,7 @@ struct qgpu_tsg;
 struct qgpu_arrival {
 	struct qgpu_client *client;
 	u32 parent, handle;
-	int gpu;		/* found out here */
+	u32 gpus;		/* the cards to charge; 0: that of the device above, found out here */
 	u64 size;		/* likewise; before, that of the memory that was duplicated, if it is known */
 	struct qgpu_mem *spare;	/* an empty charge, in case it is charged like new memory; made before RM is asked */
 	int lies_on;		/* the card of the memory that was duplicated; -1: unknown, as of an import */

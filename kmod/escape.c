@@ -154,11 +154,14 @@ long qgpu_escape(struct qgpu_file *file, unsigned int cmd, unsigned long arg, qg
 	call.user = (void __user *)arg;
 	call.nr = _IOC_NR(cmd);
 	call.size = _IOC_SIZE(cmd);
+	call.exports = 0;
 	call.params_at = 0;
 	call.params_size = 0;
 	call.params = NULL;
 	if (copy_from_user(&call.in, call.user, call.size))
 		return -EFAULT;
+	memset(&call.out, 0xff, sizeof(call.out));	/* unless RM answers: not OK */
+	call.sealed = true;
 	if (is_foreign(&call))
 		return -EPERM;
 	if (down_killable(&call.pod->calls))

@@ -1,44 +1,70 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * event_object.c - bounds a pod's event objects: RM notifies all of a card's in an interrupt, under a spinlock. RM frees
- * them with what they belong to, too. So the module asks RM which ones there are before it refuses another one.
+ * event_object.c - bounds what a pod's objects have in RM without a handle that a call names: event objects, which RM
+ * notifies all of a card's in an interrupt, under a spinlock; bindings of channels to semaphore surfaces, for each of
+ * which RM makes up to eight events of its own; and pieces of multicast objects, which RM detaches with its lock held.
+ *
+ * RM frees them with what they belong to, too. So the module asks RM which of those there are before it refuses another
+ * one.
  */
-#include <linux/lockdep.h>
-
 #include "event_object.h"
 #include "pod.h"
 #include "rm.h"
 
-/* A CUDA process has about ten. */
-#define MOST_EVENTS	2048
+static const u32 most[] = {
+	[QGPU_EVENT_OBJECTS] = 2048,	/* a CUDA process has about ten */
+	[QGPU_BINDINGS] = 2048,
+	[QGPU_PIECES] = 32768,		/* as for the guardian, of mappings for the card */
+};
 
-static void forget_gone(struct qgpu_pod *pod)
+static unsigned long key_of(u32 client, u32 handle)
+{
+	return (unsigned long)client << 32 | handle;
+}
+
+static void set(struct qgpu_parts *parts, unsigned long key, u32 number)
+{
+	parts->sum += number - xa_to_value(xa_load(&parts->numbers, key));
+	if (number)	/* RM has it already, so noting it must not fail */
+		xa_store(&parts->numbers, key, xa_mk_value(number), GFP_KERNEL_ACCOUNT | __GFP_NOFAIL);
+	else
+		xa_erase(&parts->numbers, key);
+}
+
+static void forget_gone(struct qgpu_parts *parts)
 {
 	unsigned long key;
 	void *entry;
 
-	xa_for_each(&pod->event_objects, key, entry) {
-		if (!qgpu_rm_gone(key >> 32, (u32)key))
-			continue;
-		xa_erase(&pod->event_objects, key);
-		pod->nr_event_objects--;
+	xa_for_each(&parts->numbers, key, entry) {
+		if (qgpu_rm_gone(key >> 32, (u32)key))
+			set(parts, key, 0);
 	}
 }
 
-bool qgpu_event_object_fits(struct qgpu_pod *pod)
+bool qgpu_part_fits(struct qgpu_pod *pod, enum qgpu_part_kind kind)
 {
+	struct qgpu_parts *parts = &pod->parts[kind];
+
 	lockdep_assert_held(&pod->events_lock);
-	if (pod->nr_event_objects >= MOST_EVENTS)
-		forget_gone(pod);
-	return pod->nr_event_objects < MOST_EVENTS;
+	if (parts->sum >= most[kind])
+		forget_gone(parts);
+	return parts->sum < most[kind];
 }
 
-/* RM has it already, so noting it must not fail. */
 void qgpu_event_object_made(struct qgpu_pod *pod, u32 client, u32 handle)
 {
-	unsigned long key = (unsigned long)client << 32 | handle;
+	lockdep_assert_held(&pod->events_lock);
+	set(&pod->parts[QGPU_EVENT_OBJECTS], key_of(client, handle), 1);
+}
+
+void qgpu_part_count(struct qgpu_pod *pod, enum qgpu_part_kind kind, u32 client, u32 handle, bool more)
+{
+	struct qgpu_parts *parts = &pod->parts[kind];
+	unsigned long key = key_of(client, handle);
+	u32 number = xa_to_value(xa_load(&parts->numbers, key));
 
 	lockdep_assert_held(&pod->events_lock);
-	if (!xa_store(&pod->event_objects, key, xa_mk_value(1), GFP_KERNEL_ACCOUNT | __GFP_NOFAIL))
-		pod->nr_event_objects++;
+	if (more || number)
+		set(parts, key, more ? number + 1 : number - 1);
 }

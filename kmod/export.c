@@ -27,7 +27,7 @@
 static long export_locked(struct qgpu_call *call, struct qgpu_client *client, const u32 *handles, u32 nr)
 {
 	struct qgpu_object *object;
-	u32 i;
+	u32 i, gpus = 0;
 
 	for (i = 0; i < nr; i++) {
 		if (qgpu_rm_is_shared_page(client->handle, handles[i]))
@@ -38,8 +38,9 @@ static long export_locked(struct qgpu_call *call, struct qgpu_client *client, co
 	for (i = 0; i < nr; i++) {
 		object = qgpu_object_find(client, handles[i]);
 		if (object && qgpu_is_memory(object->class))
-			qgpu_mem_export(client, object);
+			gpus |= qgpu_mem_export(client, object);
 	}
+	call->exports = gpus;
 	return qgpu_call_forward(call);
 }
 
@@ -99,12 +100,12 @@ static struct qgpu_mem *find_exported(const struct qgpu_arrival *arrival, void *
 	struct qgpu_mem *found = NULL;
 	int i, n, *left = about;
 
-	if (arrival->gpu < 0)
+	if (!arrival->gpus)
 		return NULL;
 	exports = kcalloc(COMPARED_MAX, sizeof(*exports), GFP_KERNEL_ACCOUNT);
 	if (!exports)
 		return NULL;
-	n = qgpu_mem_exports(arrival->client->pod, arrival->gpu, arrival->size, exports, COMPARED_MAX);
+	n = qgpu_mem_exports(arrival->client->pod, arrival->gpus, arrival->size, exports, COMPARED_MAX);
 	for (i = 0; i < n; i++) {
 		if (!found && (*left)-- > 0 && !fatal_signal_pending(current) && is_same(arrival, &exports[i]))
 			found = exports[i].mem;
@@ -213,7 +214,7 @@ static u32 book_imports(struct qgpu_call *call, struct qgpu_client *client, cons
 	while (status == NV_OK && (arrival.handle = next_import(call, &importing->imports, &i))) {
 		if (test_bit(i - 1, importing->taken) || is_empty(call, &importing->imports, i - 1))
 			continue;
-		arrival.gpu = -1;
+		arrival.gpus = call->carried;
 		arrival.spare = importing->spares[nr++];
 		status = qgpu_arrive(call, &arrival, find_exported, &left);
 		cond_resched();

@@ -185,15 +185,17 @@ void qgpu_mem_keep(struct qgpu_client *client, struct qgpu_mem *mem)
 	spin_unlock(&mem_lock);
 }
 
-void qgpu_mem_export(struct qgpu_client *client, struct qgpu_object *object)
+u32 qgpu_mem_export(struct qgpu_client *client, struct qgpu_object *object)
 {
 	struct qgpu_mem *mem;
+	u32 gpus = 0;
 
 	spin_lock(&mem_lock);
 	mem = object->mem;
 	if (mem) {
 		if (list_empty(&mem->node))
 			mem->refs++;
+		gpus = mem->gpus;
 		list_move(&mem->node, &client->pod->kept);
 		hash_del(&mem->export_node);
 		hash_add(exported, &mem->export_node, export_key(mem->pod, mem->gpus, mem->size));
@@ -203,6 +205,7 @@ void qgpu_mem_export(struct qgpu_client *client, struct qgpu_object *object)
 		}
 	}
 	spin_unlock(&mem_lock);
+	return gpus;
 }
 
 /* No task adds to this list any more. */
@@ -235,16 +238,16 @@ void qgpu_mem_file_closed(struct qgpu_pod *pod)
 	qgpu_mem_release(&kept);
 }
 
-int qgpu_mem_exports(struct qgpu_pod *pod, int gpu, u64 size, struct qgpu_export *exports, int max)
+int qgpu_mem_exports(struct qgpu_pod *pod, u32 gpus, u64 size, struct qgpu_export *exports, int max)
 {
 	struct qgpu_mem *mem;
 	int n = 0, looked = 0;
 
 	spin_lock(&mem_lock);
-	hash_for_each_possible(exported, mem, export_node, export_key(pod, BIT(gpu), size)) {
+	hash_for_each_possible(exported, mem, export_node, export_key(pod, gpus, size)) {
 		if (n == max || looked++ == LOOKED_AT_MAX)
 			break;
-		if (mem->pod != pod || mem->gpus != BIT(gpu) || mem->size != size)
+		if (mem->pod != pod || mem->gpus != gpus || mem->size != size)
 			continue;
 		mem->refs++;
 		exports[n++] = (struct qgpu_export){ mem->client, mem->handle, mem };

@@ -36,8 +36,8 @@ void qgpu_mem_drop(struct qgpu_object *object);
 
 /* Keep memory charged until the client goes (it has no other name); consumes the reference. */
 void qgpu_mem_keep(struct qgpu_client *client, struct qgpu_mem *mem);
-/* Keep the memory of an object charged until the pod has no file left, because it is exported. */
-void qgpu_mem_export(struct qgpu_client *client, struct qgpu_object *object);
+/* Keep the memory of an object charged until the pod has no file left, because it is exported. Returns its pGPUs. */
+u32 qgpu_mem_export(struct qgpu_client *client, struct qgpu_object *object);
 void qgpu_mem_release(struct list_head *kept);
 /* One file of the pod is gone. With the last one nothing that the pod has exported stays charged. */
 void qgpu_mem_file_closed(struct qgpu_pod *pod);
@@ -48,8 +48,8 @@ struct qgpu_export {
 	struct qgpu_mem *mem;	/* a reference */
 };
 
-/* The pod's exports of one size on a pGPU, newest first; returns their number, at most max. */
-int qgpu_mem_exports(struct qgpu_pod *pod, int gpu, u64 size, struct qgpu_export *exports, int max);
+/* The pod's exports of one size on these pGPUs, newest first; returns their number, at most max. */
+int qgpu_mem_exports(struct qgpu_pod *pod, u32 gpus, u64 size, struct qgpu_export *exports, int max);
 
 void qgpu_mem_usage(struct qgpu_pod *pod, int gpu, u64 *size, u64 *peak);
 

@@ -237,6 +237,8 @@ static_assert(sizeof(struct nvos32) == 184);
 #define NV_CHANNEL_PARAMS_USERD_AT	32
 #define NV_CHANNEL_PARAMS_USERD_OFFSET_AT 64
 #define NV_USERD_BYTES			512	/* kernel_fifo_gv100.c */
+/* Memory of a semaphore surface: the semaphores, and their greatest values. */
+#define NV_SURFACE_PARAMS_MEMORY_AT	{ 0, 4 }
 /* The module copies at most this much of any parameters. */
 #define NV_PARAMS_LOOKED_AT		144
 
@@ -401,6 +403,12 @@ struct nva06c_preempt {
 
 #define NVA06F_GPFIFO_SCHEDULE		0xa06f0103
 #define NVA06F_BIND			0xa06f0104
+
+/* SDK/ctrl/ctrl00da.h, ctrl00fd.h */
+#define NV_SEMAPHORE_SURFACE_BIND_CHANNEL	0xda0002
+#define NV_SEMAPHORE_SURFACE_UNBIND_CHANNEL	0xda0006
+#define NV00FD_ATTACH_MEM		0xfd0102
+#define NV00FD_DETACH_MEM		0xfd0105
 
 /* kchannelgroup default: src/nvidia/.../kernel_fifo_gv100.c, 128 << 3 µs */
 #define NV_DEFAULT_TIMESLICE_US		1024

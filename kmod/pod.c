@@ -32,13 +32,15 @@ static LIST_HEAD(former);	/* pods that were removed and are still named by open 
 static void pod_free(struct kref *ref)
 {
 	struct qgpu_pod *pod = container_of(ref, struct qgpu_pod, ref);
+	int i;
 
 	spin_lock(&former_lock);
 	list_del(&pod->former_node);
 	spin_unlock(&former_lock);
 	WARN_ON(atomic_read(&pod->nr_os_events));
 	xa_destroy(&pod->os_events);
-	xa_destroy(&pod->event_objects);
+	for (i = 0; i < QGPU_PART_KINDS; i++)
+		xa_destroy(&pod->parts[i].numbers);
 	cgroup_put(pod->cgroup);
 	kfree_rcu(pod, rcu);
 }
@@ -171,6 +173,7 @@ static void forget_grants(struct qgpu_pod *pod)
 static struct qgpu_pod *pod_new(struct cgroup *cgroup)
 {
 	struct qgpu_pod *pod = kzalloc(sizeof(*pod), GFP_KERNEL);
+	int i;
 
 	if (!pod) {
 		cgroup_put(cgroup);
@@ -185,7 +188,8 @@ static struct qgpu_pod *pod_new(struct cgroup *cgroup)
 	init_rwsem(&pod->making);
 	mutex_init(&pod->events_lock);
 	xa_init_flags(&pod->os_events, XA_FLAGS_ACCOUNT);
-	xa_init_flags(&pod->event_objects, XA_FLAGS_ACCOUNT);
+	for (i = 0; i < QGPU_PART_KINDS; i++)
+		xa_init_flags(&pod->parts[i].numbers, XA_FLAGS_ACCOUNT);
 	INIT_LIST_HEAD(&pod->joined);
 	INIT_LIST_HEAD(&pod->kept);
 	INIT_LIST_HEAD(&pod->former_node);

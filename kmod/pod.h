@@ -30,6 +30,19 @@ enum qgpu_untracked_kind {
 	QGPU_UNTRACKED_KINDS,
 };
 
+/* What objects have in RM: event_object.c. */
+enum qgpu_part_kind {
+	QGPU_EVENT_OBJECTS,
+	QGPU_BINDINGS,		/* of channels to semaphore surfaces */
+	QGPU_PIECES,		/* of multicast objects */
+	QGPU_PART_KINDS,
+};
+
+struct qgpu_parts {
+	struct xarray numbers;	/* by client and handle */
+	u32 sum;
+};
+
 /* A pod on one pGPU. */
 struct qgpu_share {
 	/* its grant: written under pods_lock, read anywhere */
@@ -90,8 +103,7 @@ struct qgpu_pod {
 	struct xarray os_events;	/* by client and number: the file that each was made on */
 	atomic_t nr_os_events;	/* in it */
 	atomic_t nr_uvm_files;	/* uvm.c: those with an entry there */
-	struct xarray event_objects;	/* event_object.c: by client and handle; under events_lock */
-	u32 nr_event_objects;	/* in it */
+	struct qgpu_parts parts[QGPU_PART_KINDS];	/* under events_lock */
 	atomic_t nr_tsgs;
 	atomic_t nr_further;	/* handles on TSGs, without the first of each */
 	struct list_head kept;	/* memory that stays charged until the last file goes: mem.c, under mem_lock */

@@ -9,7 +9,10 @@
  * RM copies parameters only through os_memcpy_from_user() and os_memcpy_to_user() (os-interface.c, called from
  * param_copy.c). Probes there restore what comes in, and save what goes out, in the same way.
  *
- * Where one of the three cannot be probed (a driver without symbols), calls run unsealed: answers are then read from
+ * RM finds the file of a descriptor by nv_get_file_private(descriptor, control, where the file goes) (nv.c), before an
+ * export is in that file. Another thread may have replaced the file meanwhile, so a probe there notes what it carries.
+ *
+ * Where one of the four cannot be probed (a driver without symbols), calls run unsealed: answers are then read from
  * user memory and compared with what RM says exists. QGPU_INFO_SEALED reports which is the case, and probe_watch.c
  * refuses limits then.
  */
@@ -18,6 +21,7 @@
 #include <linux/spinlock.h>
 #include <linux/string.h>
 
+#include "driver_file.h"
 #include "probes.h"
 #include "pod.h"
 #include "toctou.h"
@@ -149,7 +153,34 @@ static int copying_out(struct kprobe *kprobe, struct pt_regs *regs)
 }
 NOKPROBE_SYMBOL(copying_out);
 
+static int finding_file(struct kretprobe_instance *instance, struct pt_regs *regs)
+{
+	*(struct file ***)instance->data = (struct file **)regs_get_kernel_argument(regs, 2);
+	return !seal_of_current();
+}
+NOKPROBE_SYMBOL(finding_file);
+
+static int found_file(struct kretprobe_instance *instance, struct pt_regs *regs)
+{
+	struct qgpu_toctou *seal = seal_of_current();
+	struct qgpu_file *file;
+
+	if (!seal || !regs_return_value(regs))
+		return 0;
+	file = qgpu_file_find(**(struct file ***)instance->data);	/* RM has a reference */
+	if (file)
+		seal->carried |= atomic_fetch_or(seal->exports, &file->carries);
+	return 0;
+}
+NOKPROBE_SYMBOL(found_file);
+
 static struct qgpu_probe probes[] = {
+	{
+		.symbol = "nvidia:nv_get_file_private",
+		.entered = finding_file,
+		.returned = found_file,
+		.data_size = sizeof(struct file **),
+	},
 	{ .symbol = "nvidia:os_memcpy_to_user", .called = copying_out },
 	{
 		.symbol = "nvidia:os_memcpy_from_user",

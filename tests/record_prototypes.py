@@ -23,7 +23,8 @@ OLDEST = 535
 NEEDED = {
     "kernel-open/common/inc/nv.h": [
         r"NV_STATUS NV_API_CALL rm_ioctl \(nvidia_stack_t \*, nv_state_t \*, nv_file_private_t \*, NvU32, void \*, "
-        r"NvU32\);"
+        r"NvU32\);",
+        r"nv_file_private_t\* ?NV_API_CALL nv_get_file_private ?\(NvS32, NvBool, void \*\*\);",
     ],
     "kernel-open/common/inc/os-interface.h": [
         r"NV_STATUS NV_API_CALL os_memcpy_from_user \(void \*, const void \*, NvU32\);",

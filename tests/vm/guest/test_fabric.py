@@ -11,8 +11,10 @@ import nv
 import pytest
 import qg
 from programs import MIB, ROOM, duplicate, free, program, take
+from test_untracked_objects import quick
 
-FABRIC = 0xF8
+FABRIC, MULTICAST = 0xF8, 0xFD
+PIECES = 1 << 15
 
 
 def put_on_fabric(state, memory, handle=None):
@@ -176,3 +178,28 @@ def test_what_rm_made_and_could_not_say_is_freed(web):
     assert qg.sim()["objects"] == before
     process.run(free, memory)
     assert web.held() == qg.used() == 0
+
+
+def attach(state, number):
+    """Attach memory to a multicast object again and again; how often that goes well, and RM's last status."""
+    p = state["p"]
+    state["multicast"] = state.get("multicast") or p.alloc(p.client, MULTICAST)
+    params = struct.pack("II32x", p.subdevice, p.memory(MIB))
+    for made in range(number):
+        try:
+            p.control(state["multicast"], 0xFD0102, params)
+        except nv.RmError as error:
+            return made, error.status
+    return number, 0
+
+
+@quick
+def test_pieces_of_multicast_objects_are_bounded(web):
+    """RM holds its lock while it detaches all of them."""
+    (process,) = web.processes
+
+    assert process.run(attach, PIECES + 1) == (PIECES, nv.NO_RESOURCES)
+    process.run(lambda state: state["p"].control(state["multicast"], 0xFD0105, bytes(16)))
+    assert process.run(attach, 2) == (1, nv.NO_RESOURCES)
+    process.run(lambda state: state["p"].free(state.pop("multicast")))
+    assert process.run(attach, 2) == (2, 0)

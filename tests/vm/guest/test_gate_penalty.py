@@ -72,6 +72,25 @@ def test_ends_at_the_same_time_cost_no_more_than_one(group, qgpu, slow_end):
     assert group.processes[0].run(timed_free) < 2.5 * TIMES * END
 
 
+def test_a_small_end_leaves_the_bill_of_a_shared_one(group, qgpu, parameter):
+    """Of a process with a TSG of its own, while the end of one with a handle on the group's lasts."""
+    alone = group.process()
+    alone.run(server)
+    qgpu.plan((group.id, 5000, []))
+    qg.until(lambda: card() == [(4, 5000), (1, 5000)])
+    parameter("close_late_us", 500000)
+    began = time.monotonic()
+    group.processes[1].start(lambda state: os.close(state["p"].ctl))
+    time.sleep(0.4)
+    parameter("close_late_us", 0)
+    alone.kill()
+    small = time.monotonic() - began
+    group.processes[1].result()
+    assert small < 0.5
+
+    assert group.processes[0].run(timed_free) > TIMES * 0.5 - 1
+
+
 def test_an_end_that_lasts_into_the_closed_time_is_paid(group, qgpu, slow_end):
     """The gate is open when the end begins. The driver's part of it takes END, so it lasts until END after the kill."""
     qgpu.plan((group.id, 5000))

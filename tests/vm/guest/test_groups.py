@@ -282,15 +282,23 @@ def clients_of_one_file(state):
     return handles
 
 
-def test_a_duplicate_keeps_no_client_of_a_file_that_closes(qgpu, pod, linger):
-    """Else gates of the file's other clients would be open for as long as another call of the pod likes."""
+@pytest.mark.parametrize("before", [False, True], ids=["younger client", "elder client"])
+def test_a_duplicate_keeps_no_client_of_a_file_that_closes(qgpu, pod, linger, before):
+    """Else gates of the file's other clients would be open for as long as another call of the pod likes.
+
+    The module locks the client with the lower handle first.
+    """
     made = pod("web")
     member, taker, *holders = (made.process() for _ in range(5))
+    if before:
+        taker.run(program)
     elder, source, _ = member.run(clients_of_one_file)
-    for process in (taker, *holders):
+    if not before:
+        taker.run(program)
+    for process in holders:
         process.run(program)
     own = taker.run(lambda state: state["p"].client)
-    assert own > source
+    assert (own < source) is before
     qgpu.plan((made.id, 5000, []))
     linger(2000000)
     holders[0].start(free_in, elder)
@@ -306,6 +314,40 @@ def test_a_duplicate_keeps_no_client_of_a_file_that_closes(qgpu, pod, linger):
     linger(4000000)
     holders[2].start(free_in, own)
     threading.Event().wait(2.5)
+    meanwhile = card()
+    linger(0)
+    for process in (member, *holders):
+        process.result()
+
+    assert (taker.result(), meanwhile) == (nv.NO_PERMISSION, [])
+
+
+def duplicate_into(state, client):
+    """Another process's client; RM refuses it."""
+    p = state["p"]
+    own, p.client = p.client, client
+    return status_of(state, "dup", own, 0x5C00BEEF)
+
+
+def test_a_duplicate_into_a_file_that_closes_keeps_no_client(qgpu, pod, linger):
+    """It gives up the lock of its own client, which ends while the duplicate waits for the source's."""
+    made = pod("web")
+    member, taker, *holders = (made.process() for _ in range(5))
+    for process in (taker, *holders):
+        process.run(program)
+    elder, own, _ = member.run(clients_of_one_file)
+    source = taker.run(lambda state: state["p"].client)
+    assert own > source
+    qgpu.plan((made.id, 5000, []))
+    for us, process, client in ((2000000, 0, elder), (1000000, 1, own), (1600000, 2, source)):
+        linger(us)
+        holders[process].start(free_in, client)
+        threading.Event().wait(0.1)
+    linger(4000000)
+    taker.start(duplicate_into, own)
+    threading.Event().wait(0.1)
+    member.start(lambda state: os.close(state["p"].ctl))
+    threading.Event().wait(2.2)
     meanwhile = card()
     linger(0)
     for process in (member, *holders):

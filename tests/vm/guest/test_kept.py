@@ -253,6 +253,84 @@ def test_another_pods_descriptor_is_no_way_past_the_limit(web, pod, plural):
     assert qg.used() == 0
 
 
+def export_on_both_cards(state):
+    """Two descriptors, each with memory of another card."""
+    p = nv.Program()
+    q = nv.Program(1)
+    state["both"] = p, q
+    return p.export(p.memory(8 * MIB)), q.export(q.memory(8 * MIB))
+
+
+def import_swapped(state, pid, fd, other, plural):
+    """Import a descriptor that another thread replaces before RM looks at it."""
+    taken, second = (qg.take_descriptor(pid, each) for each in (fd, other))
+    threading.Timer(0.1, os.dup2, (second, taken)).start()
+    state["p"].import_(taken, plural=plural)
+    os.close(taken)
+    os.close(second)
+
+
+@pytest.mark.parametrize("plural", [False, True])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_an_import_counts_on_the_card_of_its_memory(pod, parameter, linger, plural, swapped):
+    """Its handle lies below a device of the first card."""
+    parameter("gpus", 2)
+    giver, taker = pod("giver"), pod("taker")
+    first, second = giver.process(), taker.process()
+    on_first, on_second = first.run(export_on_both_cards)
+    for gpu in range(2):
+        taker.grant(gpu=gpu, memory=12 * MIB)
+    second.run(program)
+    before = [int(taker.usage(gpu).memory) for gpu in range(2)]
+    if swapped:
+        linger(300000)
+        second.run(import_swapped, first.pid, on_first, on_second, plural)
+        linger(0)
+    else:
+        assert second.run(import_from, first.pid, on_second, plural) > 0
+    first.kill()
+    after = [int(taker.usage(gpu).memory) for gpu in range(2)]
+    second.kill()
+
+    assert [now - then for then, now in zip(before, after, strict=True)] == [0, 8 * MIB]
+
+
+def test_an_import_of_unknown_memory_counts_on_each_card(pod, parameter):
+    """A process in no pod has exported it."""
+    parameter("gpus", 2)
+    state = {}
+    exported = export_on_both_cards(state)
+    taker = pod("taker")
+    process = taker.process()
+    process.run(export_on_both_cards)
+    process.run(program)
+    for gpu in range(2):
+        taker.grant(gpu=gpu, memory=20 * MIB)
+    before = [int(taker.usage(gpu).memory) for gpu in range(2)]
+    assert process.run(import_from, os.getpid(), exported[1], False) > 0
+    after = [int(taker.usage(gpu).memory) for gpu in range(2)]
+    process.kill()
+    for fd in exported:
+        os.close(fd)
+    for each in state["both"]:
+        each.close()
+
+    assert [now - then for then, now in zip(before, after, strict=True)] == [8 * MIB] * 2
+
+
+def test_an_import_below_another_card_has_the_limit_of_its_own(pod, parameter):
+    parameter("gpus", 2)
+    giver, taker = pod("giver"), pod("taker")
+    first, second = giver.process(), taker.process()
+    _, on_second = first.run(export_on_both_cards)
+    taker.grant(gpu=1, memory=4 * MIB)
+    second.run(program)
+
+    assert second.run(import_from, first.pid, on_second, False) == -nv.NO_MEMORY
+    first.kill()
+    second.kill()
+
+
 def test_an_import_under_a_handle_that_rm_chooses_is_charged_too(web, pod):
     def import_any(state, pid, fd):
         return state["p"].import_(qg.take_descriptor(pid, fd), handle=0)

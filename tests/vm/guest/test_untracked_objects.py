@@ -94,6 +94,30 @@ def test_semaphore_surfaces_are_bounded_with_others(web):
     assert process.run(surfaces, 5) == [0] * 4 + [nv.NO_RESOURCES]
 
 
+def bindings(state, surface, count, command=0xDA0002):
+    """Bind as many channels to a surface, or undo that; each status that RM gave, and how often."""
+    said = [status_of(state, "control", surface, command, bytes(40)) for _ in range(count)]
+    return {status: said.count(status) for status in said}
+
+
+def test_bindings_of_semaphore_surfaces_are_bounded(web):
+    """For each RM makes up to eight events of its own, and goes through them in interrupts."""
+
+    def surface(state):
+        p = state["p"]
+        return p.alloc(p.device, SURFACE, struct.pack("II16x", *[p.alloc(p.device, SYSTEM)] * 2))
+
+    (process,) = web.processes
+    first, second = process.run(surface), process.run(surface)
+    assert process.run(bindings, first, 48) == {0: 48}
+
+    assert process.run(bindings, second, 2002) == {0: 2000, nv.NO_RESOURCES: 2}
+    assert process.run(bindings, first, 8, 0xDA0006) == {0: 8}
+    assert process.run(bindings, second, 9) == {0: 8, nv.NO_RESOURCES: 1}
+    process.run(lambda state, first: state["p"].free(first), first)
+    assert process.run(bindings, second, 41) == {0: 40, nv.NO_RESOURCES: 1}
+
+
 @pytest.mark.parametrize("which", ["itself", "parent", "old heap"])
 def test_what_is_freed_makes_room(web, which):
     """RM frees what lies below an object with it, and no call names that: the module asks RM."""

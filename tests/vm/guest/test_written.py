@@ -11,7 +11,7 @@ import qg
 from faults import cleared, fault, inject
 from programs import MIB, free, status_of
 
-SYSTEM, OWN_PAGES, CONTEXT_DMA, SHARED_DATA, VIRTUAL = 0x3E, 0x71, 0x02, 0xDE, 0x50A0
+SYSTEM, OWN_PAGES, CONTEXT_DMA, SHARED_DATA, VIRTUAL, SURFACE = 0x3E, 0x71, 0x02, 0xDE, 0x50A0, 0xDA
 SPARE = 0x5E000000
 
 
@@ -113,6 +113,26 @@ def test_a_channel_names_only_memory_that_stays(web, cls, how):
 
     assert web.processes[0].run(ask, cls, how) == nv.BAD_HANDLE
     assert web.usage().nr_channels == 0
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["semaphores", "greatest values"])
+@pytest.mark.parametrize(
+    ("cls", "status"),
+    [(SYSTEM, 0), *((cls, nv.BAD_HANDLE) for cls in (CONTEXT_DMA, SHARED_DATA, VIRTUAL, OWN_PAGES, None))],
+)
+def test_a_semaphore_surface_is_of_plain_memory(web, cls, status, place):
+    """RM writes into each semaphore as it makes the surface: also into pages that the process may only read."""
+
+    def ask(state, cls, place):
+        p = state["p"]
+        named = [p.alloc(p.device, SYSTEM)] * 2
+        if cls == OWN_PAGES:
+            named[place] = p.old_memory(cls)
+        else:
+            named[place] = SPARE if cls is None else p.alloc(p.subdevice, cls, struct.pack("8xI116x", 0x400))
+        return status_of(state, "alloc", p.device, SURFACE, struct.pack("II16x", *named))
+
+    assert web.processes[0].run(ask, cls, place) == status
 
 
 @pytest.mark.parametrize(

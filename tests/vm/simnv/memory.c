@@ -235,9 +235,9 @@ u32 sim_hold_memory(const struct sim_file *file, struct sim_client *client, u64 
 	if (!params || sim_copy_in(file, &memory, params, sizeof(memory)))
 		return NV_ERR_INVALID_ARGUMENT;
 	object = sim_object(client, memory);
-	if (!object || !object->mem)
+	if (!object)
 		return NV_ERR_OBJECT_NOT_FOUND;
-	return sim_file_hold(client->owner, object->mem) ? NV_ERR_NO_MEMORY : NV_OK;
+	return object->mem && sim_file_hold(client->owner, object->mem) ? NV_ERR_NO_MEMORY : NV_OK;
 }
 
 /* mem_fabric.c: the object keeps the memory that the parameters name; none: memory is attached later. */
@@ -273,14 +273,18 @@ void sim_file_drop(struct sim_file *file)
 		sim_mem_put(file->held[--file->nr_held]);
 }
 
-static struct sim_file *file_of(s32 fd, struct file **filp)
+/* nv.c, which qgpu.ko probes */
+struct sim_file *nv_get_file_private(s32 fd, u8 control, void **os_private);
+noinline struct sim_file *nv_get_file_private(s32 fd, u8 control, void **os_private)
 {
-	*filp = fget(fd);
-	if (*filp && (*filp)->f_op == sim_fops)
-		return (*filp)->private_data;
-	if (*filp)
-		fput(*filp);
-	*filp = NULL;
+	struct file *filp = fget(fd);
+
+	if (filp && filp->f_op == sim_fops) {
+		*os_private = filp;
+		return filp->private_data;
+	}
+	if (filp)
+		fput(filp);
 	return NULL;
 }
 
@@ -288,13 +292,13 @@ static struct sim_file *file_of(s32 fd, struct file **filp)
 u32 sim_export(struct sim_client *client, s32 fd, u32 handle)
 {
 	struct sim_object *object = sim_object(client, handle);
-	struct file *filp;
 	struct sim_file *to;
+	void *filp;
 	u32 status;
 
 	if (!object || !object->mem)
 		return NV_ERR_OBJECT_NOT_FOUND;
-	to = file_of(fd, &filp);
+	to = nv_get_file_private(fd, true, &filp);
 	if (!to)
 		return NV_ERR_INVALID_ARGUMENT;
 	status = sim_file_hold(to, object->mem) ? NV_ERR_NO_MEMORY : NV_OK;
@@ -306,10 +310,10 @@ u32 sim_import(struct sim_client *client, s32 fd, u32 parent, u32 *handle)
 {
 	struct sim_object *object;
 	struct sim_file *from;
-	struct file *filp;
+	void *filp;
 	u32 status, class;
 
-	from = file_of(fd, &filp);
+	from = nv_get_file_private(fd, true, &filp);
 	if (!from)
 		return NV_ERR_INVALID_ARGUMENT;
 	class = from->nr_held && from->held[0]->shared_page ? RM_USER_SHARED_DATA : NV01_MEMORY_LOCAL_USER;
