@@ -141,7 +141,8 @@ def _gated_rates(
 
     A pod that uses its slices up has no gaps. So the time in which a context was on the card and no kernel ran is taken
     off the others, in the ratio of their turns. A pod without a window of its own runs in slices beside the others: it
-    yields the card when it has nothing to run, so no idle time is its own, and its switches are no work.
+    yields the card when it has nothing to run and another pod has, so no idle time is taken off it, and its switches
+    are no work. Beside a pod with gaps this overrates it.
     """
     rates = {name: use.run_ns / whole_ns for name, use in uses.items()}
     whole, gappy = sum(rates.values()), set(known_gappy & rates.keys())

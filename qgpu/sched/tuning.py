@@ -92,7 +92,7 @@ class Tuning(NamedTuple):
         return self.at(trial.sharing)._replace(settled=True, fits_slice=trial.fits_slice, expected=0.0)
 
     def afresh(self) -> Tuning:
-        """Forget what was tried, because pods do something else now."""
+        """Forget what was tried, because it is old or pods do something else now."""
         return self._replace(trials=(), satisfied=frozenset(), kept_until_ns=0)
 
     def keep(self, trial: Trial, now_ns: int) -> Tuning:
