@@ -182,7 +182,8 @@ class Sharing:
     (None: as long as the period). With ``equal``, by the driver's own timeslice, the same for all weights. With
     ``by_gate``, each pod has the GPU to itself for its part of a period, except that ``ungated`` pods have no window:
     they run at any time, in slices beside the pod whose turn it is. ``slice_factors`` names pods without a quota: their
-    slices are only this part of what their weights give.
+    slices are only this part of what their weights give. With ``reserved``, a part of each period, the ``ungated`` pods
+    have the GPU to themselves for that part, and all pods take turns by timeslices in the rest.
     """
 
     round_ns: int | None = None
@@ -190,6 +191,7 @@ class Sharing:
     equal: bool = False
     slice_factors: tuple[tuple[str, float], ...] = ()
     ungated: frozenset[str] = frozenset()
+    reserved: float = 0.0
 
 
 # Named tuples, not frozen dataclasses: they cost a third, and the loop makes one of each for every pod and tick.

@@ -74,6 +74,9 @@ MIN_TURN_NS = 2 * NS_PER_MS
 #: card may get that much instead: for its token turn alone others would wait for seconds.
 _TOKEN_PARTS = 200
 
+#: Reserved time is a whole number of parts of the period, of which it has this many.
+_RESERVED_PARTS = 100
+
 #: A period of turns by gate is one of these multiples of the operator's period, so that a second holds a whole number
 #: of the usual periods.
 _TIMES = (1, 1.5, 2, 2.5, 5, 10)
@@ -103,7 +106,8 @@ def by_weights(snapshot: Snapshot, weights: Sequence[int], *, gates: bool = True
     """Plan weights in the way the ledger settled on: as timeslices, or with windows too where timeslices fail.
 
     With ``gates`` off no gate closes, and no round is shorter than the one that the driver's own slices make. Satisfied
-    and ungated pods have no window, because they would waste it. If only one pod is busy, no gate moves.
+    and ungated pods have no window, because they would waste it. If only one pod is busy, no gate moves. While a pod
+    starts, no time is reserved.
     """
     parts, hardware = by_timeslices(snapshot, weights), traits(snapshot.card)
     busy = [pod.busy for pod in snapshot.pods]
@@ -113,7 +117,7 @@ def by_weights(snapshot: Snapshot, weights: Sequence[int], *, gates: bool = True
         for pod, works, weight in zip(snapshot.pods, busy, weights, strict=True)
     ]
     drivers_ns = DRIVER_SLICE_NS * sum([pod.busy_tsgs for pod in snapshot.pods if pod.busy])
-    if sharing.by_gate and not (gates and sum(turn > 0 for turn in turns) > 1):
+    if sharing.by_gate and not (gates and sum(turn > 0 for turn in turns) > (0 if sharing.reserved else 1)):
         sharing = Sharing(round_ns=drivers_ns)
     if not gates and sharing.round_ns is not None:
         sharing = Sharing(round_ns=max(sharing.round_ns, drivers_ns))
@@ -126,9 +130,14 @@ def by_weights(snapshot: Snapshot, weights: Sequence[int], *, gates: bool = True
     elif sharing.round_ns is not None:
         pods = snapshot.pods if gates else tuple([pod._replace(debt_ns=0, fits_slice=False) for pod in snapshot.pods])
         parts = in_round(parts, pods, sharing.round_ns)
-    if not sharing.by_gate:
-        parts = with_factors(parts, sharing)
-        return Plan(snapshot.pgpu, snapshot.period_ns, parts, offline=None if starting else sharing)
+    if not sharing.by_gate or sharing.reserved:
+        parts, period_ns = with_factors(parts, sharing), snapshot.period_ns
+        if sharing.reserved and not starting:
+            period_ns, shared = _outside_reserved(period_ns, sharing.reserved)
+            parts = tuple(
+                [replace(part, windows=shared if turn else None) for part, turn in zip(parts, turns, strict=True)]
+            )
+        return Plan(snapshot.pgpu, period_ns, parts, offline=None if starting else sharing)
     if 0 in [turn for turn, works in zip(turns, busy, strict=True) if works]:
         # A pod without a window competes with only one of the pods that take turns at a time, so that pod stands for
         # all of them.
@@ -144,6 +153,12 @@ def by_weights(snapshot: Snapshot, weights: Sequence[int], *, gates: bool = True
         tuple(replace(part, windows=own or None) for part, own in zip(parts, windows, strict=True)),
         offline=sharing,
     )
+
+
+def _outside_reserved(period_ns: int, reserved: float) -> tuple[int, tuple[Window, ...]]:
+    """Return a period long enough to move gates in, and the window of pods that nothing of it is reserved for."""
+    period_ns = period_of_turns(period_ns, [_RESERVED_PARTS - (parts := round(reserved * _RESERVED_PARTS)), parts])
+    return period_ns, (Window(0, period_ns - period_ns * parts // _RESERVED_PARTS, OnIdle.YIELD),)
 
 
 def in_round(parts: Sequence[PodPlan], pods: Sequence[Pod], round_ns: int) -> tuple[PodPlan, ...]:

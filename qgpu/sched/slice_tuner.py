@@ -1,9 +1,10 @@
 """Chooses how the busy pods of one class take turns: the control law. It judges by work done, not by residence.
 
 Pods take turns by timeslices or by gates. With timeslices, the hardware switches to the next pod when a slice ends or a
-pod has nothing to run. With gates, each pod has the card to itself for its part of a period. For timeslices one number,
-the length of a round, sets every slice: a pod's slice is its weight's part of the round, or all slices are equal. Only
-pods without a quota may get less, where another pod has less than its quota.
+pod has nothing to run. With gates, each pod has the card to itself for its part of a period, or pods that are owed work
+have a part of it to themselves (``reservation.py``). For timeslices one number, the length of a round, sets every
+slice: a pod's slice is its weight's part of the round, or all slices are equal. Only pods without a quota may get less,
+where another pod has less than its quota.
 
 A long round costs few context switches. But a pod that waits for its own work ends its turn early, and then waits for
 the long turns of the others. So the tuner tries several rounds, tries gates where slices leave a pod below its quota,
@@ -19,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from qgpu.model import NS_PER_S, Sharing
+from qgpu.sched import reservation
 from qgpu.sched.candidates import (
     all_retry_due,
     best_round,
@@ -48,6 +50,10 @@ _SHORT_LATER = 0.96
 #: Gates fail when they leave the card idle for this many measurements in a row. NVML's figure may cover a time in which
 #: pods rested, and that time may fall into two of them.
 _IDLE_TIMES = 3
+
+#: If pods leave the card idle for so long, time is reserved no longer. A pod that has ended counts as busy for half a
+#: second.
+_UNUSED_NS = NS_PER_S
 
 #: A pod's behaviour has changed when its rate differs by more than _CHANGED of the card plus _CHANGED_PART of its
 #: former rate. The tuner then starts over. Each retry doubles the wait before the next, until _RETRY_RESET_NS have
@@ -83,18 +89,29 @@ def advance(
         rejected = now.rejected if now.sharing in now.rejected else (*now.rejected, now.sharing)[-_MAX_REJECTED:]
         return now.at(applied)._replace(rejected=rejected)
     if not is_contended(now, pods, elapsed_ns, foreign_ns, utilization):
-        return now.restart()
+        return _uncontended(now, pods, elapsed_ns, now_ns)
     if (longest := _before_gates(now, pods, period_ns)) is not None:
         return now.at(longest)
     now = accumulate(now, pods, elapsed_ns, foreign_ns, utilization)
-    if now.settled and now.sharing.round_ns is not None:
+    if now.settled and not now.sharing.by_gate and now.sharing.round_ns is not None:
         now = now._replace(debts_ns=work_debts(now, pods, elapsed_ns - foreign_ns))
     if not is_conclusive(now, pods, period_ns):
         return now
     used = now.utilization / max(1, now.utilization_ns)
     long = is_long(now.sharing)
-    gappy = _best_by_slices(now, pods).gappy if now.sharing.by_gate and _slices(now) else frozenset[str]()
-    trial = observe(now.sharing, now.uses, pods, now.watched_ns, used, now.fits_slice, gappy, now.hardware, long=long)
+    best = _best_by_slices(now, pods) if now.sharing.by_gate and _slices(now) else None
+    trial = observe(
+        now.sharing,
+        now.uses,
+        pods,
+        now.watched_ns,
+        used,
+        now.fits_slice,
+        best.gappy if best else frozenset(),
+        now.hardware,
+        long=long,
+        used_by_slices=best.used if best else 1.0,
+    )
     if now.unfinished:
         before, now = now.last_trial(), now._replace(unfinished=False)
         if now.settled and before is not None and _has_changed(before, trial):
@@ -141,15 +158,51 @@ def _proceed(
     best = _best_by_slices(now, pods)
     if not last.sharing.by_gate and (shorter := shorter_slices(now, best, pods)) is not None:
         return now.at(shorter)._replace(fits_slice=best.fits_slice - dict(shorter.slice_factors).keys())
+    if last.sharing.reserved:
+        return _proceed_reserved(now, last, best, pods, now_ns)
     if last.sharing.by_gate:
         if gates_pay(last, best, now, pods):
             return now.settle_on(last)
         now = now._replace(trials=now.trials[:-1])  # NVML counts all pods together, so single rates were estimates
         best = _best_by_slices(now, pods)
+        if (reserved := reservation.worth_a_trial(now, best, pods)) is not None:
+            return now.at(reserved)
         now = now._replace(gates_failed=best.turns_ns, gates_failed_ns=now_ns)
     elif (gates := _gates_to_try(now, best, pods, utilization, now_ns)) is not None:
         return now.at(gates)
     return now.settle_on(best)
+
+
+def _proceed_reserved(now: Tuning, last: Trial, best: Trial, pods: Mapping[str, RoundEntry], now_ns: int) -> Tuning:
+    """Go on after a trial of reserved time: reserve more, settle on the better of two trials, or on the best round."""
+    pays = reservation.pays(last, best, now, pods)
+    first = next((trial for trial in now.trials[:-1] if trial.sharing.reserved), None)
+    if first is None:
+        if not pays:
+            return _without_reserved(now, pods, now_ns)
+        wanted = reservation.more(now, last, best, pods)
+        return now.at(wanted) if wanted is not None else now.settle_on(last)
+    better = pays and reservation.worth(last, last, now, pods) > reservation.worth(first, last, now, pods)
+    kept, dropped = (last, first) if better else (first, last)
+    return now._replace(trials=tuple(trial for trial in now.trials if trial is not dropped)).settle_on(kept)
+
+
+def _uncontended(now: Tuning, pods: Mapping[str, RoundEntry], elapsed_ns: int, now_ns: int) -> Tuning:
+    """Start the measurement over; after _UNUSED_NS in which pods did not fill the card, reserve no time any more."""
+    if not now.sharing.reserved or not _slices(now) or any(entry.starting for entry in pods.values()):
+        return now.restart()
+    unused_ns = now.unused_ns + elapsed_ns
+    if unused_ns < _UNUSED_NS:
+        return now.restart()._replace(unused_ns=unused_ns)
+    left = _without_reserved(now, pods, now_ns)
+    return left._replace(gates_failed={}) if now.settled else left
+
+
+def _without_reserved(now: Tuning, pods: Mapping[str, RoundEntry], now_ns: int) -> Tuning:
+    """Settle on the best round again, because reserved time does not pay or nobody uses it."""
+    now = now._replace(trials=tuple(trial for trial in now.trials if not trial.sharing.reserved))
+    best = _best_by_slices(now, pods)
+    return now._replace(gates_failed=best.turns_ns, gates_failed_ns=now_ns, idle_by_gate=0).settle_on(best)
 
 
 def _before_gates(now: Tuning, pods: Mapping[str, RoundEntry], period_ns: int) -> Sharing | None:
@@ -165,8 +218,8 @@ def _gates_to_try(
     """Return the turns by gate that are worth a trial after ``best``, the best round; None for none."""
     if utilization is None or not gates_retry_due(now, best, now_ns):
         return None
-    gates = gates_worth_a_trial(now, best, pods)
-    return None if gates in now.rejected else gates
+    gates = gates_worth_a_trial(now, best, pods) or reservation.worth_a_trial(now, best, pods)
+    return None if any(rejected.by_gate for rejected in now.rejected) else gates
 
 
 def _slices(now: Tuning) -> list[Trial]:
@@ -224,6 +277,8 @@ def _idles_by_gate(now: Tuning, trial: Trial, pods: Mapping[str, RoundEntry]) ->
     """Tell whether turns by gate leave more of the card idle than they may; False for slices."""
     if not now.sharing.by_gate or not _slices(now):
         return False
+    if now.sharing.reserved:
+        return not reservation.keeps(trial, _best_by_slices(now, pods))
     return sum(trial.rates.values()) < least_gated_use(now, now.sharing, _best_by_slices(now, pods))
 
 

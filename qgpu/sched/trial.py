@@ -6,6 +6,7 @@ Pure arithmetic on context switches and GPU time. ``qgpu.sched.slice_tuner`` dec
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import pairwise
 from types import MappingProxyType
 from typing import NamedTuple
@@ -63,6 +64,10 @@ class Trial(NamedTuple):
     watched_ns: int = 1
     #: Pods whose steps all fit into one slice, so that none was cut.
     fits_slice: frozenset[str] = frozenset()
+    #: The part of the time in which kernels ran or pods were switched, by NVML.
+    used: float = 1.0
+    #: The part of the reserved time in which the pods that it is reserved for ran kernels.
+    reserved_use: float = 1.0
 
     @property
     def gappy(self) -> frozenset[str]:
@@ -81,16 +86,21 @@ def observe(
     hardware: HardwareTraits,
     *,
     long: bool,
+    used_by_slices: float = 1.0,
 ) -> Trial:
     """Return the trial that pods' GPU use over ``watched_ns`` amounts to, with turns taken as ``sharing`` says.
 
-    ``used`` is the part of the time in which kernels ran; only turns by gate need it. ``known_fits`` names pods whose
-    steps are known to fit into their slices, ``known_gappy`` those that leave gaps with slices. A ``long`` round shows
-    too few turns to tell which pods rest.
+    ``used`` is the part of the time in which kernels ran; only ways with gates need it. ``known_fits`` names pods whose
+    steps are known to fit into their slices, ``known_gappy`` those that leave gaps with slices, and ``used_by_slices``
+    is what of the time was used then. A ``long`` round shows too few turns to tell which pods rest.
     """
     whole_ns = max(1, watched_ns)
     starts = {name: use.starts for name, use in uses.items()}
     turns_ns = {name: pods[name].busy_tsgs * use.run_ns / max(1, use.starts) for name, use in uses.items()}
+    if sharing.reserved:
+        idle = max(0.0, 1 - used - (1 - sharing.reserved) * (1 - used_by_slices))
+        rates = _rates_beside_reserved(uses, sharing.ungated, whole_ns, idle, hardware)
+        return Trial(sharing, rates, turns_ns, starts, reserved_use=max(0.0, 1 - idle / sharing.reserved))
     if sharing.by_gate:
         rates = _gated_rates(uses, pods, whole_ns, used, known_gappy, hardware)
         return Trial(sharing, rates, turns_ns, starts)
@@ -111,7 +121,7 @@ def observe(
             uneven.append(name)
         if uncut or (name in known_fits and use.run_ns < _EARLY * use.starts * full_ns):
             fits_slice.append(name)
-    rates = {name: max(0.0, use.run_ns - use.starts * hardware.switched_ns) / whole_ns for name, use in uses.items()}
+    rates = _worked(uses, whole_ns, hardware)
     switching = sum(starts.values()) * (hardware.switched_ns + hardware.gap_ns) / whole_ns
     return Trial(
         sharing,
@@ -126,7 +136,23 @@ def observe(
         resting,
         whole_ns,
         frozenset(fits_slice),
+        used or 1.0,
     )
+
+
+def _worked(uses: Mapping[str, GpuUse], whole_ns: int, hardware: HardwareTraits) -> dict[str, float]:
+    """Return the work of pods in turns by timeslices: the time that they ran, less their switches."""
+    return {name: max(0.0, use.run_ns - use.starts * hardware.switched_ns) / whole_ns for name, use in uses.items()}
+
+
+def _rates_beside_reserved(
+    uses: Mapping[str, GpuUse], owners: AbstractSet[str], whole_ns: int, idle: float, hardware: HardwareTraits
+) -> dict[str, float]:
+    """Return the work of pods where time is reserved for ``owners``, who alone left the card idle for a part of it."""
+    rates = _worked(uses, whole_ns, hardware)
+    theirs = sum(rates[name] for name in owners & rates.keys())
+    worked = max(0.0, 1 - idle / theirs) if theirs else 1.0
+    return {name: rate * worked if name in owners else rate for name, rate in rates.items()}
 
 
 def _gated_rates(

@@ -50,6 +50,8 @@ class Tuning(NamedTuple):
     tried_ns: int = 0
     #: For how many measurements in a row gates have left the card idle.
     idle_by_gate: int = 0
+    #: For how long pods have not filled the card while time is reserved.
+    unused_ns: int = 0
     #: Retries because pods' behaviour changed or a pod fell short: how many lately, and when the last was.
     retries: int = 0
     retried_ns: int = 0
@@ -76,6 +78,7 @@ class Tuning(NamedTuple):
             passed_ns=0,
             utilization=0.0,
             utilization_ns=0,
+            unused_ns=0,
             settled=False,
             last_settled=self.sharing if self.settled else self.last_settled,
             fits_slice=frozenset(),
@@ -102,10 +105,10 @@ class Tuning(NamedTuple):
     def with_other_weights(self) -> Tuning | None:
         """Return where to begin when only the pods' weights change: with the same way, to be tried first.
 
-        None if no way was settled on, or one that does not depend on weights.
+        None if no way was settled on, or one that does not follow the weights.
         """
         found = self.last_trial()
-        if found is None or not self.settled or self.sharing.equal:
+        if found is None or not self.settled or self.sharing.equal or self.sharing.reserved:
             return None
         return Tuning(self.sharing, expected=sum(found.rates.values()), hardware=self.hardware)
 

@@ -273,6 +273,33 @@ def test_an_ungated_pod_has_slices_beside_turns_by_gate(pods: tuple[str, ...]) -
         assert plan.pods[0].timeslice_us == pytest.approx(4 * plan.pods[2].timeslice_us, rel=0.1)
 
 
+RESERVED = Sharing(round_ns=4 * NS_PER_MS, by_gate=True, ungated=frozenset("a"), reserved=0.4)
+
+
+@pytest.mark.parametrize(
+    ("policy", "pods", "expected"),
+    [
+        ("burst-share", (owing("a", 40), owing("b", 20), owing("c", 20)), [None, (0, 60), (0, 60)]),
+        ("burst-share", (owing("a", 40), owing("b", 20)), [None, (0, 60)]),
+        ("burst-share", (owing("a", 40), pod("b", 20, busy=False)), [None, None]),
+        ("burst-share", (owing("a", 40), owing("b", 20)._replace(starting=True)), [None, None]),
+        ("best-effort", (owing("a"), owing("b")), [None, None]),
+    ],
+)
+def test_reserved_time_closes_the_gates_of_all_but_its_owners(
+    policy: str, pods: tuple[Pod, ...], expected: list[tuple[float, float] | None]
+) -> None:
+    assert windows(policy, *pods, offline=RESERVED) == expected
+
+
+def test_a_short_period_is_longer_where_time_is_reserved() -> None:
+    pods = (owing("a", 40), owing("b", 20))
+    plan = POLICIES["burst-share"].plan(Snapshot(0, PERIOD // 10, pods, offline=RESERVED))
+
+    assert plan.period_ns > PERIOD // 10
+    assert plan.pods[1].turn_ns == pytest.approx(0.6 * plan.period_ns)
+
+
 @pytest.mark.parametrize("offline", [Sharing(), Sharing(round_ns=4 * NS_PER_MS), EQUAL])
 def test_burst_share_moves_no_gate_where_timeslices_serve(offline: Sharing) -> None:
     assert windows("burst-share", owing("a", 60), owing("b", 20), offline=offline) == [None, None]

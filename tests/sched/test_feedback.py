@@ -534,6 +534,20 @@ def test_nine_tenths_of_every_quota_without_losing_the_card(pods: Sequence[tuple
         assert done > 0.87 * cores / 100
 
 
+@pytest.mark.parametrize(
+    ("cores", "steps", "beside"),
+    [(80, batches(110, 150), batches(5100, 275)), (60, batches(90, 27), eager(1760, 0.855, 10))],
+)
+def test_short_steps_keep_their_speed_in_reserved_time(cores: int, steps: Workload, beside: Workload) -> None:
+    speeds = []
+    for pods in ([(cores, [steps])], [(cores, [steps]), (10, [beside])]):
+        simulation = simulated("burst-share", pods)
+        simulation.pass_by(4)
+        speeds.append(fmean(second.work["a"] for second in simulation.seconds(3)))
+
+    assert speeds[1] > 0.6 * speeds[0]
+
+
 def test_best_effort_tries_no_round_of_a_whole_period() -> None:
     simulation = simulated("best-effort", [(60, [batches(5000, 300)]), (30, [batches(700, 60)])])
     plans = [plan for second in simulation.seconds(5) for plan in second.plans]

@@ -161,6 +161,8 @@ class Card:
 
     def _by_gate(self, plan: Plan) -> dict[str, GpuUse]:
         """Let each pod fill its windows, except for the part by weight of those that have none."""
+        if plan.offline is not None and plan.offline.reserved:
+            return self._reserved(plan, plan.offline)
         uses, whole = {}, sum(part.weight for part in plan.pods)
         beside = sum(part.weight for part in plan.pods if part.windows is None) / whole
         for part in plan.pods:
@@ -168,6 +170,16 @@ class Card:
             run_ns = round(windows * (1 - beside)) if windows else plan.period_ns * part.weight // whole
             self.work[part.pod] = self.work.get(part.pod, 0) + run_ns
             uses[part.pod] = GpuUse(run_ns, 1, windows or plan.period_ns, plan.period_ns, run_ns)
+        return uses
+
+    def _reserved(self, plan: Plan, sharing: Sharing) -> dict[str, GpuUse]:
+        """Let all take turns by slices, and then the owners of reserved time share that."""
+        open_ns = max(part.turn_ns or 0 for part in plan.pods)
+        uses = self._by_slice(replace(plan, period_ns=open_ns, pods=tuple(replace(p, windows=None) for p in plan.pods)))
+        more_ns = (plan.period_ns - open_ns) // len(sharing.ungated)
+        for name in sharing.ungated:
+            self.work[name] = self.work.get(name, 0) + more_ns
+            uses[name] = uses[name]._replace(run_ns=uses[name].run_ns + more_ns)
         return uses
 
 
@@ -299,7 +311,7 @@ def test_steps_too_short_for_any_slice_get_turns_by_gate() -> None:
 @pytest.mark.parametrize("utilization", [0.3, 0.7])
 @pytest.mark.parametrize("other", [Program(), steps(0.1)])
 def test_gates_may_idle_where_slices_do_much_less(other: Program, utilization: float) -> None:
-    known = pair(steps(0.1), replace(other), (70, 30), utilization).run(10)
+    known = pair(steps(0.1), replace(other), (70, 30), utilization).run(9)
 
     assert (known.settled, known.sharing.by_gate) == (True, utilization == 0.7)
 
@@ -346,6 +358,45 @@ def test_a_pod_beside_one_with_uneven_turns_gets_no_gate() -> None:
     card = pair(steps(0.1), uneven_steps(0.2), utilization=1.0)
 
     assert not card.run(10).sharing.by_gate
+
+
+def reserving(a: Program, b: Program, weights: tuple[int, int] = (50, 20), *, utilization: float = 1.0) -> Card:
+    """Have two pods share until time is reserved for the first."""
+    card = pair(a, b, weights, utilization)
+    card.run(10)
+    return card
+
+
+def test_a_pod_beside_a_flood_with_gaps_has_reserved_time() -> None:
+    known = reserving(steps(0.1), uneven_steps(0.6)).known
+
+    assert (known.settled, known.sharing.ungated) == (True, frozenset("a"))
+    assert known.sharing.reserved > 0.3
+
+
+def test_new_weights_begin_without_reserved_time() -> None:
+    card = reserving(steps(0.1), uneven_steps(0.6))
+
+    assert card.known.with_other_weights() is None
+
+
+@pytest.mark.parametrize(("shown", "ends"), [(0.9, False), (0.3, True)])
+def test_reserved_time_ends_if_pods_leave_the_card_idle(shown: float, ends: bool) -> None:
+    card = reserving(steps(0.1), uneven_steps(0.6))
+    card.shown = dict.fromkeys("ab", shown)
+    card.run(2)
+
+    assert (card.known.sharing.reserved == 0) == ends
+
+
+def test_reserved_time_stays_over_a_short_rest() -> None:
+    card = reserving(steps(0.1), uneven_steps(0.6))
+    way, card.shown = card.known.sharing, dict.fromkeys("ab", 0.3)
+    card.run(0.6)
+    card.shown = {}
+    card.run(1)
+
+    assert card.known.sharing == way
 
 
 def leaving() -> Card:

@@ -67,6 +67,28 @@ def rates_by_gate(
     return observe(by_gate, uses, pods, whole_ms * NS_PER_MS, used, frozenset(), early, OTHER, long=False).rates
 
 
+@pytest.mark.parametrize(("used", "by_slices", "work"), [(1.0, 1.0, 0.5), (0.8, 1.0, 0.3), (0.7, 0.8, 0.32)])
+def test_what_idles_in_reserved_time_is_its_owners(used: float, by_slices: float, work: float) -> None:
+    pods = entries({"a": 40, "b": 60}, {"a": 40, "b": 60})
+    sharing = Sharing(by_gate=True, ungated=frozenset("a"), reserved=0.4)
+    uses = {"a": GpuUse(50 * NS_PER_MS), "b": GpuUse(45 * NS_PER_MS)}
+    trial = observe(
+        sharing,
+        uses,
+        pods,
+        100 * NS_PER_MS,
+        used,
+        frozenset(),
+        frozenset(),
+        OTHER,
+        long=False,
+        used_by_slices=by_slices,
+    )
+
+    assert trial.rates == pytest.approx({"a": work, "b": 0.45})
+    assert trial.reserved_use == pytest.approx(1 - (0.5 - work) / 0.4)
+
+
 def test_switches_of_a_pod_beside_gates_are_no_work() -> None:
     pods = entries({"a": 60, "beside": 40}, {"a": 60, "beside": 40})
     pods["a"] = with_windows(pods)["a"]
