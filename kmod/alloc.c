@@ -11,14 +11,15 @@
 #include "alloc.h"
 #include "client.h"
 #include "context.h"
-#include "event_object.h"
 #include "events.h"
 #include "gpu.h"
 #include "mem.h"
+#include "object_part.h"
 #include "rm.h"
 #include "rule_lookup.h"
 #include "toctou.h"
 #include "trace.h"
+#include "untracked_object.h"
 #include "vram_heap.h"
 
 /* What all forms of the call have in common. */
@@ -28,6 +29,7 @@ struct request {
 	size_t status_at;
 	u8 flags, memory_at;	/* of the class, see rule_lookup.h */
 	u32 written[QGPU_WRITTEN_MAX];	/* handles of memory that the card or RM writes for the object */
+	u32 number;		/* of a device: RM's, of its card */
 };
 
 static struct request request_of(const struct qgpu_call *call)
@@ -216,6 +218,7 @@ static int register_object(struct qgpu_call *call, struct qgpu_client *client, c
 		return PTR_ERR(object) == -EEXIST ? 0 : PTR_ERR(object);
 	}
 	qgpu_mem_name(object, mem);
+	object->number = request->number;
 	qgpu_written_note(client, object, request->written);
 	if (class == NV_MEMORY_FABRIC) {
 		qgpu_object_stamp(object);
@@ -270,12 +273,6 @@ static long free_compute(struct qgpu_call *call, struct qgpu_client *client, con
 }
 
 /*
- * Of a client. Programs make one for each card. Asked about a process, RM looks through all objects of a client once
- * for each of them.
- */
-#define DEVICES_MAX	128
-
-/*
  * RM compares USERD's place in its memory with nothing (kchannelCreateUserdMemDesc_GV100): the card would write memory
  * of others. Error notifiers stand at the start of theirs, and RM compares the places of further ones with its size.
  */
@@ -311,8 +308,6 @@ static u32 judge(const struct qgpu_call *call, struct qgpu_client *client, const
 	if (qgpu_brings_tsg(client, request->parent, request->class) &&
 	    !qgpu_engine_allowed(engine_of(call, request->class)))
 		return NV_ERR_INVALID_ARGUMENT;	/* neither gates nor timeslices would bound it */
-	if (request->class == NV01_DEVICE_0 && client->nr_devices >= DEVICES_MAX)
-		return NV_ERR_INSUFFICIENT_RESOURCES;
 	for (i = 0; i < QGPU_WRITTEN_MAX; i++) {
 		if (request->written[i] && !qgpu_written_may_be(client, request->written[i]))
 			return NV_ERR_INVALID_OBJECT_HANDLE;
@@ -408,7 +403,8 @@ static long alloc_locked(struct qgpu_call *call, struct qgpu_client *client, con
 
 static long alloc_object(struct qgpu_call *call, const struct request *request)
 {
-	struct qgpu_client *client = qgpu_client_lock_to_make(request->root, call->pod, 1);
+	enum qgpu_untracked_kind kind = qgpu_untracked_kind(request->class);
+	struct qgpu_client *client = qgpu_client_lock_to_make(request->root, call->pod, kind);
 	u32 status;
 	long ret;
 
@@ -421,7 +417,7 @@ static long alloc_object(struct qgpu_call *call, const struct request *request)
 		ret = qgpu_refuse_alloc(call, request->status_at, status);
 	else if (request->object && qgpu_rm_has(client->handle, request->object))	/* so what is there later is new */
 		ret = qgpu_call_answer(call, request->status_at, NV_ERR_INSERT_DUPLICATE_NAME);
-	else if (!qgpu_object_fits(client, request->class))
+	else if (!qgpu_object_fits(client, request->parent, request->class, request->number))
 		ret = qgpu_call_answer(call, request->status_at, NV_ERR_INSUFFICIENT_RESOURCES);
 	else
 		ret = alloc_locked(call, client, request);
@@ -436,16 +432,16 @@ static long alloc_event(struct qgpu_call *call, const struct request *request)
 	bool fits;
 	long ret;
 
-	if (mutex_lock_killable(&pod->events_lock))
+	if (mutex_lock_killable(&pod->parts_lock))
 		return -EINTR;
-	fits = qgpu_part_fits(pod, QGPU_EVENT_OBJECTS);
+	fits = qgpu_object_part_fits(pod, QGPU_PART_EVENT);
 	if (fits || READ_ONCE(pod->gone))
 		ret = alloc_object(call, request);
 	else
 		ret = qgpu_refuse_alloc(call, request->status_at, NV_ERR_INSUFFICIENT_RESOURCES);
 	if (fits && ret != -EINTR && answered(call, request) == NV_OK)
-		qgpu_event_object_made(pod, request->root, call->out.alloc.object);
-	mutex_unlock(&pod->events_lock);
+		qgpu_object_part_made(pod, QGPU_PART_EVENT, request->root, call->out.alloc.object);
+	mutex_unlock(&pod->parts_lock);
 	return ret;
 }
 
@@ -508,6 +504,8 @@ long qgpu_alloc(struct qgpu_call *call)
 	if (request.params && (rule->clients || rule->memory_at || is_looked_at(request.class)))
 		qgpu_call_look(call, request.params, call->room, sizeof(call->room));
 	look_at_written(call, &request);
+	if (request.class == NV01_DEVICE_0)
+		request.number = param_u32(call, NV_DEVICE_PARAMS_NUMBER_AT);
 	if (!READ_ONCE(call->pod->gone) && qgpu_call_names_foreign(call, request.root, rule->clients))
 		return qgpu_refuse_alloc(call, request.status_at, NV_ERR_INVALID_OBJECT_HANDLE);
 	if (!READ_ONCE(call->pod->gone) && is_whole_cards(request.class, param_u32(call, NV_VASPACE_PARAMS_INDEX_AT)))

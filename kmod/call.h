@@ -42,6 +42,7 @@ struct qgpu_call {
 		struct nvos33_fd map;
 		struct nvos34 unmap;
 		struct nvos46 map_dma;
+		struct nvos47 unmap_dma;
 		struct nvos54 control;
 		struct nvos55 dup;
 		struct nvos57 share;

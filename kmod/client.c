@@ -42,7 +42,8 @@ static void client_free(struct kref *ref)
 {
 	struct qgpu_client *client = container_of(ref, struct qgpu_client, ref);
 
-	WARN_ON(!xa_empty(&client->objects) || !xa_empty(&client->untracked) || !xa_empty(&client->mappings));
+	WARN_ON(!xa_empty(&client->objects) || !xa_empty(&client->untracked) || !xa_empty(&client->mappings) ||
+		!RB_EMPTY_ROOT(&client->dma_mappings));
 	qgpu_mem_release(&client->kept);
 	atomic_dec(&client->pod->nr_entries);
 	qgpu_pod_put(client->pod);
@@ -144,16 +145,16 @@ static int make_room(struct qgpu_pod *pod, enum qgpu_untracked_kind kind, u32 mo
 	return ret;
 }
 
-struct qgpu_client *qgpu_client_lock_to_make(u32 handle, struct qgpu_pod *pod, u32 most)
+struct qgpu_client *qgpu_client_lock_to_make(u32 handle, struct qgpu_pod *pod, enum qgpu_untracked_kind kind)
 {
-	int ret = make_room(pod, QGPU_UNTRACKED_OTHER, most) ?: make_room(pod, QGPU_UNTRACKED_SYSTEM, most);
+	int ret = make_room(pod, kind, 1);
 
 	return ret ? ERR_PTR(ret) : qgpu_client_lock(handle, pod);
 }
 
-struct qgpu_client *qgpu_client_lock_to_map(u32 handle, struct qgpu_pod *pod)
+struct qgpu_client *qgpu_client_lock_to_take(u32 handle, struct qgpu_pod *pod, u32 most)
 {
-	int ret = make_room(pod, QGPU_UNTRACKED_MAPPING, 1);
+	int ret = make_room(pod, QGPU_UNTRACKED_OTHER, most) ?: make_room(pod, QGPU_UNTRACKED_SYSTEM, most);
 
 	return ret ? ERR_PTR(ret) : qgpu_client_lock(handle, pod);
 }
@@ -296,6 +297,7 @@ struct qgpu_client *qgpu_client_new(struct qgpu_pod *pod)
 	xa_init_flags(&client->objects, XA_FLAGS_ACCOUNT);
 	xa_init_flags(&client->untracked, XA_FLAGS_ACCOUNT);
 	xa_init_flags(&client->mappings, XA_FLAGS_ACCOUNT);
+	client->dma_mappings = RB_ROOT;
 	INIT_LIST_HEAD(&client->file_node);
 	INIT_LIST_HEAD(&client->kept);
 	return client;

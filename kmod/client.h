@@ -10,12 +10,12 @@ void qgpu_clients_uninit(void);
 /* Locked and referenced; NULL: the pod has no such client; ERR_PTR(-EINTR): a fatal signal came first. */
 struct qgpu_client *qgpu_client_lock(u32 handle, struct qgpu_pod *pod);
 /*
- * The same for a call that makes as many objects at most. Where that could be too many for the pod, RM is asked before
- * which of those that the object table does not keep are gone.
+ * The same for a call that makes one object or mapping of a kind. Where that could be too many for the pod, RM is asked
+ * before which of those are gone.
  */
-struct qgpu_client *qgpu_client_lock_to_make(u32 handle, struct qgpu_pod *pod, u32 most);
-/* The same for a call that maps one object. */
-struct qgpu_client *qgpu_client_lock_to_map(u32 handle, struct qgpu_pod *pod);
+struct qgpu_client *qgpu_client_lock_to_make(u32 handle, struct qgpu_pod *pod, enum qgpu_untracked_kind kind);
+/* The same for a call that makes or takes at most as many objects, of whatever class. RM duplicates no debuggers. */
+struct qgpu_client *qgpu_client_lock_to_take(u32 handle, struct qgpu_pod *pod, u32 most);
 /*
  * Lock another client of the pod, which the caller has a reference on, besides a locked one. After an error none is
  * locked. -EINTR: a fatal signal came first; -ESTALE: one of them is dead.

@@ -155,7 +155,7 @@ static struct qgpu_tsg *add(struct qgpu_client *client, const struct qgpu_object
 {
 	u32 device = qgpu_object_device(client, object->parent);
 
-	if (!qgpu_device_has_subdevice(client, device))
+	if (!qgpu_device_subdevices(client, device))
 		return ERR_PTR(-ENODEV);
 	return qgpu_tsg_add(client, &qgpu_gpus[object->gpu], handle, device, engine,
 			    is_for_copies(client, device, engine, sealed));
@@ -201,7 +201,7 @@ int qgpu_enter_shared_tsg(struct qgpu_client *client, struct qgpu_object *object
 	u32 device = qgpu_object_device(client, object->parent);
 	int ret;
 
-	if (!qgpu_device_has_subdevice(client, device))
+	if (!qgpu_device_subdevices(client, device))
 		return -ENODEV;
 	ret = qgpu_tsg_share(tsg, stamp, client, object->handle, device);
 	if (!ret)

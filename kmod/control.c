@@ -10,11 +10,11 @@
 #include "client.h"
 #include "context.h"
 #include "control.h"
-#include "event_object.h"
 #include "events.h"
 #include "export.h"
 #include "gate_penalty.h"
 #include "mem.h"
+#include "object_part.h"
 #include "rule_lookup.h"
 #include "toctou.h"
 #include "trace.h"
@@ -341,22 +341,22 @@ static long handle(struct qgpu_call *call, const struct qgpu_control_rule *rule)
 }
 
 /* Counted without RM's own answer, too: RM may have done it. */
-static long count(struct qgpu_call *call, const struct qgpu_control_rule *rule, enum qgpu_part_kind kind, bool more)
+static long count(struct qgpu_call *call, const struct qgpu_control_rule *rule, enum qgpu_object_part kind, bool more)
 {
 	const struct nvos54 *control = &call->in.control;
 	struct qgpu_pod *pod = call->pod;
 	long ret;
 
-	if (mutex_lock_killable(&pod->events_lock))
+	if (mutex_lock_killable(&pod->parts_lock))
 		return -EINTR;
-	if (more && !qgpu_part_fits(pod, kind)) {
+	if (more && !qgpu_object_part_fits(pod, kind)) {
 		ret = refuse(call, NV_ERR_INSUFFICIENT_RESOURCES);
 	} else {
 		ret = handle(call, rule);
 		if (call->sealed ? call->out.control.status == NV_OK : more)
-			qgpu_part_count(pod, kind, control->client, control->object, more);
+			qgpu_object_part_count(pod, kind, control->client, control->object, more);
 	}
-	mutex_unlock(&pod->events_lock);
+	mutex_unlock(&pod->parts_lock);
 	return ret;
 }
 
@@ -364,13 +364,13 @@ static long handle_counted(struct qgpu_call *call, const struct qgpu_control_rul
 {
 	switch (rule->number) {
 	case NV_SEMAPHORE_SURFACE_BIND_CHANNEL:
-		return count(call, rule, QGPU_BINDINGS, true);
+		return count(call, rule, QGPU_PART_BINDING, true);
 	case NV_SEMAPHORE_SURFACE_UNBIND_CHANNEL:
-		return count(call, rule, QGPU_BINDINGS, false);
+		return count(call, rule, QGPU_PART_BINDING, false);
 	case NV00FD_ATTACH_MEM:
-		return count(call, rule, QGPU_PIECES, true);
+		return count(call, rule, QGPU_PART_PIECE, true);
 	case NV00FD_DETACH_MEM:
-		return count(call, rule, QGPU_PIECES, false);
+		return count(call, rule, QGPU_PART_PIECE, false);
 	}
 	return handle(call, rule);
 }

@@ -134,7 +134,7 @@ void qgpu_file_close(struct qgpu_file *file)
 }
 
 /*
- * Without events_lock: its holder waits for user memory, and a release must not. So other files may free or make the
+ * Without parts_lock: its holder waits for user memory, and a release must not. So other files may free or make the
  * same events meanwhile; whoever takes an entry out lowers the count.
  */
 static void forget_os_events(struct qgpu_file *file)

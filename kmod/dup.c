@@ -96,7 +96,7 @@ static u32 share_fabric(struct qgpu_arrival *arrival, bool sealed, qgpu_finder f
 /* An object that the object table does not keep. Returns an RM status. */
 static u32 note(const struct qgpu_arrival *arrival, u32 class, bool sealed)
 {
-	bool fits = qgpu_object_fits(arrival->client, class);
+	bool fits = qgpu_object_fits(arrival->client, arrival->parent, class, 0);
 
 	qgpu_object_note(arrival->client, arrival->handle, class, sealed);
 	return fits ? NV_OK : NV_ERR_INSUFFICIENT_RESOURCES;
@@ -258,7 +258,7 @@ static long dup_from(struct qgpu_call *call, struct qgpu_arrival *arrival, struc
 
 static long dup(struct qgpu_call *call, struct qgpu_arrival *arrival)
 {
-	struct qgpu_client *client = qgpu_client_lock_to_make(call->in.dup.client, call->pod, 1);
+	struct qgpu_client *client = qgpu_client_lock_to_take(call->in.dup.client, call->pod, 1);
 	struct qgpu_client *source = arrival->source;
 	long ret;
 

@@ -71,6 +71,8 @@ static long (*handler_of(u32 nr, u32 size))(struct qgpu_call *call)
 		return size == sizeof(struct nvos34) ? qgpu_unmap_memory : NULL;
 	case NV_ESC_RM_MAP_MEMORY_DMA:	/* since 580 longer */
 		return size == 56 || size == 64 ? qgpu_map_dma : NULL;
+	case NV_ESC_RM_UNMAP_MEMORY_DMA:
+		return size == NVOS47_BYTES_BEFORE_550 || size == sizeof(struct nvos47) ? qgpu_unmap_dma : NULL;
 	case NV_ESC_ALLOC_OS_EVENT:
 	case NV_ESC_FREE_OS_EVENT:
 		return size == sizeof(struct nv_os_event) ? qgpu_os_event : NULL;

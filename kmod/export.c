@@ -270,7 +270,7 @@ static long import_locked(struct qgpu_call *call, struct qgpu_client *client, st
 
 long qgpu_import(struct qgpu_call *call)
 {
-	struct qgpu_client *client = qgpu_client_lock_to_make(call->in.control.client, call->pod, NV_IMPORTS_MAX);
+	struct qgpu_client *client = qgpu_client_lock_to_take(call->in.control.client, call->pod, NV_IMPORTS_MAX);
 	u32 size = are_many(call) ? sizeof(struct nv0000_import_objects) : sizeof(struct nv0000_import_object);
 	struct importing *importing;
 	long ret;

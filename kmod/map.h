@@ -8,5 +8,6 @@ long qgpu_map_memory(struct qgpu_call *call);
 long qgpu_unmap_memory(struct qgpu_call *call);
 /* For the card. */
 long qgpu_map_dma(struct qgpu_call *call);
+long qgpu_unmap_dma(struct qgpu_call *call);
 
 #endif

@@ -28,6 +28,7 @@
 #define NV_ESC_RM_MAP_MEMORY		0x4e
 #define NV_ESC_RM_UNMAP_MEMORY		0x4f
 #define NV_ESC_RM_MAP_MEMORY_DMA	0x57
+#define NV_ESC_RM_UNMAP_MEMORY_DMA	0x58
 #define NV_ESC_REGISTER_FD		201
 #define NV_ESC_ALLOC_OS_EVENT		206
 #define NV_ESC_FREE_OS_EVENT		207
@@ -64,6 +65,7 @@
 #define NV01_ROOT			0x0000
 #define NV01_ROOT_NON_PRIV		0x0001
 #define NV01_ROOT_CLIENT		0x0041
+#define NV01_CONTEXT_DMA		0x0002
 #define NV01_EVENT			0x0005
 #define NV01_EVENT_OS_EVENT		0x0079
 #define NV01_MEMORY_SYSTEM		0x003e
@@ -79,6 +81,7 @@
 #define NV_MEMORY_FABRIC		0x00f8
 #define NV20_SUBDEVICE_0		0x2080
 #define NV50_MEMORY_VIRTUAL		0x50a0
+#define GT200_DEBUGGER			0x83de
 #define FERMI_CONTEXT_SHARE_A		0x9067
 #define FERMI_VASPACE_A			0x90f1
 #define KEPLER_CHANNEL_GROUP_A		0xa06c
@@ -196,10 +199,22 @@ struct nvos34 {			/* RM_UNMAP_MEMORY */
 	u32 status, flags;
 };
 
-struct nvos46 {			/* RM_MAP_MEMORY_DMA, as far as it is the same from 535 on; the status is the last but one word */
+struct nvos46 {			/* RM_MAP_MEMORY_DMA, as far as it is the same from 535 on */
 	u32 client, device, dma, memory;
 	u64 offset, length;
 };
+
+/* From its end, in 56 bytes and since 580 in 64: where the memory is mapped, and the status. */
+#define NVOS46_DMA_OFFSET_BEFORE_END	16
+#define NVOS46_STATUS_BEFORE_END	8
+
+struct nvos47 {			/* RM_UNMAP_MEMORY_DMA, since 550; before without the size */
+	u32 client, device, dma, memory, flags, pad0;
+	u64 dma_offset, size;
+	u32 status, pad1;
+};
+#define NVOS47_BYTES_BEFORE_550		40
+#define NVOS47_STATUS_BEFORE_END	8
 
 struct nv_xfer {
 	u32 cmd, size;
@@ -212,6 +227,7 @@ static_assert(sizeof(struct nvos21) == 32);
 static_assert(sizeof(struct nvos64) == 48);
 static_assert(sizeof(struct nvos33_fd) == 56);
 static_assert(sizeof(struct nvos34) == 32);
+static_assert(sizeof(struct nvos47) == 48);
 static_assert(sizeof(struct nvos54) == 32);
 static_assert(sizeof(struct nvos55) == 28);
 static_assert(sizeof(struct nvos57) == 24);
@@ -223,6 +239,7 @@ static_assert(sizeof(struct nvos32) == 184);
 /* Of a copy object, as NVB0B5_ALLOCATION_PARAMETERS: whether the engine is a type or a number, and the engine. */
 #define NV_COPIES_PARAMS_BY_TYPE_AT	0
 #define NV_COPIES_PARAMS_ENGINE_AT	4
+#define NV_DEVICE_PARAMS_NUMBER_AT	0
 #define NV_VASPACE_PARAMS_INDEX_AT	0
 #define NV_VASPACE_NEW			0
 #define NV_VASPACE_OF_DEVICE		3

@@ -18,6 +18,18 @@
 
 #define OBJECT_DEPTH_MAX 16
 
+/*
+ * As in qgpu/guardian/proxy/alloc_checks.py, which explains them: devices of a client on one card, without a limit and
+ * with one, and subdevices of a device. tests/kmod/test_rules.py compares them.
+ */
+#define DEVICES_MAX		16
+#define DEVICES_MAX_LIMITED	4
+#define SUBDEVICES_MAX		8
+/* Of a client on all cards: without a seal the pod may misstate a card. */
+#define ALL_DEVICES_MAX		128
+
+#define DEVICE XA_MARK_2	/* of the object table: a device or a subdevice */
+
 static struct qgpu_object *next_object(struct qgpu_client *client, unsigned long *index, unsigned long from)
 {
 	cond_resched();
@@ -38,7 +50,7 @@ struct qgpu_object *qgpu_object_find(struct qgpu_client *client, u32 handle)
 
 /*
  * Whether the bound on objects counts a class, because nothing else bounds it. Address spaces, context shares and
- * subdevices are in both tables. event_object.c bounds events.
+ * subdevices are in both tables. object_part.c bounds events.
  */
 static bool is_counted(u32 class)
 {
@@ -85,6 +97,8 @@ struct qgpu_object *qgpu_object_add(struct qgpu_client *client, u32 handle, u32 
 	else
 		qgpu_untracked_forget(client, handle);	/* RM had freed it with another object */
 	atomic_inc(&qgpu_nr_objects);
+	if (class == NV01_DEVICE_0 || class == NV20_SUBDEVICE_0)
+		xa_set_mark(&client->objects, handle, DEVICE);
 	if (class == NV01_DEVICE_0) {
 		client->nr_devices++;
 		atomic_inc(&client->pod->nr_devices);
@@ -119,17 +133,29 @@ u32 qgpu_object_device(struct qgpu_client *client, u32 handle)
 	return device ? device->handle : 0;
 }
 
-bool qgpu_device_has_subdevice(struct qgpu_client *client, u32 device)
+u32 qgpu_device_subdevices(struct qgpu_client *client, u32 device)
 {
 	struct qgpu_object *object;
 	unsigned long index;
+	u32 number = 0;
 
 	lockdep_assert_held(&client->lock);
-	for_each_object(client, index, object) {
-		if (object->class == NV20_SUBDEVICE_0 && object->parent == device)
-			return true;
-	}
-	return false;
+	xa_for_each_marked(&client->objects, index, object, DEVICE)
+		number += object->class == NV20_SUBDEVICE_0 && object->parent == device;
+	return number;
+}
+
+static bool device_fits(struct qgpu_client *client, u32 number)
+{
+	u32 most = qgpu_pod_limited(client->pod) ? DEVICES_MAX_LIMITED : DEVICES_MAX;
+	struct qgpu_object *object;
+	unsigned long index;
+	u32 there = 0;
+
+	lockdep_assert_held(&client->lock);
+	xa_for_each_marked(&client->objects, index, object, DEVICE)
+		there += object->class == NV01_DEVICE_0 && object->number == number;
+	return there < most && client->nr_devices < ALL_DEVICES_MAX;
 }
 
 bool qgpu_object_needed(struct qgpu_client *client, struct qgpu_object *object)
@@ -357,10 +383,19 @@ void qgpu_objects_remove(struct qgpu_client *client, u32 handle)
 	}
 }
 
-/* A removed pod may have any number. */
-bool qgpu_object_fits(struct qgpu_client *client, u32 class)
+static bool fits(struct qgpu_client *client, u32 parent, u32 class, u32 number)
 {
-	if (!is_counted(class) || READ_ONCE(client->pod->gone) || qgpu_untracked_fits(client, class))
+	if (class == NV01_DEVICE_0)
+		return device_fits(client, number);
+	if (class == NV20_SUBDEVICE_0 && qgpu_device_subdevices(client, parent) >= SUBDEVICES_MAX)
+		return false;
+	return !is_counted(class) || qgpu_untracked_fits(client, class);
+}
+
+/* A removed pod may have any number. */
+bool qgpu_object_fits(struct qgpu_client *client, u32 parent, u32 class, u32 number)
+{
+	if (READ_ONCE(client->pod->gone) || fits(client, parent, class, number))
 		return true;
 	atomic64_inc(&client->pod->refused_objects);
 	return false;

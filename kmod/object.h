@@ -9,8 +9,8 @@ struct qgpu_object *qgpu_object_find(struct qgpu_client *client, u32 handle);
 struct qgpu_object *qgpu_object_add(struct qgpu_client *client, u32 handle, u32 parent, u32 class, bool sure);
 int qgpu_object_gpu(struct qgpu_client *client, u32 handle);
 u32 qgpu_object_device(struct qgpu_client *client, u32 handle);
-/* Gating TSGs below a device is a control on a subdevice of it: whether it has one, and whether this is the last one. */
-bool qgpu_device_has_subdevice(struct qgpu_client *client, u32 device);
+/* Gating TSGs below a device is a control on a subdevice of it: how many it has, and whether this is the last one. */
+u32 qgpu_device_subdevices(struct qgpu_client *client, u32 device);
 bool qgpu_object_needed(struct qgpu_client *client, struct qgpu_object *object);
 /* The classes that the object table keeps besides clients and memory. */
 bool qgpu_is_registered(u32 class);
@@ -40,11 +40,11 @@ void qgpu_objects_reconcile(struct qgpu_client *client);
 bool qgpu_objects_reclose(struct qgpu_client *client);
 
 /*
- * fits: whether the client may have one more object of a class, as far as nothing else bounds them; else the refusal is
- * counted. note: RM has made an object that the table does not keep, unless the class says that it does. sure: RM itself
- * said so; then what had its handle is gone.
+ * fits: whether the client may have one more object of a class below a parent, as far as nothing else bounds them; else
+ * the refusal is counted. number: of a device, as the call says. note: RM has made an object that the table does not
+ * keep, unless the class says that it does. sure: RM itself said so; then what had its handle is gone.
  */
-bool qgpu_object_fits(struct qgpu_client *client, u32 class);
+bool qgpu_object_fits(struct qgpu_client *client, u32 parent, u32 class, u32 number);
 void qgpu_object_note(struct qgpu_client *client, u32 handle, u32 class, bool sure);
 
 /* Treat all memory that the client has handles on as exported, as far as it is known. */

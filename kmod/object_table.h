@@ -6,6 +6,7 @@
 #include <linux/kref.h>
 #include <linux/list.h>
 #include <linux/mutex.h>
+#include <linux/rbtree.h>
 #include <linux/rhashtable-types.h>
 #include <linux/xarray.h>
 
@@ -24,6 +25,7 @@ struct qgpu_object {
 	int gpu;			/* on which memory lies, else that of its device when it was made; -1: unknown */
 	bool doomed;			/* while its subtree is being removed */
 	bool held;			/* the free under way holds its TSG open */
+	u32 number;			/* of a device: the call's number of its card, which counts if the call was sealed */
 	u32 written[QGPU_WRITTEN_MAX];	/* of a TSG or channel: handles of memory that the card writes for it */
 	struct qgpu_tsg *tsg;		/* a TSG, or the TSG of a channel */
 	struct qgpu_mem *mem;		/* its own, or RM's for it; under mem_lock */
@@ -47,8 +49,15 @@ struct qgpu_client {
 	unsigned int nr_devices;	/* among them */
 	struct xarray untracked;	/* untracked_object.c: by handle, the kinds and stamps of others */
 	struct xarray mappings;		/* likewise: by the handle of what is mapped, how often */
-	unsigned int nr_untracked[QGPU_UNTRACKED_KINDS];	/* in both */
+	struct rb_root dma_mappings;	/* dma_mapping.c */
+	unsigned int nr_untracked[QGPU_UNTRACKED_KINDS];	/* in these three */
 	struct list_head kept;		/* memory that stays charged until the client goes: mem.c, under mem_lock */
 };
+
+static inline void qgpu_untracked_count(struct qgpu_client *client, enum qgpu_untracked_kind kind, int by)
+{
+	client->nr_untracked[kind] += by;
+	atomic_add(by, &client->pod->nr_untracked[kind]);
+}
 
 #endif

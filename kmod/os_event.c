@@ -81,7 +81,7 @@ long qgpu_os_event(struct qgpu_call *call)
 	struct qgpu_client *client;
 	long ret;
 
-	if (mutex_lock_killable(&pod->events_lock))
+	if (mutex_lock_killable(&pod->parts_lock))
 		return -EINTR;
 	client = qgpu_client_lock(call->in.os_event.client, pod);
 	if (IS_ERR(client))
@@ -94,6 +94,6 @@ long qgpu_os_event(struct qgpu_call *call)
 		ret = free_event(call);
 	if (!IS_ERR_OR_NULL(client))
 		qgpu_client_unlock(client);
-	mutex_unlock(&pod->events_lock);
+	mutex_unlock(&pod->parts_lock);
 	return ret;
 }

@@ -39,7 +39,7 @@ static void pod_free(struct kref *ref)
 	spin_unlock(&former_lock);
 	WARN_ON(atomic_read(&pod->nr_os_events));
 	xa_destroy(&pod->os_events);
-	for (i = 0; i < QGPU_PART_KINDS; i++)
+	for (i = 0; i < QGPU_OBJECT_PARTS; i++)
 		xa_destroy(&pod->parts[i].numbers);
 	cgroup_put(pod->cgroup);
 	kfree_rcu(pod, rcu);
@@ -186,9 +186,9 @@ static struct qgpu_pod *pod_new(struct cgroup *cgroup)
 	mutex_init(&pod->penalty_lock);
 	spin_lock_init(&pod->owed_lock);
 	init_rwsem(&pod->making);
-	mutex_init(&pod->events_lock);
+	mutex_init(&pod->parts_lock);
 	xa_init_flags(&pod->os_events, XA_FLAGS_ACCOUNT);
-	for (i = 0; i < QGPU_PART_KINDS; i++)
+	for (i = 0; i < QGPU_OBJECT_PARTS; i++)
 		xa_init_flags(&pod->parts[i].numbers, XA_FLAGS_ACCOUNT);
 	INIT_LIST_HEAD(&pod->joined);
 	INIT_LIST_HEAD(&pod->kept);

@@ -20,25 +20,28 @@
 struct qgpu_part;
 
 /*
- * What nothing else bounds: system memory, of which programs have what they pin, other objects, and mappings for the
- * CPU. Most of it the object table does not keep.
+ * What nothing else bounds: system memory, of which programs have what they pin; debuggers and the page that RM shares
+ * with all, of which RM does too much at once; other objects; and mappings. Most of it the object table does not keep.
  */
 enum qgpu_untracked_kind {
 	QGPU_UNTRACKED_OTHER,
 	QGPU_UNTRACKED_SYSTEM,
-	QGPU_UNTRACKED_MAPPING,
+	QGPU_UNTRACKED_DEBUGGER,
+	QGPU_UNTRACKED_PAGE,
+	QGPU_UNTRACKED_MAPPING,		/* for the CPU */
+	QGPU_UNTRACKED_DMA_MAPPING,	/* for the card */
 	QGPU_UNTRACKED_KINDS,
 };
 
-/* What objects have in RM: event_object.c. */
-enum qgpu_part_kind {
-	QGPU_EVENT_OBJECTS,
-	QGPU_BINDINGS,		/* of channels to semaphore surfaces */
-	QGPU_PIECES,		/* of multicast objects */
-	QGPU_PART_KINDS,
+/* What objects have in RM: object_part.c. */
+enum qgpu_object_part {
+	QGPU_PART_EVENT,	/* an object of its own, and part of what it tells of */
+	QGPU_PART_BINDING,	/* of a channel to a semaphore surface */
+	QGPU_PART_PIECE,	/* of a multicast object */
+	QGPU_OBJECT_PARTS,
 };
 
-struct qgpu_parts {
+struct qgpu_object_parts {
 	struct xarray numbers;	/* by client and handle */
 	u32 sum;
 };
@@ -99,11 +102,11 @@ struct qgpu_pod {
 	u64 penalty_until_ns;	/* under owed_lock */
 	u64 billed_ns[2];	/* likewise: up to how much of the gated time it owes for exits; [1]: with shared gates */
 	struct rw_semaphore making;	/* client.c: read while RM makes a client that is not in the object table yet */
-	struct mutex events_lock;	/* serializes the calls that make events and free OS events */
+	struct mutex parts_lock;	/* serializes the calls that make parts of objects, and make or free OS events */
 	struct xarray os_events;	/* by client and number: the file that each was made on */
 	atomic_t nr_os_events;	/* in it */
 	atomic_t nr_uvm_files;	/* uvm.c: those with an entry there */
-	struct qgpu_parts parts[QGPU_PART_KINDS];	/* under events_lock */
+	struct qgpu_object_parts parts[QGPU_OBJECT_PARTS];	/* under parts_lock */
 	atomic_t nr_tsgs;
 	atomic_t nr_further;	/* handles on TSGs, without the first of each */
 	struct list_head kept;	/* memory that stays charged until the last file goes: mem.c, under mem_lock */

@@ -7,28 +7,43 @@
  * them may be gone, which RM is asked before another one is refused.
  *
  * A pod's mappings for the CPU are bounded likewise. RM also ends one with the object that is mapped, and with the
- * device or subdevice that the call named; in the last case the mapping counts until the object is gone.
+ * device or subdevice that the call named; in the last case the mapping counts until the object is gone. dma_mapping.c
+ * keeps those for the card.
  */
 #include <linux/sched.h>
 #include <linux/sched/signal.h>
 
+#include "dma_mapping.h"
 #include "nvrm.h"
 #include "rm.h"
 #include "untracked_object.h"
 
-/* As in qgpu/guardian/proxy/untracked_objects.py, which explains them; tests/kmod/test_rules.py compares the two. */
+/*
+ * As in qgpu/guardian/proxy, where untracked_objects.py, client_registry.py, alloc_checks.py and dma_mappings.py explain
+ * them; tests/kmod/test_rules.py compares them.
+ */
 static const struct {
 	u32 of_client, of_pod;
 } most[] = {
 	[QGPU_UNTRACKED_OTHER] = { 1 << 11, 1 << 14 },
 	[QGPU_UNTRACKED_SYSTEM] = { 1 << 15, 1 << 16 },
-	[QGPU_UNTRACKED_MAPPING] = { 32768, 65536 },	/* the guardian: 65,536 in a process's life */
+	[QGPU_UNTRACKED_DEBUGGER] = { 1 << 9, 1 << 9 },
+	[QGPU_UNTRACKED_PAGE] = { 1 << 4, 1 << 14 },
+	[QGPU_UNTRACKED_MAPPING] = { 1 << 15, 1 << 16 },	/* the guardian: 65,536 in a process's life */
+	[QGPU_UNTRACKED_DMA_MAPPING] = { 1 << 14, 1 << 15 },
 };
 
-static enum qgpu_untracked_kind kind_of(u32 class)
+enum qgpu_untracked_kind qgpu_untracked_kind(u32 class)
 {
-	if (class == NV01_MEMORY_SYSTEM || class == NV01_MEMORY_SYSTEM_OS_DESCRIPTOR)
+	switch (class) {
+	case NV01_MEMORY_SYSTEM:
+	case NV01_MEMORY_SYSTEM_OS_DESCRIPTOR:
 		return QGPU_UNTRACKED_SYSTEM;
+	case GT200_DEBUGGER:
+		return QGPU_UNTRACKED_DEBUGGER;
+	case RM_USER_SHARED_DATA:
+		return QGPU_UNTRACKED_PAGE;
+	}
 	return QGPU_UNTRACKED_OTHER;
 }
 
@@ -41,10 +56,11 @@ u64 qgpu_stamp(void)
 
 /* An entry of a client's untracked objects: the stamp above the kind. */
 #define KIND_BITS 2
+static_assert(QGPU_UNTRACKED_MAPPING <= BIT(KIND_BITS));	/* mappings have no entry there */
 
 static void *entry_of(u32 class)
 {
-	return xa_mk_value(qgpu_stamp() << KIND_BITS | kind_of(class));
+	return xa_mk_value(qgpu_stamp() << KIND_BITS | qgpu_untracked_kind(class));
 }
 
 static enum qgpu_untracked_kind kind_in(const void *entry)
@@ -64,12 +80,6 @@ bool qgpu_untracked_has(struct qgpu_client *client, u32 handle)
 	return xa_load(&client->untracked, handle);
 }
 
-static void count(struct qgpu_client *client, enum qgpu_untracked_kind kind, int by)
-{
-	client->nr_untracked[kind] += by;
-	atomic_add(by, &client->pod->nr_untracked[kind]);
-}
-
 static bool fits(struct qgpu_client *client, enum qgpu_untracked_kind kind)
 {
 	lockdep_assert_held(&client->lock);
@@ -81,12 +91,17 @@ static bool fits(struct qgpu_client *client, enum qgpu_untracked_kind kind)
 
 bool qgpu_untracked_fits(struct qgpu_client *client, u32 class)
 {
-	return fits(client, kind_of(class));
+	return fits(client, qgpu_untracked_kind(class));
 }
 
 bool qgpu_mapping_fits(struct qgpu_client *client)
 {
 	return fits(client, QGPU_UNTRACKED_MAPPING);
+}
+
+bool qgpu_dma_mapping_fits(struct qgpu_client *client)
+{
+	return fits(client, QGPU_UNTRACKED_DMA_MAPPING);
 }
 
 int qgpu_mapping_add(struct qgpu_client *client, u32 handle)
@@ -98,7 +113,7 @@ int qgpu_mapping_add(struct qgpu_client *client, u32 handle)
 	times = xa_to_value(xa_load(&client->mappings, handle));
 	ret = xa_err(xa_store(&client->mappings, handle, xa_mk_value(times + 1), GFP_KERNEL_ACCOUNT));
 	if (!ret)
-		count(client, QGPU_UNTRACKED_MAPPING, 1);
+		qgpu_untracked_count(client, QGPU_UNTRACKED_MAPPING, 1);
 	return ret;
 }
 
@@ -114,7 +129,7 @@ void qgpu_mapping_remove(struct qgpu_client *client, u32 handle)
 		xa_store(&client->mappings, handle, xa_mk_value(times - 1), GFP_KERNEL_ACCOUNT);
 	else
 		xa_erase(&client->mappings, handle);
-	count(client, QGPU_UNTRACKED_MAPPING, -1);
+	qgpu_untracked_count(client, QGPU_UNTRACKED_MAPPING, -1);
 }
 
 /* RM has it already, so noting it must not fail. */
@@ -125,8 +140,8 @@ void qgpu_untracked_note(struct qgpu_client *client, u32 handle, u32 class)
 	lockdep_assert_held(&client->lock);
 	before = xa_store(&client->untracked, handle, entry, GFP_KERNEL_ACCOUNT | __GFP_NOFAIL);
 	if (before)
-		count(client, kind_in(before), -1);
-	count(client, kind_in(entry), 1);
+		qgpu_untracked_count(client, kind_in(before), -1);
+	qgpu_untracked_count(client, kind_in(entry), 1);
 }
 
 void qgpu_untracked_forget(struct qgpu_client *client, u32 handle)
@@ -136,8 +151,8 @@ void qgpu_untracked_forget(struct qgpu_client *client, u32 handle)
 
 	lockdep_assert_held(&client->lock);
 	if (entry)
-		count(client, kind_in(entry), -1);
-	count(client, QGPU_UNTRACKED_MAPPING, -(int)times);
+		qgpu_untracked_count(client, kind_in(entry), -1);
+	qgpu_untracked_count(client, QGPU_UNTRACKED_MAPPING, -(int)times);
 }
 
 void qgpu_untracked_end(struct qgpu_client *client)
@@ -153,6 +168,7 @@ void qgpu_untracked_end(struct qgpu_client *client)
 		qgpu_untracked_forget(client, handle);
 		cond_resched();
 	}
+	qgpu_dma_mappings_end(client);
 }
 
 int qgpu_untracked_forget_gone(struct qgpu_client *client, enum qgpu_untracked_kind kind)
@@ -161,6 +177,8 @@ int qgpu_untracked_forget_gone(struct qgpu_client *client, enum qgpu_untracked_k
 	unsigned long handle;
 	void *entry;
 
+	if (kind == QGPU_UNTRACKED_DMA_MAPPING)
+		return qgpu_dma_mappings_forget_gone(client);
 	xa_for_each(mappings ? &client->mappings : &client->untracked, handle, entry) {
 		if (fatal_signal_pending(current))
 			return -EINTR;

@@ -9,6 +9,9 @@ u64 qgpu_stamp(void);
 /* Under rcu_read_lock(): that of the object with this handle; 0: none is known. */
 u64 qgpu_untracked_stamp(struct qgpu_client *client, u32 handle);
 
+/* What bounds the objects of a class. */
+enum qgpu_untracked_kind qgpu_untracked_kind(u32 class);
+
 /* All of these but the last need the client's lock. Whether the client may have one more of a class. */
 bool qgpu_untracked_fits(struct qgpu_client *client, u32 class);
 void qgpu_untracked_note(struct qgpu_client *client, u32 handle, u32 class);
@@ -17,6 +20,8 @@ bool qgpu_untracked_has(struct qgpu_client *client, u32 handle);
 void qgpu_untracked_forget(struct qgpu_client *client, u32 handle);
 /* Whether the client may have one more mapping for the CPU. */
 bool qgpu_mapping_fits(struct qgpu_client *client);
+/* The same for the card. */
+bool qgpu_dma_mapping_fits(struct qgpu_client *client);
 /* Count one more, or one less, of the object with this handle. -ENOMEM: no kernel memory. */
 int qgpu_mapping_add(struct qgpu_client *client, u32 handle);
 void qgpu_mapping_remove(struct qgpu_client *client, u32 handle);

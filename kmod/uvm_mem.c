@@ -536,6 +536,7 @@ unsigned long qgpu_uvm_mem_missed(void)
 	return qgpu_probes_missed(&set);
 }
 
+/* A pod can have UVM hold very much: lets others run. Nothing else uses the tables by then, so no lock is held. */
 static void forget_all(void)
 {
 	struct retained *retained;
@@ -546,10 +547,12 @@ static void forget_all(void)
 	hash_for_each_safe(there, bucket, next, held, node) {
 		hash_del(&held->node);
 		held_free(held);
+		cond_resched();
 	}
 	hash_for_each_safe(kept, bucket, next, retained, node) {
 		hash_del(&retained->node);
 		retained_free(retained);
+		cond_resched();
 	}
 }
 

@@ -72,7 +72,7 @@ void qgpu_free_unsaid(const struct qgpu_call *call, u32 status, struct qgpu_clie
 static long keep(struct qgpu_call *call, struct qgpu_client *client, const struct qgpu_vram *vram, u32 handle,
 		 u32 class)
 {
-	bool fits = qgpu_object_fits(client, class);
+	bool fits = qgpu_object_fits(client, vram->parent, class, 0);
 
 	qgpu_object_note(client, handle, class, call->sealed);
 	if (fits)
@@ -157,7 +157,7 @@ static long uncharged(struct qgpu_call *call, struct qgpu_client *client, const 
 
 long qgpu_vram_alloc(struct qgpu_call *call, const struct qgpu_vram *vram)
 {
-	struct qgpu_client *client = qgpu_client_lock_to_make(vram->root, call->pod, 1);
+	struct qgpu_client *client = qgpu_client_lock_to_take(vram->root, call->pod, 1);
 	int gpu = client && !IS_ERR(client) ? qgpu_object_gpu(client, vram->parent) : -1;
 	struct qgpu_mem *mem;
 	u32 status, handle;

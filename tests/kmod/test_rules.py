@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from qgpu.guardian.proxy import untracked_objects
+from qgpu.guardian.proxy import alloc_checks, client_registry, dma_mappings, untracked_objects
 from qgpu.guardian.rules import classes, controls, escapes, kernel_header, scheduling
 from qgpu.guardian.rules.rows import InModule, Why
 from qgpu.nvidia import abi
@@ -170,14 +170,47 @@ def test_module_and_guardian_know_the_same_copy_engines(tmp_path):
 
 
 def test_module_and_guardian_bound_the_same_objects():
+    """The guardian counts shared pages among others, too."""
     text = (KMOD / "untracked_object.c").read_text()
     rows = re.findall(r"\[QGPU_UNTRACKED_(\w+)\] = \{ 1 << (\d+), 1 << (\d+) \}", text)
-    of_client = {kind == "SYSTEM": 1 << int(power) for kind, power, _ in rows}
-    of_pod = {kind == "SYSTEM": 1 << int(power) for kind, _, power in rows}
-    memory = {getattr(abi, name) for name in re.findall(r"class == (NV\w+)", text)}
+    most = {kind: (1 << int(of_client), 1 << int(of_pod)) for kind, of_client, of_pod in rows}
+    system, other = ((untracked_objects._MOST[key], untracked_objects._MOST_OF_POD[key]) for key in (True, False))
 
-    assert (of_client, of_pod) == (untracked_objects._MOST, untracked_objects._MOST_OF_POD)
-    assert memory == untracked_objects._SYSTEM_MEMORY
+    assert most == {
+        "OTHER": other,
+        "SYSTEM": system,
+        "DEBUGGER": (client_registry._MOST_DEBUGGERS,) * 2,
+        "PAGE": (alloc_checks._MOST_PAGES, other[1]),
+        "MAPPING": (1 << 15, 1 << 16),
+        "DMA_MAPPING": (dma_mappings._MOST, dma_mappings._MOST_OF_POD),
+    }
+
+
+def test_module_and_guardian_bound_devices_alike():
+    text = (KMOD / "object.c").read_text()
+    found = {name: int(value) for name, value in re.findall(r"^#define (\w*DEVICES_MAX\w*)\s+(\d+)$", text, re.M)}
+
+    assert {True: found["DEVICES_MAX_LIMITED"], False: found["DEVICES_MAX"]} == alloc_checks._MOST_DEVICES
+    assert found["SUBDEVICES_MAX"] == alloc_checks._MOST_SUBDEVICES
+
+
+def test_module_and_guardian_know_the_same_system_memory():
+    text = (KMOD / "untracked_object.c").read_text()
+    cases = re.search(r"((?:\tcase \w+:\n)+)\t\treturn QGPU_UNTRACKED_SYSTEM;", text)[1]
+
+    assert {getattr(abi, name) for name in re.findall(r"case (\w+):", cases)} == untracked_objects._SYSTEM_MEMORY
+
+
+def test_module_reads_mappings_for_the_card_where_rm_does():
+    text = (KMOD / "nvrm.h").read_text()
+    values = {name: int(value) for name, value in re.findall(r"^#define (NVOS4[67]_\w+)\s+(\d+)$", text, re.M)}
+
+    for size, struct in abi.MAP_MEMORY_DMA.items():
+        assert size - abi.offsetof(struct, "dmaOffset") == values["NVOS46_DMA_OFFSET_BEFORE_END"]
+        assert size - abi.offsetof(struct, "status") == values["NVOS46_STATUS_BEFORE_END"]
+    for size, struct in abi.UNMAP_MEMORY_DMA.items():
+        assert size - abi.offsetof(struct, "status") == values["NVOS47_STATUS_BEFORE_END"]
+    assert min(abi.UNMAP_MEMORY_DMA) == values["NVOS47_BYTES_BEFORE_550"]
 
 
 @pytest.mark.parametrize(

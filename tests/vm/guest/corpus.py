@@ -52,6 +52,7 @@ def corpus(traces: Iterable[Path]) -> bytes:
     ):
         out += [record(0x2A, struct.pack("IIIIQII", client, client, cmd, 0, 1, len(params), 0), params)]
     out += [record(0x57, struct.pack("16I", client, device, 0x5C0000DD, memory, *bytes(12)), b"")]
+    out += [record(0x58, struct.pack("6IQQII", client, device, 0x5C0000DD, memory, 0, 0, 0, 1 << 16, 0, 0), b"")]
     for function, size_at in ((2, 88), (3, 88), (5, 88), (6, 88), (14, 80)):
         heap = bytearray(184)
         struct.pack_into("III", heap, 0, client, device, function)

@@ -11,6 +11,7 @@ import signal
 import struct
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import nv
@@ -20,6 +21,8 @@ from programs import MIB, ROOM, program
 
 INITIALIZE, DISABLE_HMM, SHARING = 0x30000001, 1, 2
 PARAMETERS = Path("/sys/module/nvidia_uvm/parameters")
+ENFORCE = Path("/sys/module/qgpu/parameters/enforce")
+TRACING, SYMBOLS = Path("/sys/kernel/tracing"), Path("/proc/kallsyms")
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
 libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
@@ -365,6 +368,54 @@ def test_mappings_of_a_pod_without_a_limit_are_bounded(pod):
 
     assert (answers, again) == (8 * [0] + 2 * [errno.EINVAL], 0)
     assert free_pod.info().refused_objects == 2
+
+
+@pytest.fixture
+def times_others_may_run(module) -> Iterator[Callable[[Callable[[], object]], int]]:
+    """Return how often this process lets others run in the kernel while it does something."""
+    name = next(name for name in ("__cond_resched", "_cond_resched") if f" {name}\n" in SYMBOLS.read_text())
+    if not TRACING.joinpath("kprobe_events").exists():
+        qg.mount("tracefs", TRACING)
+    if not TRACING.joinpath("kprobe_events").exists():
+        pytest.skip("this kernel has no events by kprobes")
+    events, trace = TRACING / "kprobe_events", TRACING / "trace"
+    events.write_text(f"p:qg/lets {name}")
+    (TRACING / "events/qg/lets/filter").write_text(f"common_pid == {os.getpid()}")
+    enable = TRACING / "events/qg/enable"
+
+    def times(do: Callable[[], object]) -> int:
+        trace.write_text("")
+        enable.write_text("1")
+        do()
+        enable.write_text("0")  # reading what was written lets others run, too
+        return trace.read_text().count(": lets: (")
+
+    yield times
+    events.write_text("")
+
+
+def test_switching_off_with_many_mappings_lets_others_run(pod, times_others_may_run):
+    """A pod decides how much UVM holds; the module forgets all of it at once."""
+
+    def map_times(state, handle, count):
+        for _ in range(count):
+            map_memory(state, handle, None, 64 << 10)
+
+    def switch_off():
+        times = times_others_may_run(lambda: ENFORCE.write_text("0"))
+        ENFORCE.write_text("1")
+        return times
+
+    before = switch_off()
+    process = pod("free").process()
+    process.run(start)
+    process.run(map_times, process.run(allocate, 64 << 10), 1000)
+    after = switch_off()
+    process.run(unmap)
+
+    if not before:
+        pytest.skip("this kernel takes the CPU from tasks by itself")
+    assert after >= before + 1000
 
 
 def open_uvm(state):

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import struct
+import threading
 from pathlib import Path
 
 import nv
 import pytest
 import qg
 from faults import cleared, fault, inject
-from programs import program, status_of
+from programs import MIB, program, status_of
 
 MS = qg.MS
 
-TSGS_MAX, DEVICES_MAX = 512, 128
+TSGS_MAX = 512
+#: Of a client: on one card, without a memory limit and with one, and on all cards.
+DEVICES_MAX, LIMITED_DEVICES_MAX, ALL_DEVICES_MAX = 16, 4, 128
+SUBDEVICES_MAX = 8
 
 
 def make_tsgs(state, count):
@@ -32,22 +39,96 @@ def test_a_pod_has_so_many_tsgs_at_most(pod):
     assert [process.run(make_tsgs, 1) for _ in range(2)] == [0, nv.NO_MEMORY]
 
 
-def make_devices(state, count):
-    """So many devices on the card; RM's status for each."""
+def make_devices(state, count, card=0):
+    """So many devices on a card; RM's status for each."""
     p = state["p"]
-    return [status_of(state, "alloc", p.client, nv.DEVICE, bytes(56)) for _ in range(count)]
+    return [status_of(state, "alloc", p.client, nv.DEVICE, struct.pack("I52x", card)) for _ in range(count)]
 
 
-def test_a_client_has_so_many_devices_at_most(pod):
+@pytest.mark.parametrize(
+    ("memory", "most"), [(None, DEVICES_MAX), (64 * MIB, LIMITED_DEVICES_MAX)], ids=["no limit", "limit"]
+)
+def test_a_client_has_so_many_devices_of_a_card_at_most(pod, memory, most):
     """RM looks through all of a process's objects for each of them, when somebody asks about the process."""
-    process = pod("web").process()
+    web = pod("web", memory=memory)
+    process = web.process()
     process.run(program)  # has one
 
-    assert process.run(make_devices, DEVICES_MAX) == [0] * (DEVICES_MAX - 1) + [nv.NO_RESOURCES]
+    assert process.run(make_devices, most) == [0] * (most - 1) + [nv.NO_RESOURCES]
+    assert web.info().refused_objects == 1
     process.run(lambda state: state["p"].free(state["p"].last - 1))
     assert process.run(make_devices, 2) == [0, nv.NO_RESOURCES]
     process.run(program)
     assert process.run(make_devices, 1) == [0]
+
+
+def test_devices_of_each_card_are_bounded_apart(pod, parameter):
+    """A program has a device of each card that it uses, and a host may have many cards."""
+
+    def open_second(state):
+        state["second"] = os.open(nv.GPU.format(1), os.O_RDWR)
+
+    parameter("gpus", 2)
+    process = pod("web", memory=64 * MIB).process()
+    process.run(program)
+    process.run(open_second)
+    most = LIMITED_DEVICES_MAX
+
+    assert process.run(make_devices, most, 0) == [0] * (most - 1) + [nv.NO_RESOURCES]
+    assert process.run(make_devices, most + 1, 1) == [0] * most + [nv.NO_RESOURCES]
+
+
+def misstate_devices(state, count):
+    """So many devices on the card, each as if on another one until RM looks; RM's status for each."""
+    p, said = state["p"], []
+    for n in range(count):
+        block = ctypes.create_string_buffer(struct.pack("I52x", 1 + n % 31), 56)
+        late = threading.Timer(0.01, struct.pack_into, ("I", block, 0, 0))
+        p.last += 1
+        at = ctypes.addressof(block)
+        data = bytearray(nv._ALLOC.pack(p.client, p.client, p.last, nv.DEVICE, at, 0, 0, 0, 0xFFFF, 0))
+        late.start()
+        nv.call(p.ctl, 0x2B, data)
+        late.join()
+        said.append(nv._ALLOC.unpack(data)[8])
+    return said
+
+
+def test_misstated_cards_are_bounded_together(pod, linger):
+    """While calls are not sealed, another thread can name another card after the check."""
+    process = pod("web").process()
+    process.run(program)
+    linger(40000)
+    with qg.switched_off(qg.KPROBES):
+        said = process.run(misstate_devices, ALL_DEVICES_MAX)
+    linger(0)
+
+    assert said == [0] * (ALL_DEVICES_MAX - 1) + [nv.NO_RESOURCES]
+
+
+def make_subdevices(state, count, device=None):
+    """So many subdevices of a device; RM's status for each."""
+    p = state["p"]
+    return [status_of(state, "alloc", device or p.device, nv.SUBDEVICE, bytes(4)) for _ in range(count)]
+
+
+def another_device(state):
+    return state["p"].alloc(state["p"].client, nv.DEVICE, bytes(56))
+
+
+def test_a_device_has_so_many_subdevices_at_most(pod):
+    """For each piece of memory that RM frees it looks through all of them."""
+    web = pod("web")
+    process = web.process()
+    process.run(program)  # has one
+    other = process.run(another_device)
+    most = SUBDEVICES_MAX
+
+    assert process.run(make_subdevices, most) == [0] * (most - 1) + [nv.NO_RESOURCES]
+    assert process.run(make_subdevices, most + 1, other) == [0] * most + [nv.NO_RESOURCES]
+    assert web.info().refused_objects == 2
+    process.run(lambda state: state["p"].free(state["p"].subdevice))
+    assert process.run(make_subdevices, 2) == [0, nv.NO_RESOURCES]
 
 
 def test_timeslices_cost_a_daemon_no_lease(qgpu, pod):

@@ -16,7 +16,7 @@ import simcard
 from programs import program, status_of
 from test_hostile import read_only
 
-BINAPI, SYSTEM, NO_DISPLAY, SURFACE = 0x2081, 0x3E, 0x73, 0xDA
+BINAPI, SYSTEM, NO_DISPLAY, SURFACE, DEBUGGER, SHARED_PAGE = 0x2081, 0x3E, 0x73, 0xDA, 0x83DE, 0xDE
 #: Besides its subdevice.
 OF_CLIENT = (1 << 11) - 1
 MEMORY_OF_CLIENT = 1 << 15
@@ -73,9 +73,9 @@ def test_a_client_has_so_many_at_most(web):
 def test_each_kind_of_object_is_bounded_with_others(pod, cls, parent):
     process = pod("web").process()
     process.run(program)
-    process.run(make, OF_CLIENT - 8)
+    process.run(make, OF_CLIENT - 4)
 
-    assert process.run(make, 9, cls, parent) == (8, nv.NO_RESOURCES)
+    assert process.run(make, 5, cls, parent) == (4, nv.NO_RESOURCES)
     assert process.run(lambda state: state["p"].free(state["p"].last - 1)) == 0
     assert process.run(make, 2, cls, parent) == (1, nv.NO_RESOURCES)
 
@@ -92,6 +92,33 @@ def test_semaphore_surfaces_are_bounded_with_others(web):
     process.run(make, OF_CLIENT - 4)
 
     assert process.run(surfaces, 5) == [0] * 4 + [nv.NO_RESOURCES]
+
+
+def test_debuggers_of_a_pod_are_bounded(web):
+    """RM frees those of all of a pod's clients with one compute object, each with a client of RM's own."""
+    (first,) = web.processes
+    second = web.process()
+    second.run(program)
+    assert first.run(make, 300, DEBUGGER, "device") == (300, 0)
+
+    assert second.run(make, 213, DEBUGGER, "device") == (212, nv.NO_RESOURCES)
+    assert second.run(make, 1) == (1, 0)
+    first.run(free_last)
+    assert second.run(make, 2, DEBUGGER, "device") == (1, nv.NO_RESOURCES)
+    first.run(free, "device")
+    assert second.run(make, 300, DEBUGGER, "device") == (299, nv.NO_RESOURCES)
+
+
+def test_a_client_has_so_many_shared_pages_at_most(web):
+    """As RM frees one it may look through all objects of all clients."""
+    (process,) = web.processes
+
+    assert process.run(make, 17, SHARED_PAGE) == (16, nv.NO_RESOURCES)
+    assert process.run(make, 1) == (1, 0)
+    process.run(lambda state: state["p"].free(state["p"].last - 2))
+    assert process.run(make, 2, SHARED_PAGE) == (1, nv.NO_RESOURCES)
+    process.run(program)
+    assert process.run(make, 1, SHARED_PAGE) == (1, 0)
 
 
 def bindings(state, surface, count, command=0xDA0002):

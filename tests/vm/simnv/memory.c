@@ -179,8 +179,11 @@ u32 sim_map_dma(const struct sim_file *file, u32 *data, u32 size)
 	if (size != (sim_major >= 580 ? 64 : 56))
 		return NV_ERR_INVALID_ARGUMENT;
 	client = sim_client(data[0], file);
-	*status = client ? NV_OK : NV_ERR_INVALID_CLIENT;
-	if (client && !client->tables) {
+	if (client)
+		*status = sim_object(client, data[3]) ? NV_OK : NV_ERR_OBJECT_NOT_FOUND;
+	else
+		*status = NV_ERR_INVALID_CLIENT;
+	if (!*status && !client->tables) {
 		client->tables = sim_mem_new(0, 0);
 		if (!client->tables)
 			*status = NV_ERR_NO_MEMORY;
