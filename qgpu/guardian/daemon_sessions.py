@@ -180,17 +180,13 @@ class DaemonSessions:
     def _reply(self, session: DaemonSession, message: dict[str, Any], fds: list[int]) -> Answer:
         try:
             answer, out = self._operation(message["op"])(session, message, fds) or ({}, [])
+            return {"ok": True, **answer}, out
         except QgpuError as error:
-            _close(fds)
-            return {"ok": False, "error": str(error), "code": int(error.code)}, []
+            refusal = {"ok": False, "error": str(error), "code": int(error.code)}
         except Exception as error:  # noqa: BLE001 - the sender gets whatever error its request causes
             _log.exception("bad request")
-            _close(fds)
-            return {"ok": False, "error": f"bad request: {error!r}", "code": int(ExitCode.FAILED)}, []
-        return {"ok": True, **answer}, out
-
-
-def _close(fds: list[int]) -> None:
-    for fd in fds:
-        with suppress(OSError):
-            os.close(fd)
+            refusal = {"ok": False, "error": f"bad request: {error!r}", "code": int(ExitCode.FAILED)}
+        for fd in fds:
+            with suppress(OSError):
+                os.close(fd)
+        return refusal, []

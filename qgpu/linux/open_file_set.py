@@ -7,7 +7,6 @@ sets, each under its own descriptor numbers. The numbers never change, so a guar
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import struct
@@ -17,6 +16,9 @@ from collections.abc import Container, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+from cffi import FFI
 
 #: Process numbers are below 2**22 (PID_MAX_LIMIT): six digits to base 16.
 _DIGITS, _BASE = 6, 16
@@ -37,7 +39,10 @@ _EVENT = struct.Struct("<IQ" if os.uname().machine == "x86_64" else "<I4xQ")
 _lock = threading.RLock()
 #: A process number that no process has.
 _NOBODY = 0
-_libc = ctypes.CDLL(None, use_errno=True)
+# A new control file takes some twenty calls, and ctypes takes longer.
+_ffi: Any = FFI()
+_ffi.cdef("int epoll_ctl(int epoll, int what, int fd, const char *event);")
+_epoll_ctl = _ffi.dlopen(None).epoll_ctl
 
 
 @cache
@@ -89,10 +94,8 @@ class FileSet:
         """Add or delete a file under one of this set's numbers. Raises OSError."""
         os.dup2(file, place, inheritable=False)
         try:
-            event = ctypes.create_string_buffer(_EVENT.pack(0, mark), _EVENT.size)
-            if _libc.epoll_ctl(self._epoll, what, place, event) < 0:
-                code = ctypes.get_errno()
-                raise OSError(code, os.strerror(code))
+            if _epoll_ctl(self._epoll, what, place, _EVENT.pack(0, mark)) < 0:
+                raise OSError(_ffi.errno, os.strerror(_ffi.errno))
         finally:
             os.dup2(_nothing(), place, inheritable=False)
 

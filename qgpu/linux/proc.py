@@ -8,7 +8,6 @@ look, for example without a free descriptor; it does not mean that the process h
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import stat as mode
@@ -17,14 +16,18 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
+from typing import Any
+
+from cffi import FFI
 
 # linux/stat.h, linux/fcntl.h: statx(2) returns what is cached and asks no server
 _SYS_STATX = {"x86_64": 332, "aarch64": 291}.get(platform.machine(), -1)
 _AT_FDCWD, _AT_EMPTY_PATH, _AT_STATX_DONT_SYNC, _STATX_TYPE = -100, 0x1000, 0x4000, 0x1
-_Statx, _MODE_AND_RDEV = ctypes.c_char * 256, struct.Struct("<28xH98xII")
-# Each call of a pod asks for a device, and ctypes takes longer without the types.
-_syscall = ctypes.CDLL(None).syscall
-_syscall.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_char_p]
+_STATX_BYTES, _MODE_AND_RDEV = 256, struct.Struct("<28xH98xII")
+# Each call of a pod asks for a device, and ctypes takes half as long again.
+_ffi: Any = FFI()
+_ffi.cdef("long syscall(long number, int at, const char *path, int flags, unsigned int mask, void *statx);")
+_syscall = _ffi.dlopen(None).syscall
 _READ_BYTES = 1 << 16
 #: Where ``stat`` has the number of threads, and when the process or thread started, in clock ticks since boot.
 _THREADS, _STARTED = 17, 19
@@ -176,8 +179,8 @@ def devices(pid: int, most: int | None = None) -> Iterator[tuple[int, int]]:
 
 
 def _device(at: int, path: bytes, flags: int) -> int | None:
-    buffer = _Statx()
-    if _syscall(_SYS_STATX, at, path, flags, _STATX_TYPE, buffer) < 0:
+    buffer = bytearray(_STATX_BYTES)
+    if _syscall(_SYS_STATX, at, path, flags, _STATX_TYPE, _ffi.from_buffer(buffer)) < 0:
         return None
     kind, major, minor = _MODE_AND_RDEV.unpack_from(buffer)
     return os.makedev(major, minor) if mode.S_ISCHR(kind) else None

@@ -224,8 +224,9 @@ class ProcessMemory:
         self._view = _ffi.buffer(self._buffer)
         self._local = _ffi.new("struct iovec *", {"base": self._buffer})
         self._remote = _ffi.new("struct remote_iovec *")
-        #: The areas of a write, here and there.
-        self._out, self._back = _ffi.new("struct iovec[]", _MOST_AREAS), _ffi.new("struct remote_iovec[]", _MOST_AREAS)
+        #: What a write takes, and where to.
+        self._out, self._back = _ffi.new("struct iovec *"), _ffi.new("struct remote_iovec[]", _MOST_AREAS)
+        self._areas = list(self._back)
         #: Whose memory the buffer holds, and of which addresses.
         self._tid, self._from, self._to = 0, 0, 0
 
@@ -258,13 +259,12 @@ class ProcessMemory:
             self._write(tid, writes[at : at + _MOST_AREAS])
 
     def _write(self, tid: int, writes: Sequence[tuple[int, bytes | bytearray]]) -> None:
-        kept = [_ffi.from_buffer(data) for _, data in writes]
-        whole = 0
-        for (address, _), data, local, remote in zip(writes, kept, self._out, self._back, strict=False):
-            local.base, remote.base = data, address
-            local.len = remote.len = len(data)
-            whole += len(data)
-        written = _libc.process_vm_writev(tid, self._out, len(kept), self._back, len(kept), 0)
-        if written != whole:
+        data = b"".join([part for _, part in writes])
+        ours = _ffi.from_buffer(data)
+        self._out.base, self._out.len = ours, len(data)
+        for area, (address, part) in zip(self._areas, writes, strict=False):
+            area.base, area.len = address, len(part)
+        written = _libc.process_vm_writev(tid, self._out, 1, self._back, len(writes), 0)
+        if written != len(data):
             code = _ffi.errno if written < 0 else errno.EFAULT
             raise OSError(code, os.strerror(code))

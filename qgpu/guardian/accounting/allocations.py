@@ -317,10 +317,6 @@ class Allocations:
         self.managed_of.change(pod, size - self.managed.get(pid, 0))
         self.managed[pid] = size
 
-    def set_managed_left(self, pod: str, size: int) -> None:
-        """Charge a pod for bytes that could be managed memory and that no process of it is charged for."""
-        self.managed_left.change(pod, size - self.managed_left[pod])
-
     def _unmapped(self, pid: int, space: AddressSpace, gone: list[Mapping]) -> None:
         self._record(space.pod, -len(gone))
         for each in gone:
@@ -450,5 +446,5 @@ class Allocations:
         return {pid for pid, _ in self._mapped.of(number)}
 
     def is_mapped(self, number: int) -> bool:
-        """Tell whether UVM is recorded to have mapped an allocation."""
+        """Tell whether UVM is recorded to have mapped an allocation. It needs no lock."""
         return number in self._mapped

@@ -138,9 +138,7 @@ class ManagedSearch:
 
     def _processes(self, pod: str) -> set[int]:
         entry = self._table.pods.get(pod)
-        with self._lock:
-            known = self._table.pids_of(pod)
-        return pod_processes.processes_of(entry.cgroups if entry is not None else (), known)
+        return pod_processes.processes_of(entry.cgroups if entry is not None else (), self._table.pids_of(pod))
 
     def _shown(self, pid: int) -> int:
         """Return the charge for what a process maps. Raises OSError if it does not show that for a while."""

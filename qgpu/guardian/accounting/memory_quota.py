@@ -174,9 +174,8 @@ class MemoryQuota:
 
     def mappings_of(self, pod: str) -> list[int]:
         """List a pod's processes that have mapped possible managed memory."""
-        with self._lock:
-            managed = self._table.allocations.managed
-            return [pid for pid in self._table.pids_of(pod) if managed.get(pid)]
+        managed = self._table.allocations.managed
+        return [pid for pid in self._table.pids_of(pod) if managed.get(pid)]
 
     def rescan_mappings(self, pid: int, settled: int = 0) -> bool:
         """Charge a process for what it maps of UVM now; ``settled`` bytes of mappings in progress are included in it.
@@ -293,8 +292,7 @@ class MemoryQuota:
     def carriers_closed(self, marks: Iterable[int]) -> None:
         """Record that carriers are closed everywhere."""
         for mark in marks:
-            with self._lock:
-                self._note({"fact": "carrier_closed", "carrier": mark})
+            self._note({"fact": "carrier_closed", "carrier": mark})
 
     def closed_carriers(self) -> set[int]:
         """Return the marks of carriers that are closed everywhere. Takes long with many: call it without the lock."""

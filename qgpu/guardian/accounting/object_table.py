@@ -146,7 +146,8 @@ class ObjectTable(ObjectTree):
             return
         entry = self.clients.get(client)
         if entry is not None and entry.pod != pod:
-            if self._proven(client) or not fact.get("made_here"):
+            proven = any(self.objects[client, handle].confirmed for handle in self.handles.of(client))
+            if proven or not fact.get("made_here"):
                 return
             self._drop_client(client)  # RM has given its handle out again
             entry = None
@@ -312,9 +313,6 @@ class ObjectTable(ObjectTree):
         else:
             self._drop((client, handle))
 
-    def _proven(self, client: int) -> bool:
-        return any(self.objects[client, handle].confirmed for handle in self.handles.of(client))
-
     def _drop_client(self, client: int) -> None:
         self.ended_processes.client_gone(client)
         if (entry := self.clients.get(client)) is None:
@@ -416,7 +414,8 @@ class ObjectTable(ObjectTree):
             self.allocations.set_managed(fact["pid"], fact["bytes"])
 
     def _managed_left(self, fact: Fact) -> None:
-        self.allocations.set_managed_left(fact["pod"], fact["bytes"])
+        left = self.allocations.managed_left
+        left.change(fact["pod"], fact["bytes"] - left[fact["pod"]])
 
     # -- questions ------------------------------------------------------------------------------------------
 
@@ -488,7 +487,7 @@ class ObjectTable(ObjectTree):
         return not self.shared_with_all.of(key[0]).isdisjoint((key[1], ALL_OBJECTS))
 
     def pids_of(self, pod: str) -> list[int]:
-        """List a pod's processes that have made calls."""
+        """List a pod's processes that have made calls. It needs no lock."""
         return list(self._pids.of(pod))
 
     def unrestorable_of(self, pod: str) -> list[str]:
@@ -541,7 +540,11 @@ class ObjectTable(ObjectTree):
     def ending_with(self, key: Key) -> list[Allocation]:
         """List what loses all handles but those on the fabric when an object is freed. It needs no lock."""
         going = {rm.key for rm in self.below(key) if rm.rm_class == abi.NV01_MEMORY_LOCAL_USER}
-        return [each for each in self.allocations.behind(going) if not self._handles_besides(each, going)]
+        return [
+            memory
+            for memory in self.allocations.behind(going)
+            if all(each in going or self.is_on_fabric(each) for each in tuple(memory.handles))
+        ]
 
     def contexts_with(self, key: Key) -> list[Allocation]:
         """List what the TSGs among an object and those below it are charged as, and the one of a channel."""
@@ -549,9 +552,6 @@ class ObjectTable(ObjectTree):
         if (rm := self.objects.get(key)) is not None and rm.rm_class in abi.GPFIFO_CLASSES:
             keys.append((rm.client, rm.parent))
         return self.allocations.behind(keys)
-
-    def _handles_besides(self, memory: Allocation, going: set[Key]) -> bool:
-        return any(not self.is_on_fabric(each) for each in tuple(memory.handles) if each not in going)
 
     def exported(self, pod: str, instance: int | None, size: int, most: int) -> list[Allocation]:
         """List those with a handle of a pod's ``most`` newest allocations of a size that a file may carry."""

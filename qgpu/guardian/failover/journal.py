@@ -46,7 +46,7 @@ _NOBODY = 0
 _OWNERS, _FLOCK = 16, struct.Struct("@hhqqi4x")
 _PUNCH_HOLE_KEEP_SIZE = 3  # linux/falloc.h
 #: json.dumps would make an encoder for each line.
-_encode = json.JSONEncoder(separators=(",", ":")).encode
+_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 _libc = ctypes.CDLL(None)
 
 

@@ -42,26 +42,12 @@ _SLOWEST_NS = 50 * NS_PER_MS
 
 @dataclass(frozen=True, slots=True)
 class _Moves:
-    """The results of moving gates: of those that open and of those that close, and which came first."""
+    """The results of moving gates: whether a channel did not move, and when in ns all were open and all were closed."""
 
-    opening: Moved
+    stuck: bool
+    until_open_ns: int
+    until_closed_ns: int
     closing: Moved
-    opens_first: bool
-
-    @property
-    def stuck(self) -> bool:
-        """Tell whether a channel did not move."""
-        return bool(self.opening.stuck or self.closing.stuck)
-
-    @property
-    def until_open_ns(self) -> int:
-        """Return how long it took until all that open were open."""
-        return self.opening.took_ns + (0 if self.opens_first else self.closing.took_ns)
-
-    @property
-    def until_closed_ns(self) -> int:
-        """Return how long it took until all that close were closed."""
-        return self.closing.took_ns + (self.opening.took_ns if self.opens_first else 0)
 
 
 @dataclass(slots=True)
@@ -142,7 +128,10 @@ class Enforcer:
         if wanted != self.closed:
             self.closed = wanted
             self._learn_close_time(shut, moves.closing)
-            self._record_opened(had_ns, now_ns + moves.until_open_ns)
+            open_ns = now_ns + moves.until_open_ns
+            for pod, used_ns in had_ns.items():
+                self._opened_with[pod] = used_ns
+                self._closed_spans.setdefault(pod, []).append((self._gated_since.pop(pod, open_ns), open_ns))
             self._record_closed(shut, now_ns + moves.until_closed_ns)
         stuck = self._rotate_tsgs(now_ns) or moves.stuck
         if self._timeslices_due_ns is not None and now_ns >= self._timeslices_due_ns:
@@ -259,11 +248,6 @@ class Enforcer:
         if usual_ns >= _SLOW_NS:
             self._slow_ns[pod] = min(_SLOWEST_NS, usual_ns)
 
-    def _record_opened(self, had_ns: Mapping[str, int], now_ns: int) -> None:
-        for pod, used_ns in had_ns.items():
-            self._opened_with[pod] = used_ns
-            self._closed_spans.setdefault(pod, []).append((self._gated_since.pop(pod, now_ns), now_ns))
-
     def _record_closed(self, pods: Set[str], now_ns: int) -> None:
         self._gated_since |= dict.fromkeys(pods, now_ns)
         tried = {pod: before for pod in pods if (before := self._opened_with.pop(pod, None)) is not None}
@@ -297,7 +281,11 @@ class Enforcer:
             closed = _merged(self._close(compute, preempt=False), self._close(copies, preempt=True))
         else:
             closed = self._close(compute | copies, preempt=True)
-        return _Moves(opened if opens_first else self._open(to_open), closed, opens_first=opens_first)
+        if not opens_first:
+            opened = self._open(to_open)
+        until_ns = opened.took_ns + closed.took_ns
+        until_open_ns, until_closed_ns = (opened.took_ns, until_ns) if opens_first else (until_ns, closed.took_ns)
+        return _Moves(bool(opened.stuck or closed.stuck), until_open_ns, until_closed_ns, closed)
 
     def _may_overlap(self, opening: Sequence[Key], closing: Iterable[Key]) -> bool:
         """Tell whether channels open before others close."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
@@ -160,10 +160,7 @@ class GpuOps:
 
     def object_info(self, file: int, client: int, handle: int) -> tuple[int, int] | None:
         """Ask RM for (class, parent) of an object through a file of ours; None if the object is not this file's."""
-        try:
-            return rm_client.handle_info(file, client, handle)
-        except OSError:
-            return None
+        return _asked(rm_client.handle_info, file, client, handle)
 
     def reaches(self, file: int, client: int) -> bool:
         """Ask RM whether a file of ours leads to a client."""
@@ -193,10 +190,7 @@ class GpuOps:
 
     def fabric_info(self, file: int, client: int, handle: int) -> tuple[int, int] | None:
         """Ask RM through a file of ours for (bytes, flags) of an object of the fabric; None if RM does not say."""
-        try:
-            return rm_client.fabric_info(file, client, handle)
-        except OSError:
-            return None
+        return _asked(rm_client.fabric_info, file, client, handle)
 
     def free(self, file: int, client: int, handle: int) -> None:
         """Free what RM made for a pod and the pod may not keep."""
@@ -212,10 +206,7 @@ class GpuOps:
 
     def duplicate(self, file: int, rm: RmObject, handle: int) -> bool:
         """Give an object a second handle in its own client."""
-        try:
-            return rm_client.duplicate(file, rm.client, rm.parent, handle, rm.handle)
-        except OSError:
-            return False
+        return bool(_asked(rm_client.duplicate, file, rm.client, rm.parent, handle, rm.handle))
 
     def free_children(
         self, client: int, parents: Sequence[int], class_ids: Sequence[int], file: int | None = None
@@ -275,21 +266,16 @@ class GpuOps:
         carrier = self._via_client_file(other[0], lambda fd: rm_client.export(fd, *other))
         if carrier is None:
             return False
+        what = "RM does not say whether memory is the same"
         try:
-            return rm_client.is_exported(file, key[0], parent, key[1], carrier)
-        except (OSError, RmError) as error:
-            _log.info("RM does not say whether memory is the same", reason=str(error))
-            return False
+            return bool(_asked(rm_client.is_exported, file, key[0], parent, key[1], carrier, log=what))
         finally:
             os.close(carrier)
 
     def private_bytes(self, instance: int, pid: int) -> int | None:
         """Ask RM how much card memory only this process refers to; None if the driver branch does not report it."""
         device = self._devices.get(instance)
-        try:
-            return device.private_bytes(pid) if device is not None else None
-        except (RmError, OSError):
-            return None
+        return _asked(device.private_bytes, pid) if device is not None else None
 
     def instance_of(self, file: int, client: int, subdevice: int) -> int | None:
         """Ask RM, unless there is only one card, which of ours a subdevice is on; None if it is none of them."""
@@ -328,10 +314,8 @@ class GpuOps:
     def register_p2p(self, file: int, client: int, handle: int) -> None:
         """Register the client's process for peer devices: RM had recorded the guardian, which made the call."""
         params = ffi.new("NV503C_CTRL_REGISTER_PID_PARAMS *", {"hClient": client})
-        try:
-            rm_client.control(file, client, handle, abi.NV503C_REGISTER_PID, params)
-        except (OSError, RmError) as error:
-            _log.info("peer devices will not find a process", reason=str(error))
+        what = "peer devices will not find a process"
+        _asked(rm_client.control, file, client, handle, abi.NV503C_REGISTER_PID, params, log=what)
 
     def find_object(self, rm: RmObject) -> tuple[int, int] | None:
         """Ask RM for (class, parent) of an object; None if it does not exist."""
@@ -349,11 +333,9 @@ class GpuOps:
 
     def context_by_file(self, file: int, channel: RmObject) -> int:
         """Ask the same through a file of ours. RM gives each channel a number of its own when it makes it."""
-        try:
-            return _context(file, channel) if self.knows_contexts else 0
-        except (OSError, RmError) as error:
-            _log.info("RM does not say which context a channel has", reason=str(error))
+        if not self.knows_contexts:
             return 0
+        return _asked(_context, file, channel, log="RM does not say which context a channel has") or 0
 
     def pod_has_file(self, client: int, pod: str, file: int) -> bool:
         """Tell whether a process of a pod still has a client's file (``file`` is our copy) where it was seen before."""
@@ -458,6 +440,16 @@ class Mechanism:
     def unreachable(self) -> Set[int]:
         """Return RM clients whose TSGs' timeslices cannot be set: while there is a plan, these TSGs do not run."""
         return self.gpu_ops.lost
+
+
+def _asked(ask: Callable[..., _T], *about: Any, log: str = "") -> _T | None:
+    """Return what RM says; None if it refuses, or cannot be asked, which is then logged."""
+    try:
+        return ask(*about)
+    except (OSError, RmError) as error:
+        if log:
+            _log.info(log, reason=str(error))
+        return None
 
 
 def _context(file: int, channel: RmObject) -> int:

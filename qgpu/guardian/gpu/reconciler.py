@@ -77,16 +77,15 @@ class Reconciler:
         """Do as recheck, for clients."""
         self.recheck([(client, client) for client in clients], include_memory=include_memory)
 
-    def forget_in_steps(self, key: Key) -> None:
-        """Forget an object that RM no longer has, with all below it; in steps if that is much."""
-        self._recheck_for(key, self._clock()).gone = True
-        self._schedule(self._rechecks[key], self._clock())
-        self._wake()
+    def forget_in_steps(self, key: Key, *, freed: bool = False) -> None:
+        """Forget an object that RM no longer has, with all below it; in steps if that is much.
 
-    def forget_freed(self, key: Key) -> None:
-        """Forget an object that a call freed, with all below it; RM need not be asked."""
-        self._recheck_for(key, self._clock()).freed = True
-        self.forget_in_steps(key)
+        If a call ``freed`` it, RM need not be asked.
+        """
+        recheck = self._recheck_for(key, self._clock())
+        recheck.gone, recheck.freed = True, recheck.freed or freed
+        self._schedule(recheck, self._clock())
+        self._wake()
 
     def _recheck_for(self, key: Key, due_ns: int) -> _Recheck:
         if key not in self._rechecks:

@@ -24,7 +24,6 @@ from qgpu.guardian.proxy.os_events import TOO_MANY
 from qgpu.guardian.proxy.passthrough import Passthrough
 from qgpu.guardian.proxy.rm_share import RmShare
 from qgpu.guardian.rules import classes
-from qgpu.linux import proc
 from qgpu.nvidia import abi, mig
 
 #: Offsets of the pointers to parameters and rights in RM_ALLOC's structures.
@@ -53,7 +52,6 @@ class _AllocRequest:
     """One RM_ALLOC: the pod's call, our copies of its structures, and the object that it asks for."""
 
     pod_call: PodCall
-    escape: rm_calls.Escape
     block: IoctlBuffer
     asked: rm_calls.Alloc
     params: IoctlBuffer | None
@@ -76,7 +74,7 @@ class _AllocRequest:
         for at, address in pointers:
             self.block.patch_u64(at, address)
         self.pod_call.begin()
-        error = proxy.escape(self.pod_call.file, self.escape.number, self.block)
+        error = proxy.escape(self.pod_call.file, self.pod_call.escape.number, self.block)
         for at, _ in pointers:
             self.block.restore(at, 8)
         return error
@@ -92,14 +90,16 @@ class AllocHandler(Handler):
         #: TSGs that were made preemptible.
         self._preemptible: dict[Key, RmObject] = {}
 
-    def alloc(self, pod_call: PodCall, escape: rm_calls.Escape, block: IoctlBuffer, asked: rm_calls.Alloc) -> int:
+    def alloc(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Alloc) -> int:
         """Make an object, or refuse it."""
+        if asked.rm_class in abi.ROOT_CLASSES:
+            return self._root_client(pod_call, block, asked)
         if asked.flags & abi.NVOS64_FLAGS_SERIALIZED:
             return block.answer(abi.NV_ERR_INVALID_ARGUMENT)
         row = classes.ALLOWED_TO_SOME.get(asked.rm_class)
         if row is None or not self._ctx.may(row.why):
             return self._refuse(block, classes.refusal(asked.rm_class), classes.name(asked.rm_class))
-        if (request := self._copy_in(pod_call, escape, block, asked)) is None:
+        if (request := self._copy_in(pod_call, block, asked)) is None:
             return block.answer(abi.NV_ERR_INVALID_ADDRESS)
         params, names_others = request.params, self._shared.clients.names_others
         if params is not None and names_others(self._pod, asked.client, row.clients, params.data):
@@ -118,7 +118,8 @@ class AllocHandler(Handler):
         self._free_handler.undo_interrupted(pod_call, request.rm.key)
         if (memory := self._uncounted_memory(request)) is not None:
             return self._refuse(block, abi.NV_ERR_NOT_SUPPORTED, memory)
-        if not self._is_ours(request):
+        known = not request.tracked and self._shared.clients.owns(self._pod, asked.client)
+        if not known and not self._register(pod_call, asked.client):  # RM checks that the call's file reaches it
             return block.answer(abi.NV_ERR_INVALID_CLIENT)
         if asked.rm_class in classes.EVENTS:
             refusal = self._shared.claims.vacate(request.rm.key)
@@ -128,15 +129,18 @@ class AllocHandler(Handler):
             refusal = self._untracked.refusal(asked.client, asked.handle, asked.rm_class)
         if refusal:
             return block.answer(refusal)
-        if not self._may_be_written(pod_call.file, request.rm):
+        if request.rm.written and not self._may_be_written(pod_call.file, request.rm):
             return self._refuse(block, abi.NV_ERR_INVALID_OBJECT_HANDLE, OTHER_MEMORY)
-        if self._is_written_elsewhere(request):
+        if request.rm.written and self._is_written_elsewhere(request):
             return self._refuse(block, abi.NV_ERR_INVALID_ARGUMENT, BEYOND_MEMORY)
         if refusal := self._checks.admit(pod_call.pid, request.rm):
             return block.answer(refusal)
         if self._is_first_device(request):
             return self._passthrough.continue_in_kernel(pod_call, block, request.rm)
-        if request.tracked and (refusal := self._ctx.claim(request.rm, self._kept_memory(request, row))):
+        kept = None
+        if row.holds_memory_at is not None and params is not None:
+            kept = self._shared.quota.number_of((asked.client, params.u32(row.holds_memory_at)))
+        if request.tracked and (refusal := self._ctx.claim(request.rm, kept)):
             return block.answer(refusal)
         if asked.rm_class == abi.RM_USER_SHARED_DATA and not self._ctx.uvm_mappings.wait(_PATIENCE_S):
             return block.answer(abi.NV_ERR_BUSY_RETRY)  # a mapping could name the object at once
@@ -144,9 +148,7 @@ class AllocHandler(Handler):
             self._shared.clients.record_unrestorable(asked.client, PEER_ACCESS)
         return self._make(request)
 
-    def _copy_in(
-        self, pod_call: PodCall, escape: rm_calls.Escape, block: IoctlBuffer, asked: rm_calls.Alloc
-    ) -> _AllocRequest | None:
+    def _copy_in(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Alloc) -> _AllocRequest | None:
         """Copy what the call points to; None if the pod's memory is not readable."""
         params = rights = None
         if asked.params and (params := self._proxy.read_params(pod_call.call.tid, asked.params)) is None:
@@ -160,7 +162,7 @@ class AllocHandler(Handler):
             rm.detail = rm_calls.detail(asked.rm_class, params.data)
             rm.uses = rm_calls.handles(rm_calls.USES, asked.rm_class, params.data)
             rm.written = rm_calls.handles(rm_calls.WRITTEN, asked.rm_class, params.data)
-        return _AllocRequest(pod_call, escape, block, asked, params, rights, rm)
+        return _AllocRequest(pod_call, block, asked, params, rights, rm)
 
     def _may_be_written(self, file: int, rm: RmObject) -> bool:
         """Tell whether the card or RM may write what an object names; note the memory, and what that lies below.
@@ -199,12 +201,6 @@ class AllocHandler(Handler):
         size = known.detail if known else self._gpu_ops.size_by_file(request.pod_call.file, rm.client, memory)
         return params.u64(_USERD_OFFSET_AT) + _USERD_BYTES > size
 
-    def _is_ours(self, request: _AllocRequest) -> bool:
-        """Tell whether the object's client is the pod's. RM checks that the call's file reaches it."""
-        client = request.rm.client
-        known = not request.tracked and self._shared.clients.owns(self._pod, client)
-        return known or self._register(request.pod_call, client)
-
     def _uncounted_memory(self, request: _AllocRequest) -> str | None:
         """Name memory that RM takes without a way to count it: a pod under a limit may not have it."""
         if not self._ctx.limited():
@@ -217,24 +213,19 @@ class AllocHandler(Handler):
             return CHOSEN_PLACE if rm_calls.chooses_place(flags, attributes2) else None
         return None
 
-    def _kept_memory(self, request: _AllocRequest, row: classes.Class) -> int | None:
-        if row.holds_memory_at is None or request.params is None:
-            return None
-        return self._shared.quota.number_of((request.rm.client, request.params.u32(row.holds_memory_at)))
-
     def _is_first_device(self, request: _AllocRequest) -> bool:
         """Tell whether this is the first device of its client, which the kernel must make for the pod itself."""
-        if request.rm.rm_class != abi.NV01_DEVICE_0 or request.escape.wrapped:
+        if request.rm.rm_class != abi.NV01_DEVICE_0 or request.pod_call.escape.wrapped:
             return False
         return not self._passthrough.has_device(request.rm.client) and self._passthrough.makes_devices(request.pod_call)
 
-    def root_client(self, pod_call: PodCall, escape: rm_calls.Escape, block: IoctlBuffer, asked: rm_calls.Alloc) -> int:
+    def _root_client(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Alloc) -> int:
         """Make a root client: the kernel makes the first of a file, the guardian any other, from a copy of the call.
 
         RM then takes the guardian for the owner of the others. So the guardian maps their memory for the CPU, too, and
         shares objects between them and the pod's other clients before it duplicates them.
         """
-        if escape.wrapped:
+        if pod_call.escape.wrapped:
             return errno.EINVAL
         if not self._shared.control_files.has_room(self._pod):
             return self._refuse(block, abi.NV_ERR_INSUFFICIENT_RESOURCES, control_files.TOO_MANY)
@@ -244,7 +235,7 @@ class AllocHandler(Handler):
             return block.answer(abi.NV_ERR_INSUFFICIENT_RESOURCES)
         if not self._shared.files.makers.claim(pod_call.file, pod_call.pid, control_files.mark_of(self._pod)):
             return self._refuse(block, abi.NV_ERR_INVALID_CLIENT, OTHER_PROCESS)
-        if (request := self._copy_in(pod_call, escape, block, asked)) is None:
+        if (request := self._copy_in(pod_call, block, asked)) is None:
             return block.answer(abi.NV_ERR_INVALID_ADDRESS)
         self._passthrough.end_on(pod_call.file)
         if error := request.perform(self._proxy):
@@ -279,13 +270,11 @@ class AllocHandler(Handler):
         if params is None or not row.capability:
             with self._ctx.capability_for(row.why):
                 return request.perform(self._proxy)
-        taken = self._ctx.take_fd(request.pod_call, params.u32())
-        try:
+        with self._ctx.taken(request.pod_call, params.u32()) as taken:
             params.patch_u64(0, taken)
-            return request.perform(self._proxy)
-        finally:
-            params.restore(0, 8)
-            self._ctx.close_fd(taken, proc.device_of(taken))
+            error = request.perform(self._proxy)
+        params.restore(0, 8)
+        return error
 
     def _account(self, request: _AllocRequest, error: int) -> None:
         """Confirm the claim or take it back; free what cannot stay, and answer with the reason."""

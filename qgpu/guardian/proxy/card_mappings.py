@@ -37,7 +37,7 @@ class CardMappings(Handler):
             return errno.EPERM
         if self._shared.clients.owns(self._pod, asked.hClient) and not self._mappings.fits(asked.hClient):
             return block.answer(abi.NV_ERR_INSUFFICIENT_RESOURCES)
-        error = self._perform(pod_call, abi.NV_ESC_RM_MAP_MEMORY_DMA, block, asked.hClient)
+        error = self._perform(pod_call, block, asked.hClient)
         if not error and asked.status == abi.NV_OK:
             place = Place(asked.hDevice, asked.hDma, asked.dmaOffset)
             may_be_context_dma = partial(self._may_be_context_dma, pod_call, asked.hClient, asked.hDma)
@@ -55,7 +55,7 @@ class CardMappings(Handler):
         # Undoing a range may split a mapping in two, so it needs room for one more.
         if size and not (self._shared.clients.owns(self._pod, asked.hClient) and self._mappings.fits(asked.hClient)):
             return block.answer(abi.NV_ERR_INSUFFICIENT_RESOURCES)
-        error = self._ctx.perform(pod_call, abi.NV_ESC_RM_UNMAP_MEMORY_DMA, block)
+        error = self._ctx.perform(pod_call, block)
         if not error and asked.status == abi.NV_OK:
             self._mappings.remove(asked.hClient, Place(asked.hDevice, asked.hDma, asked.dmaOffset), size)
         return error
@@ -71,14 +71,14 @@ class CardMappings(Handler):
         owns = self._shared.clients.owns(self._pod, client)
         if owns and (refusal := self._untracked.refusal(client, asked.hObjectNew, asked.hClass)):
             return block.answer(refusal)
-        error = self._perform(pod_call, abi.NV_ESC_RM_ALLOC_CONTEXT_DMA2, block, client)
+        error = self._perform(pod_call, block, client)
         if not error and asked.status == abi.NV_OK:
             self._untracked.add(client, asked.hObjectNew, asked.hClass, asked.hMemory)
         return error
 
-    def _perform(self, pod_call: PodCall, number: int, block: IoctlBuffer, client: int) -> int:
+    def _perform(self, pod_call: PodCall, block: IoctlBuffer, client: int) -> int:
         unseen = client in self._ctx.unseen
         if unseen or not self._shared.clients.owns(self._pod, client):
-            self._count(UNSEEN if unseen else of_others(escapes.name(number)))
+            self._count(UNSEEN if unseen else of_others(escapes.name(pod_call.escape.number)))
             return errno.EPERM
-        return self._ctx.perform(pod_call, number, block)
+        return self._ctx.perform(pod_call, block)

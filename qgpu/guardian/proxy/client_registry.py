@@ -52,11 +52,7 @@ class ClientRegistry(SharedPart):
         super().__init__(shared)
         self._pod_uvm_files = pod_uvm_files
         #: By pod, when the next check of its clients may start: no other call is served during a check.
-        self._look_again_ns: dict[str, int] = {}
-
-    def retired(self, pod: str) -> None:
-        """Forget a pod."""
-        self._look_again_ns.pop(pod, None)
+        self._look_again_ns: dict[str, int] = self._kept_by_pod()
 
     def register_process(self, pod: str, pid: int) -> None:
         """Enter a process in the object table. Raises OSError when it has ended, or EAGAIN.

@@ -13,11 +13,11 @@ from qgpu.guardian.accounting.rm_object import Key
 from qgpu.guardian.proxy import bound_monitors, rm_calls, virtualize
 from qgpu.guardian.proxy.alloc_checks import OTHER_RUNLIST, AllocChecks
 from qgpu.guardian.proxy.client_registry import of_others
+from qgpu.guardian.proxy.dma_mappings import DmaMappings
 from qgpu.guardian.proxy.dup_calls import DupHandler
 from qgpu.guardian.proxy.free_calls import FreeHandler
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
-from qgpu.guardian.proxy.multicast_pieces import MulticastPieces
 from qgpu.guardian.proxy.os_events import OF_SURFACES, PodEvents
 from qgpu.guardian.proxy.os_events import TOO_MANY as TOO_MANY_EVENTS
 from qgpu.guardian.proxy.rm_share import SHARED_PAGE, TOO_MANY, RmShare, beyond_process
@@ -73,11 +73,11 @@ class ControlHandler(Handler):
     """Handles controls."""
 
     def __init__(
-        self, ctx: HandlerContext, free_handler: FreeHandler, dup_handler: DupHandler, pieces: MulticastPieces
+        self, ctx: HandlerContext, free_handler: FreeHandler, dup_handler: DupHandler, mappings: DmaMappings
     ) -> None:
         super().__init__(ctx)
         self._checks, self._free_handler, self._dup_handler = AllocChecks(ctx), free_handler, dup_handler
-        self._rm_share, self._pieces = RmShare(ctx), pieces
+        self._rm_share, self._mappings = RmShare(ctx), mappings
         #: Channels bound to semaphore surfaces: the surface's handle, then the channel's.
         self._bound = PodEvents(ctx, OF_SURFACES, lambda key: self._gpu_ops.exists((key[0], key[1] >> 32)))
         #: When the pod has waited long enough for its rare controls so far.
@@ -208,7 +208,7 @@ class ControlHandler(Handler):
                 return abi.NV_ERR_INSUFFICIENT_PERMISSIONS, row.name
             case abi.NV0000_CLIENT_SET_INHERITED_SHARE_POLICY if _share_type(params) == abi.RS_SHARE_TYPE_CLIENT:
                 return abi.NV_ERR_INSUFFICIENT_PERMISSIONS, row.name
-            case abi.NV00FD_ATTACH_MEM if not self._pieces.fits(asked.client):
+            case abi.NV00FD_ATTACH_MEM if not self._mappings.fits(asked.client):
                 return abi.NV_ERR_INSUFFICIENT_RESOURCES, row.name
             case allowed_controls.BIND_CHANNEL if not self._bound.has_room():
                 return abi.NV_ERR_INSUFFICIENT_RESOURCES, TOO_MANY_EVENTS
@@ -327,9 +327,8 @@ class ControlHandler(Handler):
             params.patch_u32(at, asked[at])
         return error
 
-    def _own_pids(self) -> list[int]:
-        with self._shared.lock:
-            return self._shared.table.pids_of(self._pod)
+    def _own_pids(self) -> set[int]:
+        return set(self._shared.table.pids_of(self._pod))
 
     def _handle_answer(self, request: _ControlRequest, params: IoctlBuffer) -> int:
         """Learn from RM's answer, and adapt what it says of the card; return the status to answer with."""
@@ -340,9 +339,9 @@ class ControlHandler(Handler):
             case abi.NV2080_FB_GET_INFO if nested:
                 self._show_memory(asked, nested[0].data, 0, params.u32())
             case abi.NV2080_GPU_GET_PIDS:
-                virtualize.show_pids(params.data, set(self._own_pids()), lambda own: _inside(own, pod_call.call.tid))
+                virtualize.show_pids(params.data, self._own_pids(), lambda own: _inside(own, pod_call.call.tid))
             case abi.NV2080_PERF_GET_UTIL_SAMPLES:
-                virtualize.show_samples(params.data, set(self._own_pids()), lambda own: _inside(own, pod_call.call.tid))
+                virtualize.show_samples(params.data, self._own_pids(), lambda own: _inside(own, pod_call.call.tid))
             case abi.NV0000_GPU_GET_PROBED_IDS | abi.NV0000_GPU_GET_ATTACHED_IDS:
                 virtualize.show_gpus(params.data, self._gpu_ops.gpu_ids(self._shared.allowance(self._pod).minors))
             case allowed_controls.ALLOC_STREAM:
@@ -350,7 +349,7 @@ class ControlHandler(Handler):
                 memories = ((asked.client, each) for each in named)
                 self._shared.monitors.streams(self._pod, memories, self._gpu_ops.exists)
             case allowed_controls.DETACH_MEM:
-                self._pieces.detached(asked, params.data)
+                self._mappings.detached(asked, params.data)
             case allowed_controls.BIND_CHANNEL:
                 self._bound.add(asked.client, _binding(asked, params.data))
             case allowed_controls.UNBIND_CHANNEL:
@@ -359,7 +358,7 @@ class ControlHandler(Handler):
                 self._shared.wake()
             case abi.NV00FD_ATTACH_MEM | abi.NVC56F_GET_KMB:
                 if asked.command == abi.NV00FD_ATTACH_MEM:
-                    self._pieces.attached(asked, params.data)
+                    self._mappings.attached(asked, params.data)
                 # Of the latter kernel_channel.c makes a duplicate under a handle that it tells nobody.
                 self._shared.quota.pin_handles(asked.client, _of_memory(asked.command, params.data))
             case command if command in _IMPORTS:
@@ -402,8 +401,7 @@ class ControlHandler(Handler):
         requested_us = int.from_bytes(data, "little") if data else 0
         if not abi.RM_DEFAULT_TIMESLICE_US <= requested_us <= 4 * abi.RM_DEFAULT_TIMESLICE_US:
             return False
-        with self._shared.lock:
-            self._shared.note({"fact": "timeslice", "client": tsg.client, "handle": tsg.handle, "us": requested_us})
+        self._shared.note({"fact": "timeslice", "client": tsg.client, "handle": tsg.handle, "us": requested_us})
         return True
 
 

@@ -45,8 +45,7 @@ class CpuMappings(Handler):
         self._more[pid] = self._more.get(pid, 0) + 1
         if self._more[pid] == _STEP:
             del self._more[pid]
-            with self._shared.lock:
-                self._shared.note({"fact": "cpu_mappings", "pid": pid, "count": made + 1})
+            self._shared.note({"fact": "cpu_mappings", "pid": pid, "count": made + 1})
 
     def is_made_here(self, client: int) -> bool:
         """Tell whether the guardian made a client, for this pod."""
@@ -58,20 +57,20 @@ class CpuMappings(Handler):
         data = self._proxy.memory.read(pod_call.call.tid, pod_call.call.argument, 4)
         return data is not None and self.is_made_here(int.from_bytes(data, "little"))
 
-    def handle(self, pod_call: PodCall, number: int, block: IoctlBuffer) -> int:
+    def handle(self, pod_call: PodCall, block: IoctlBuffer) -> int:
         """Perform a mapping call on the pod's own file."""
         client = block.u32()
         if not self.is_made_here(client):
             return errno.EBUSY  # another thread has changed it
-        if number == abi.NV_ESC_RM_MAP_MEMORY:
+        if pod_call.escape.number == abi.NV_ESC_RM_MAP_MEMORY:
             block.view("NVOS33_PARAMETERS_WITH_FD")
             if self._shared.table.clients[client].maker != pod_call.pid:  # as RM: it would count to who may end first
                 return block.answer(abi.NV_ERR_INVALID_CLIENT)
             self.count(pod_call.pid)
             if client in self._ctx.unseen:
                 return self._refuse(block, abi.NV_ERR_INSUFFICIENT_PERMISSIONS, UNSEEN)
-            error = self._ctx.with_descriptor(pod_call, number, block, _DESCRIPTOR_AT)
+            error = self._ctx.with_descriptor(pod_call, block, _DESCRIPTOR_AT)
             if (status := block.status) != abi.NV_OK:
                 self._count(f"mapping by the driver, status {status:#x}")
             return error
-        return self._ctx.perform(pod_call, number, block)
+        return self._ctx.perform(pod_call, block)

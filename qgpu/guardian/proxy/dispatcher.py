@@ -11,7 +11,9 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import structlog
 
@@ -28,9 +30,8 @@ from qgpu.guardian.proxy.file_ties import FileTies
 from qgpu.guardian.proxy.free_calls import FreeHandler
 from qgpu.guardian.proxy.freed_memory import FreedMemory
 from qgpu.guardian.proxy.handler_context import ANSWERED, PROCEED, HandlerContext, PodCall
-from qgpu.guardian.proxy.ioctl_proxy import IoctlProxy
+from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer, IoctlProxy
 from qgpu.guardian.proxy.mmap_calls import MmapHandler
-from qgpu.guardian.proxy.multicast_pieces import MulticastPieces
 from qgpu.guardian.proxy.old_memory_calls import OldMemoryHandler
 from qgpu.guardian.proxy.os_events import OsEvents
 from qgpu.guardian.proxy.passthrough import Passthrough
@@ -51,6 +52,8 @@ _log = structlog.get_logger("guardian")
 #: other size.
 _WATCHED = frozenset(size << 16 | number for number, size in escapes.WATCHED)
 _MAPPINGS = frozenset(each for each in _WATCHED if each & 0xFF in escapes.MAPPINGS)
+#: Those that libraries wrap, of those that name no object: they wrap no mapping.
+_MAY_BE_WRAPPED = frozenset({abi.NV_ESC_REGISTER_FD})
 #: How many threads' processes are kept; a full cache starts again. And how many answers: most are of killed threads.
 _MOST_THREADS, _MOST_UNDELIVERED = 4096, 256
 
@@ -70,22 +73,35 @@ class Dispatcher:
         self._fast_path = fast_path.FastPath(shared.perform, self._proxy.memory, self._proxy.answer)
         self._freed_memory, self._passthrough = FreedMemory(self._ctx), Passthrough(self._ctx)
         self._passthrough_memory = PassthroughMemory(self._ctx, self._passthrough)
-        self._registered_channels = RegisteredChannels(self._ctx)
-        self._free_handler = FreeHandler(self._ctx, self._freed_memory, self._registered_channels)
-        self._alloc_handler = AllocHandler(self._ctx, self._free_handler, self._passthrough)
-        self._old_memory = OldMemoryHandler(self._ctx, self._free_handler, self._passthrough_memory)
-        self._file_ties = FileTies(self._ctx, self._passthrough)
-        self._rm_share = RmShare(self._ctx)
-        self._dup_handler = DupHandler(self._ctx, self._free_handler, self._rm_share)
-        mappings = DmaMappings(self._ctx)
-        pieces = MulticastPieces(self._ctx, mappings)
-        self._controls = ControlHandler(self._ctx, self._free_handler, self._dup_handler, pieces)
-        self._mmap = MmapHandler(self._ctx)
+        self._registered_channels, self._mmap = RegisteredChannels(self._ctx), MmapHandler(self._ctx)
         self._cpu_mappings = CpuMappings(self._ctx)
-        self._card_mappings = CardMappings(self._ctx, mappings)
-        self._os_events = OsEvents(self._ctx)
-        self._dma_bufs = DmaBufs(self._ctx)
         self._uvm = UvmHandler(self._ctx, self._passthrough, self._freed_memory, self._mmap)
+        frees = FreeHandler(self._ctx, self._freed_memory, self._registered_channels)
+        old_memory = OldMemoryHandler(self._ctx, frees, self._passthrough_memory)
+        shares, ties, events = RmShare(self._ctx), FileTies(self._ctx, self._passthrough), OsEvents(self._ctx)
+        dups, mappings = DupHandler(self._ctx, frees, shares), DmaMappings(self._ctx)
+        card_mappings = CardMappings(self._ctx, mappings)
+        #: What handles RM's calls: those that name objects, by kind, and others by number.
+        self._by_kind: dict[type, Callable[[PodCall, IoctlBuffer, Any], int]] = {
+            rm_calls.Control: ControlHandler(self._ctx, frees, dups, mappings).control,
+            rm_calls.Alloc: AllocHandler(self._ctx, frees, self._passthrough).alloc,
+            rm_calls.Free: frees.free,
+            rm_calls.Dup: dups.dup,
+            rm_calls.VidHeap: old_memory.heap,
+            rm_calls.AllocMemory: old_memory.alloc_memory,
+        }
+        self._by_number: dict[int, Callable[[PodCall, IoctlBuffer], int]] = {
+            **dict.fromkeys(escapes.MAPPINGS, self._cpu_mappings.handle),
+            abi.NV_ESC_RM_SHARE: shares.share,
+            abi.NV_ESC_REGISTER_FD: ties.register,
+            abi.NV_ESC_ATTACH_GPUS_TO_FD: ties.attach_gpus,
+            abi.NV_ESC_ALLOC_OS_EVENT: events.handle,
+            abi.NV_ESC_FREE_OS_EVENT: events.handle,
+            abi.NV_ESC_EXPORT_TO_DMABUF_FD: DmaBufs(self._ctx).export,
+            abi.NV_ESC_RM_MAP_MEMORY_DMA: card_mappings.map,
+            abi.NV_ESC_RM_UNMAP_MEMORY_DMA: card_mappings.unmap,
+            abi.NV_ESC_RM_ALLOC_CONTEXT_DMA2: card_mappings.context_dma,
+        }
         #: Process by thread.
         self._threads: dict[int, int] = {}
         #: Calls that were performed but whose answer did not arrive, by thread: the call and its answer.
@@ -123,14 +139,16 @@ class Dispatcher:
 
     def _serve(self, listener: Listener, call: Notification) -> None:
         self._shared.reconciler.pod_called()
-        pod_call = PodCall(listener, call, 0, -1, self._take_unanswered(call) if self._unanswered else None)
+        left = self._unanswered.pop(call.tid, None)
+        # It is that call, or its restart after a signal.
+        pod_call = PodCall(listener, call, 0, -1, left if left is not None and left.call.asks_as(call) else None)
         try:
-            outcome = self._handle(pod_call)
+            outcome = fd_budget.retry_on_emfile(partial(self._dispatch, pod_call), pod_call.may_be_retried)
             if self._proxy.answer:
                 if pod_call.begun:
                     self._shared.record_answer(listener.number, call.id, self._proxy.answer)
                 # A call may take as long as the pod likes, and a killed thread's number may be another's by now.
-                if listener.still_waiting(call.id):
+                if pod_call.still_waits():
                     outcome = self._write_answer(call.tid, self._proxy.answer) or outcome
         except OSError as error:
             # Its memory cannot be written, its descriptor is closed, or it has ended: nothing runs unchecked.
@@ -140,22 +158,6 @@ class Dispatcher:
             _log.exception("call failed", pod=self._pod)
             outcome = errno.EIO
         self._answer(listener, call, outcome)
-
-    def _handle(self, pod_call: PodCall) -> int:
-        """Handle a call; while no descriptor is free, retry it until it has begun. After that it needs none."""
-
-        def once() -> int:
-            self._proxy.next_call()
-            return self._dispatch(pod_call)
-
-        return fd_budget.retry_on_emfile(
-            once, lambda: not pod_call.begun and pod_call.listener.still_waiting(pod_call.call.id)
-        )
-
-    def _take_unanswered(self, call: Notification) -> UnansweredCall | None:
-        """Return the call that a dead guardian left, if this is that call or its restart after a signal."""
-        left = self._unanswered.pop(call.tid, None)
-        return left if left is not None and left.call.asks_as(call) else None
 
     def _write_answer(self, tid: int, writes: Writes) -> int:
         """Write an answer into the caller's memory; return an errno, 0 for success."""
@@ -181,6 +183,7 @@ class Dispatcher:
 
     def _dispatch(self, pod_call: PodCall) -> int:
         """Perform a call, or let the kernel do so; return an errno, 0, or PROCEED."""
+        self._proxy.next_call()
         call = pod_call.call
         pid = pod_call.pid = self._process(call.tid)
         if (kept := self._undelivered.pop(call.tid, None)) is not None and kept[0].asks_as(call):
@@ -188,7 +191,7 @@ class Dispatcher:
             return 0
         self._passthrough.next_call()
         self._ctx.uvm_mappings.remove(call.tid)
-        self._registered_channels.next_call(call.tid)
+        self._ctx.registering.remove(call.tid)
         self._passthrough_memory.next_call(call.tid)
         self._mmap.next_call(call.tid, pid)
         if is_mapping(call):
@@ -205,18 +208,18 @@ class Dispatcher:
                 self._passthrough_memory.before_cpu_mapping(pod_call)
             return PROCEED
         pod_call.file = self._ctx.take_fd(pod_call, call.fd)
-        device = proc.device_of(pod_call.file)
+        pod_call.device = proc.device_of(pod_call.file)
         try:
-            return self._dispatch_ioctl(pod_call, request, device)
+            return self._dispatch_ioctl(pod_call, request)
         finally:
-            self._ctx.close_fd(pod_call.file, device)
+            self._ctx.close_fd(pod_call.file, pod_call.device)
 
-    def _dispatch_ioctl(self, pod_call: PodCall, request: int, device: int | None) -> int:
-        major = os.major(device) if device is not None else None
+    def _dispatch_ioctl(self, pod_call: PodCall, request: int) -> int:
+        major = os.major(pod_call.device) if pod_call.device is not None else None
         if major is not None and major == self._shared.pod_uvm_files.major(request):
             return self._uvm_ioctl(pod_call)
-        if device is not None and major == self._shared.major:
-            return self._rm_ioctl(pod_call, request, os.minor(device))
+        if major is not None and major == self._shared.major:
+            return self._rm_ioctl(pod_call, request)
         if request & 0xFF in escapes.WATCHED_NUMBERS:  # another driver's call; RM has this number at any size
             self._passthrough.continue_on(pod_call)
             return ANSWERED
@@ -233,84 +236,47 @@ class Dispatcher:
             self._registered_channels.register(pod_call.call, pod_call.pid)
         return outcome
 
-    def _rm_ioctl(self, pod_call: PodCall, request: int, minor: int) -> int:
+    def _rm_ioctl(self, pod_call: PodCall, request: int) -> int:
         self._passthrough_memory.look(pod_call, pod_call.file)
         if request == fast_path.REQUEST and pod_call.unanswered is None:
             pod_call.begin_repeatable()
-            call, listener = pod_call.call, pod_call.listener
-            waits = partial(listener.still_waiting, call.id)
-            if (done := self._fast_path.control(call.tid, pod_call.file, call.argument, waits)) is not None:
+            call = pod_call.call
+            if (done := self._fast_path.control(call.tid, pod_call.file, call.argument)) is not None:
                 return done
-        return self._escape(pod_call, minor)
+        return self._escape(pod_call)
 
     def _process(self, tid: int) -> int:
         """Return a thread's process, and enter it in the object table. Raises OSError when it has ended."""
         pid = self._threads.get(tid)
         if pid is None or not seccomp_notify.is_thread_of(pid, tid):
-            pid = self._threads[tid] = _process_of(tid)
+            found = proc.status(tid, "Tgid")
+            if not found or not seccomp_notify.is_thread_of(int(found[0]), tid):
+                raise ProcessLookupError(errno.ESRCH, "no such thread")
+            pid = self._threads[tid] = int(found[0])
         if self._shared.table.processes.get(pid) != self._pod:
             self._shared.clients.register_process(self._pod, pid)
         if len(self._threads) > _MOST_THREADS:
             self._threads = {tid: pid}
         return pid
 
-    def _escape(self, pod_call: PodCall, minor: int) -> int:
+    def _escape(self, pod_call: PodCall) -> int:
         call = pod_call.call
         escape = rm_calls.unwrap(call.request, call.argument, partial(self._proxy.memory.read, call.tid))
         if escape is None:
             return errno.EFAULT
-        if escape.wrapped and (
-            (escape.number, escape.size) not in escapes.WATCHED or escape.number == abi.NV_ESC_IOCTL_XFER_CMD
-        ):
+        number, size, address, wrapped = pod_call.escape = escape
+        if wrapped and ((number, size) not in escapes.WATCHED or number == abi.NV_ESC_IOCTL_XFER_CMD):
             return errno.EINVAL  # no library wraps any other call
-        if (block := self._proxy.read(call.tid, escape.address, escape.size)) is None:
+        if (block := self._proxy.read(call.tid, address, size)) is None:
             return errno.EFAULT
-        if (asked := rm_calls.parse(escape.number, block.data)) is not None:
+        if (asked := rm_calls.parse(number, block.data)) is not None:
             block.status_at = asked.status_at
-        match asked:
-            case rm_calls.Control():
-                return self._controls.control(pod_call, block, asked)
-            case rm_calls.Alloc():
-                if asked.rm_class in abi.ROOT_CLASSES:
-                    return self._alloc_handler.root_client(pod_call, escape, block, asked)
-                return self._alloc_handler.alloc(pod_call, escape, block, asked)
-            case rm_calls.Free():
-                return self._free_handler.free(pod_call, escape.number, block, asked)
-            case rm_calls.Dup():
-                return self._dup_handler.dup(pod_call, block, asked)
-            case rm_calls.VidHeap():
-                return self._old_memory.heap(pod_call, block, asked)
-            case rm_calls.AllocMemory():
-                return self._old_memory.alloc_memory(pod_call, block, asked, wrapped=escape.wrapped)
-        match escape.number:
-            case number if number in escapes.MAPPINGS and not escape.wrapped:
-                return self._cpu_mappings.handle(pod_call, number, block)
-            case abi.NV_ESC_RM_SHARE if not escape.wrapped:
-                return self._rm_share.share(pod_call, block)
-            case abi.NV_ESC_REGISTER_FD:
-                return self._file_ties.register(pod_call, block, minor)
-            case abi.NV_ESC_ALLOC_OS_EVENT | abi.NV_ESC_FREE_OS_EVENT if not escape.wrapped:
-                return self._os_events.handle(pod_call, escape.number, block)
-            case abi.NV_ESC_EXPORT_TO_DMABUF_FD if not self._ctx.limited() and not escape.wrapped:
-                return self._dma_bufs.export(pod_call, block)
-            case abi.NV_ESC_RM_MAP_MEMORY_DMA if not self._ctx.limited() and not escape.wrapped:
-                return self._card_mappings.map(pod_call, block)
-            case abi.NV_ESC_RM_UNMAP_MEMORY_DMA if not escape.wrapped:
-                return self._card_mappings.unmap(pod_call, block)
-            case abi.NV_ESC_RM_ALLOC_CONTEXT_DMA2 if not escape.wrapped:
-                return self._card_mappings.context_dma(pod_call, block)
-            case abi.NV_ESC_ATTACH_GPUS_TO_FD if not escape.wrapped:
-                return self._file_ties.attach_gpus(pod_call, block)
+            return self._by_kind[type(asked)](pod_call, block, asked)
+        refused = (wrapped and number not in _MAY_BE_WRAPPED) or (number in escapes.UNDER_LIMIT and self._ctx.limited())
+        if number in self._by_number and not refused:
+            return self._by_number[number](pod_call, block)
         # These calls end here. A dma-buf keeps memory without a handle. RM's own mappings take page tables on the card
         # that nobody can count (CUDA uses UVM's mappings). RM_IDLE_CHANNELS reads lists of handles under RM's locks.
         # No library wraps a mapping.
-        self._shared.refusals.count(self._pod, escapes.name(escape.number))
+        self._shared.refusals.count(self._pod, escapes.name(number))
         return errno.EOPNOTSUPP
-
-
-def _process_of(tid: int) -> int:
-    """Return the process of a thread. Raises OSError when it has ended."""
-    found = proc.status(tid, "Tgid")
-    if not found or not seccomp_notify.is_thread_of(int(found[0]), tid):
-        raise ProcessLookupError(errno.ESRCH, "no such thread")
-    return int(found[0])

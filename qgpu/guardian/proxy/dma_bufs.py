@@ -28,11 +28,11 @@ class DmaBufs(Handler):
     def export(self, pod_call: PodCall, block: IoctlBuffer) -> int:
         """Make a dma-buf of the pod's memory, or add memory to one that the pod names."""
         fd, client = _FIELDS.unpack_from(block.data)
-        number, block.status_at = abi.NV_ESC_EXPORT_TO_DMABUF_FD, len(block.data) - _STATUS_FROM_END
+        number, block.status_at = pod_call.escape.number, len(block.data) - _STATUS_FROM_END
         if not self._shared.clients.owns(self._pod, client) or client in self._ctx.unseen:
             return self._refuse(block, abi.NV_ERR_INVALID_CLIENT, of_others(escapes.name(number)))
         if fd >= 0:
-            return self._ctx.with_descriptor(pod_call, number, block, 0)
+            return self._ctx.with_descriptor(pod_call, block, 0)
         pod_call.begin_repeatable()  # a successor makes another one; this one ends with its descriptor
         if error := self._proxy.escape(pod_call.file, number, block):
             return error

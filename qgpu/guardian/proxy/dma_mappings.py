@@ -7,25 +7,36 @@ once their offset is used again, or when the pod has its most: then RM is asked 
 The journal has the number of each client's mappings, not their places. Of those that a dead guardian made, a successor
 takes off its count only what is undone without a size. If the pod undoes a range where the successor knows none, it
 counts one more: RM may have split one of them.
+
+With them count the pieces of memory that a pod attaches to multicast objects: RM keeps them so from 570 on. Before that
+it duplicates the memory for each, so they stay when the pod frees it. A program attaches a few to each object.
 """
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from qgpu.guardian.accounting.client_entries import RmClientEntry
+from qgpu.guardian.accounting.rm_object import NO_INSTANCE
 from qgpu.guardian.proxy.handler_context import HandlerContext
 from qgpu.guardian.proxy.object_claims import TOO_MANY
+from qgpu.guardian.proxy.rm_calls import Control
 
 #: How many mappings a client and a pod may have. RM undoes one in 14 µs (H200, ``bench/rm_mappings.py``).
 _MOST, _MOST_OF_POD = 1 << 14, 1 << 15
+#: NV00FD_CTRL_ATTACH_MEM_PARAMS: memory, offset in the object and bytes; DETACH_MEM_PARAMS: subdevice and offset.
+_ATTACHED, _DETACHED = struct.Struct("<4xIQ8xQ"), struct.Struct("<I4xQ")
 
 
 class Place(NamedTuple):
-    """Where a mapping begins: the handles of its device and its address space, and the offset in bytes."""
+    """Where a mapping begins: the handles of its device and its address space, and the offset in bytes.
+
+    Of a piece: its card, of which an object has one piece at an offset, and the multicast object's handle.
+    """
 
     device: int
     space: int
@@ -101,6 +112,21 @@ class DmaMappings:
             mine.others = max(0, mine.others - 1)
         self._note(client, mine)
 
+    def attached(self, asked: Control, params: bytes | bytearray) -> None:
+        """Record that RM has attached a piece to a multicast object."""
+        memory, offset, length = _ATTACHED.unpack_from(params)
+        known = self._shared.table.allocations.by_handle.get((asked.client, memory))
+        card = known.instance if known is not None else NO_INSTANCE
+        lasts_with = asked.target if self._shared.multicast_keeps else memory
+        self.add(asked.client, Place(card, asked.target, offset), length, lasts_with, lambda: False)
+
+    def detached(self, asked: Control, params: bytes | bytearray) -> None:
+        """Record that RM has detached a piece."""
+        subdevice, offset = _DETACHED.unpack_from(params)
+        known = self._shared.table.objects.get((asked.client, subdevice))
+        card = self._shared.table.instance_of(known) if known is not None else None
+        self.remove(asked.client, Place(NO_INSTANCE if card is None else card, asked.target, offset), 0)
+
     def _cut(self, mine: _OfClient, place: Place, size: int) -> bool:
         """Forget what lies in a range; False if nothing known does."""
         found, end = False, place._replace(offset=place.offset + size)
@@ -127,8 +153,7 @@ class DmaMappings:
 
     def _note(self, client: int, mine: _OfClient) -> None:
         if mine.entry.dma_mappings != mine.number():
-            with self._shared.lock:
-                self._shared.note({"fact": "dma_mappings", "client": client, "count": mine.number()})
+            self._shared.note({"fact": "dma_mappings", "client": client, "count": mine.number()})
 
     def _has_room(self, client: int) -> bool:
         entries = map(self._shared.table.clients.get, self._shared.table.clients_of(self._pod))

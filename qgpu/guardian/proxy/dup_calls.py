@@ -158,8 +158,7 @@ class DupHandler(Handler):
         space = about[0] == abi.FERMI_VASPACE_A and self._ctx.limited()  # its page tables are charged by handle
         if space or about[0] in classes.GATED | classes.PHYSICAL:
             return self._discard(pod_call, key, _SECOND_HANDLE)
-        keeps = about[0] == abi.NV_MEMORY_MULTICAST_FABRIC and self._shared.multicast_keeps
-        if keeps and is_import and self._ctx.limited():
+        if self._keeps_memory(about[0]) and is_import and self._ctx.limited():
             return self._discard(pod_call, key, MULTICAST)
         if about[0] not in OWN_BOUNDS:
             if refusal := self._untracked.refusal(*key, about[0]):
@@ -208,13 +207,6 @@ class DupHandler(Handler):
             self._free_handler.discard(pod_call, rm.key)
         return status
 
-    def _may_export(self, key: Key) -> bool:
-        """Tell whether a descriptor may carry an object: under a limit, no multicast object that keeps memory."""
-        rm = self._shared.table.objects.get(key)
-        free = self._shared.clients.owns(self._pod, key[0]) and not self._ctx.limited()
-        keeps = self._shared.multicast_keeps and rm is not None and rm.rm_class == abi.NV_MEMORY_MULTICAST_FABRIC
-        return free or not keeps
-
     def _discard(self, pod_call: PodCall, key: Key, what: str) -> int:
         """Free what may not stay, and count the refusal; return its status."""
         self._free_handler.discard(pod_call, key)
@@ -240,20 +232,27 @@ class DupHandler(Handler):
         Also if it is a multicast object that stays in the pod's clients, or of the page that RM shares with all, or if
         RM would tell importers of another card than the memory's: that of the ``device``, or of what it lies below.
         """
+        table, free = self._shared.table, self._shared.clients.owns(self._pod, client) and not self._ctx.limited()
         for handle in handles:
             if self._rm_share.is_shared_page((client, handle), file):
                 raise OSError(errno.ENOTSUP, SHARED_PAGE)
-            if not self._may_export((client, handle)):
+            rm = table.objects.get((client, handle))
+            if rm is not None and self._keeps_memory(rm.rm_class) and not free:
                 raise OSError(errno.ENOTSUP, MULTICAST)
             with self._shared.lock:
-                memory = self._shared.table.allocations.by_handle.get((client, handle))
-                on_fabric = memory is not None and self._shared.table.is_on_fabric((client, handle))
-            if memory is not None and {self._card_of((client, each)) for each in (handle, device)} != {memory.instance}:
+                memory = table.allocations.by_handle.get((client, handle))
+                on_fabric = table.is_on_fabric((client, handle))
+            if memory is None:
+                continue
+            if {self._card_of((client, each)) for each in (handle, device)} != {memory.instance}:
                 raise OSError(errno.ENOTSUP, ELSEWHERE)
-            if memory is not None and on_fabric:
+            if on_fabric:
                 info = self._gpu_ops.fabric_info(file, client, handle)
                 if info is None or info[0] < memory.size:
                     raise OSError(errno.ENOTSUP, PART_ON_FABRIC)
+
+    def _keeps_memory(self, rm_class: int) -> bool:
+        return rm_class == abi.NV_MEMORY_MULTICAST_FABRIC and self._shared.multicast_keeps
 
     def _card_of(self, key: Key) -> int | None:
         rm = self._shared.table.objects.get(key)

@@ -25,23 +25,24 @@ class FileTies(Handler):
         super().__init__(ctx)
         self._passthrough = passthrough
 
-    def register(self, pod_call: PodCall, block: IoctlBuffer, minor: int) -> int:
+    def register(self, pod_call: PodCall, block: IoctlBuffer) -> int:
         """Tie a file to a control file, whose clients it then reaches.
 
         Debuggers tie a control file, on which RM then tells them of events. Only pods that may profile do so, and the
         kernel makes nothing more on either file.
         """
-        by_debugger = minor == abi.NV_CONTROL_MINOR
+        control_device = os.makedev(self._shared.major, abi.NV_CONTROL_MINOR)
+        by_debugger = pod_call.device == control_device
         if by_debugger and not self._ctx.may(Why.PROFILING):
             self._count(tools.LINKED)
             return errno.EINVAL
 
         def before(control_file: int) -> None:
             # RM refuses any other file, and a file of another kind may not return from its poll.
-            if proc.device_of(control_file) == os.makedev(self._shared.major, abi.NV_CONTROL_MINOR):
+            if proc.device_of(control_file) == control_device:
                 self._tie(pod_call, control_file, by_debugger=by_debugger)
 
-        error = self._ctx.with_descriptor(pod_call, abi.NV_ESC_REGISTER_FD, block, 0, before)
+        error = self._ctx.with_descriptor(pod_call, block, 0, before)
         return 0 if pod_call.is_retry and error == errno.EINVAL else error  # RM accepts it only once
 
     def _tie(self, pod_call: PodCall, control_file: int, *, by_debugger: bool) -> None:
@@ -78,5 +79,5 @@ class FileTies(Handler):
         if not named <= self._gpu_ops.gpu_ids(self._shared.allowance(self._pod).minors):
             self._count("card without a grant")
             return errno.EPERM
-        error = self._ctx.perform(pod_call, abi.NV_ESC_ATTACH_GPUS_TO_FD, block)
+        error = self._ctx.perform(pod_call, block)
         return 0 if pod_call.is_retry and error == errno.EINVAL else error  # the driver attaches once

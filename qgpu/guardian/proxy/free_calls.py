@@ -27,8 +27,9 @@ class FreeHandler(Handler):
         #: The pod's event objects.
         self.events = PodEvents(ctx, EVENT_OBJECTS, lambda key: self._gpu_ops.exists(key))
 
-    def free(self, pod_call: PodCall, number: int, block: IoctlBuffer, asked: Free | VidHeap) -> int:
+    def free(self, pod_call: PodCall, block: IoctlBuffer, asked: Free | VidHeap) -> int:
         """Free an object and all below it."""
+        number = pod_call.escape.number
         key = client, handle = asked.client, asked.handle
         ours = self._freed_memory.is_ours(key) and key in self._shared.table.objects
         if ours or self._is_made_for_channels(pod_call.file, key):

@@ -50,13 +50,16 @@ class FreedMemory(Handler):
         # it hold the lock of another pod, whose clients it can guess.
         few = self._shared.clients.owns(self._pod, key[0]) and self._shared.table.handles.counts[self._pod] <= _FEW
         mine = few or self._gpu_ops.reaches(pod_call.file, key[0])
+        by_handle = self._shared.table.allocations.by_handle
         ending = self._shared.table.ending_with(key) if mine else []
         below = self._shared.table.below(key) if mine else ()
         on_fabric = [rm.key for rm in below if rm.rm_class == abi.NV_MEMORY_FABRIC]
         with self._shared.lock:
             memories = [memory for memory in ending if self._matters(memory)]
             cards = {memory.instance for memory in memories}
-            on_fabric = [each for each in on_fabric if self._must_go(each, cards)]
+            # They keep memory that matters, or that must show in a figure.
+            kept = {each: by_handle[each] for each in on_fabric if each in by_handle}
+            on_fabric = [each for each, memory in kept.items() if self._matters(memory) or memory.instance in cards]
         if entry is None or not (memories or on_fabric):
             pod_call.begin()
             return carry_out()
@@ -106,7 +109,7 @@ class FreedMemory(Handler):
         mapped = allocations.among(reach, base, card)
         if pod_call.is_retry:  # the dead guardian has already dropped the mappings here
             mapped = [memory for memory in every if memory.pod == self._pod]
-        kept = [memory for memory in mapped if self._has_only_own_handles(memory)]
+        kept = [memory for memory in mapped if (own := tuple(memory.handles)) and all(map(self.is_ours, own))]
         if not kept or not self._limited(kept[0]):
             if carry_out():
                 self._shared.quota.unmap(pid, base, length, card)
@@ -140,13 +143,14 @@ class FreedMemory(Handler):
         self, pod_call: PodCall, going: list[Key], carry_out: Callable[[], bool], *, quiet: bool
     ) -> bool:
         """Free objects of the fabric, and then our own handles of memory that only they kept."""
-        kept = [memory for each in going if (memory := self._memory_of(each)) is not None]
+        allocations = self._shared.table.allocations
+        kept = [memory for each in going if (memory := allocations.by_handle.get(each)) is not None]
         pod_call.begin()
         if not carry_out():
             return False
         for memory in kept:
             own = [each for each in memory.handles if each not in going]
-            if own and all(map(self.is_ours, own)) and not self._is_mapped(memory):
+            if own and all(map(self.is_ours, own)) and not allocations.is_mapped(memory.number):
                 for each in own:
                     self._free_own_handle(pod_call, each, memory, quiet=quiet)
         return True
@@ -175,24 +179,8 @@ class FreedMemory(Handler):
             self._next = _FIRST_HANDLE + (self._next + 1 - _FIRST_HANDLE) % _HANDLES
         return None
 
-    def _has_only_own_handles(self, memory: Allocation) -> bool:
-        handles = tuple(memory.handles)
-        return bool(handles) and all(map(self.is_ours, handles))
-
-    def _memory_of(self, key: Key) -> Allocation | None:
-        return self._shared.table.allocations.by_handle.get(key)
-
-    def _matters(self, memory: Allocation | None) -> bool:
-        return memory is not None and not memory.pinned and self._limited(memory)
-
-    def _must_go(self, key: Key, cards: set[int]) -> bool:
-        """Tell whether an object of the fabric keeps memory that matters, or that must show in a figure."""
-        memory = self._memory_of(key)
-        return self._matters(memory) or (memory is not None and memory.instance in cards)
-
-    def _is_mapped(self, memory: Allocation) -> bool:
-        with self._shared.lock:
-            return self._shared.table.allocations.is_mapped(memory.number)
+    def _matters(self, memory: Allocation) -> bool:
+        return not memory.pinned and self._limited(memory)
 
     def _limited(self, memory: Allocation) -> bool:
         return memory.instance in self._shared.allowance(memory.pod).limits
@@ -214,7 +202,7 @@ class FreedMemory(Handler):
         """Make a handle of ours on memory that is still mapped or on the fabric; True if that worked."""
         rm = self._shared.table.objects.get(key)
         on_fabric = any(map(self._shared.table.is_on_fabric, memory.handles))
-        if rm is None or not (on_fabric or self._is_mapped(memory)):
+        if rm is None or not (on_fabric or self._shared.table.allocations.is_mapped(memory.number)):
             return False
         if (ours := self._unused_handle(key[0])) is None:
             return False

@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 from qgpu.guardian.accounting.rm_object import RmObject
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer, IoctlProxy
+from qgpu.guardian.proxy.rm_calls import Escape
 from qgpu.guardian.proxy.shared_state import SharedState
 from qgpu.guardian.proxy.untracked_objects import UntrackedObjects
 from qgpu.guardian.rules.rows import Why
@@ -24,11 +25,13 @@ from qgpu.nvidia.rm_client import take
 PROCEED = -1
 #: Instead of an errno: the call has been answered.
 ANSWERED = -2
+#: Before RM's call is found.
+_NONE = Escape(0, 0, 0)
 
 
 @dataclass(slots=True)
 class PodCall:
-    """A call that is being handled: its process, and our copy of the file it is on."""
+    """A call that is being handled: its process, our copy of the file it is on, that file's device, and RM's call."""
 
     listener: Listener
     call: Notification
@@ -37,6 +40,8 @@ class PodCall:
     #: What a dead guardian recorded of this call, if it left it unanswered.
     unanswered: UnansweredCall | None = None
     begun: bool = False
+    device: int | None = None
+    escape: Escape = _NONE
 
     @property
     def is_retry(self) -> bool:
@@ -47,6 +52,14 @@ class PodCall:
     def still_unanswered(self) -> bool:
         """Tell whether the caller waited all the time since a dead guardian received the call."""
         return self.unanswered is not None and self.unanswered.call.id == self.call.id
+
+    def still_waits(self) -> bool:
+        """Tell whether the caller still waits; if not, its numbers may be another's by now."""
+        return self.listener.still_waiting(self.call.id)
+
+    def may_be_retried(self) -> bool:
+        """Tell whether it can be handled again from the start."""
+        return not self.begun and self.still_waits()
 
     def begin(self, before: int | None = None) -> None:
         """Mark the call as begun: it must not be done twice. ``before`` is the memory figure that RM gave before it."""
@@ -83,7 +96,7 @@ class HandlerContext:
         if gpu_ops.closer.is_full(self.pod):
             raise OSError(errno.EMFILE, "too many files of the pod wait to be closed")
         taken = take(gpu_ops.pidfd(pod_call.pid), fd)
-        if not pod_call.listener.still_waiting(pod_call.call.id):  # the pid may belong to another process by now
+        if not pod_call.still_waits():  # the pid may belong to another process by now
             self.close_fd(taken, None)
             raise InterruptedError(errno.EINTR, "the caller is gone")
         return taken
@@ -98,13 +111,19 @@ class HandlerContext:
         else:
             self.shared.gpu_ops.closer.close(self.pod, fd)
 
-    def fd_is_unchanged(self, pod_call: PodCall) -> bool:
-        """Tell whether the call's descriptor still means the file that was taken. Raises OSError."""
-        taken = self.take_fd(pod_call, pod_call.call.fd)
+    @contextmanager
+    def taken(self, pod_call: PodCall, fd: int) -> Iterator[int]:
+        """Take a descriptor of the calling process for the block. Raises OSError."""
+        taken = self.take_fd(pod_call, fd)
         try:
-            return kcmp.same_file(os.getpid(), taken, os.getpid(), pod_call.file)
+            yield taken
         finally:
             self.close_fd(taken, proc.device_of(taken))
+
+    def fd_is_unchanged(self, pod_call: PodCall) -> bool:
+        """Tell whether the call's descriptor still means the file that was taken. Raises OSError."""
+        with self.taken(pod_call, pod_call.call.fd) as taken:
+            return kcmp.same_file(os.getpid(), taken, os.getpid(), pod_call.file)
 
     def may(self, why: Why) -> bool:
         """Tell whether the pod is one of those to which a call is allowed for this reason."""
@@ -152,10 +171,10 @@ class HandlerContext:
         with self.shared.lock:
             return limit, max(0, limit - self.shared.quota.used(self.pod, instance))
 
-    def perform(self, pod_call: PodCall, number: int, block: IoctlBuffer, *ours: int, repeatable: bool = False) -> int:
+    def perform(self, pod_call: PodCall, block: IoctlBuffer, *ours: int, repeatable: bool = False) -> int:
         """Perform a call on its file and store the answer, with the pod's own numbers at the offsets of ``ours``."""
         (pod_call.begin_repeatable if repeatable else pod_call.begin)()
-        error = self.proxy.escape(pod_call.file, number, block)
+        error = self.proxy.escape(pod_call.file, pod_call.escape.number, block)
         for at in ours:
             block.restore(at, 4)
         if not error:
@@ -163,19 +182,17 @@ class HandlerContext:
         return error
 
     def with_descriptor(
-        self, pod_call: PodCall, number: int, block: IoctlBuffer, at: int, before: Callable[[int], object] | None = None
+        self, pod_call: PodCall, block: IoctlBuffer, at: int, before: Callable[[int], object] = lambda _file: None
     ) -> int:
         """Perform a call on the file that a descriptor in it means; before RM, ``before`` gets our copy of the file."""
         (fd,) = struct.unpack_from("<i", block.data, at)
-        taken = self.take_fd(pod_call, fd) if fd >= 0 else -1
-        try:
-            if before is not None and taken >= 0:
-                before(taken)
+        if fd < 0:
+            block.patch_u32(at, -1)
+            return self.perform(pod_call, block, at)
+        with self.taken(pod_call, fd) as taken:
+            before(taken)
             block.patch_u32(at, taken)
-            return self.perform(pod_call, number, block, at)
-        finally:
-            if taken >= 0:
-                self.close_fd(taken, proc.device_of(taken))
+            return self.perform(pod_call, block, at)
 
 
 class Handler:

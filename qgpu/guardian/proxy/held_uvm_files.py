@@ -47,10 +47,11 @@ class UvmFiles:
     #: How many files are held or not released yet, by pod.
     _counts: Counts[str] = field(default_factory=Counts)
 
-    def hold(self, pod: str, pid: int, fd: int, file: int, cards: Iterable[bytes]) -> int | None:
+    def hold(self, pod: str, pid: int, fd: int, file: int, cards: Iterable[bytes], beside: int = 0) -> int | None:
         """Hold a file on which cards are about to be used; return the process's descriptor that is known of it.
 
-        None if the process has too many. A process can name one file by any number of descriptors.
+        None if the process or the pod has too many; ``beside`` the files, so many descriptors are held. A process can
+        name one file by any number of descriptors.
         """
         with self._lock:
             held = self._held([pid])
@@ -58,7 +59,8 @@ class UvmFiles:
                 if _is(each, file):
                     each.cards.update(cards)
                     return each.theirs
-            if len(held) >= MOST:
+            room = fd_budget.headroom(self._counts.total() + beside)
+            if len(held) >= MOST or not fd_budget.within_fair_share(self._counts[pod], room):
                 return None
             try:
                 ours = fd_budget.check_headroom(os.dup(file))
@@ -92,12 +94,6 @@ class UvmFiles:
                     closed.setdefault(each.pid, []).append(each)
         return closed
 
-    @property
-    def total(self) -> int:
-        """Return how many files are held or not released yet."""
-        with self._lock:
-            return self._counts.total()
-
     def count(self, pod: str) -> int:
         """Return how many files of a pod are held or not released yet."""
         return self._counts[pod]
@@ -122,11 +118,6 @@ class UvmFiles:
         with self._lock:
             found = self._files.get(pid, ())
             return len(found) == 1 and _is(found[0], file)
-
-    def has(self, pid: int, file: int) -> bool:
-        """Tell whether a file is held of a process."""
-        with self._lock:
-            return any(_is(each, file) for each in self._held([pid]))
 
     def has_at(self, pid: int, fd: int) -> bool:
         """Tell whether a file of a process is held, or not released yet, that is known by this descriptor of it."""

@@ -157,9 +157,8 @@ class IoctlProxy:
         for each in where:
             if len(params.data) < each.at + 8:
                 return None
-            (address,) = _U64.unpack_from(params.data, each.at)
-            count = 1 if each.count_at is None else params.u32(each.count_at)
-            size = each.unit * count
+            address = params.u64(each.at)
+            size = each.unit * (1 if each.count_at is None else params.u32(each.count_at))
             if size == 0 or address == 0:
                 params.patch_u64(each.at, 0)
                 continue

@@ -57,19 +57,12 @@ class Listeners(dict[int, tuple[str, Listener]]):
 
     def number_of(self, pod: str, fd: int) -> int | None:
         """Return the number of a pod's listener that is here already; None if it is not."""
-        us = os.getpid()
-        for number, (owner, listener) in self.items():
-            if owner == pod and kcmp.same_file(us, listener.fd, us, fd):
-                return number
-        return None
+        us, own = os.getpid(), ((number, listener.fd) for number, (owner, listener) in self.items() if owner == pod)
+        return next((number for number, known in own if kcmp.same_file(us, known, us, fd)), None)
 
     def live_pods(self) -> set[str]:
         """Name the pods that have a process behind one of their listeners."""
-        found: set[str] = set()
-        for pod, listener in self.values():
-            if pod not in found and listener.has_processes():
-                found.add(pod)
-        return found
+        return {pod for pod, listener in self.values() if listener.has_processes()}
 
     def stuck(self) -> int:
         """Return how many listeners had no process ``_STUCK_S`` ago and still wait for the end of a call."""

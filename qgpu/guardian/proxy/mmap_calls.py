@@ -36,7 +36,12 @@ class MmapHandler(Handler):
 
     def charge_made(self) -> bool:
         """Charge the pod for all that it maps, once no mapping is in progress; False if that is not known in time."""
-        return self._wait_until_made() and self.charge_unseen()
+        until = time.monotonic() + _PATIENCE_S
+        self._settle()
+        while self._making.calls and time.monotonic() < until:
+            time.sleep(_LOOK_S)
+            self._settle()
+        return not self._making.calls and self.charge_unseen()
 
     def charge_unseen(self) -> bool:
         """Charge all mappings that nobody may be charged for; False if not all could be seen."""
@@ -46,14 +51,6 @@ class MmapHandler(Handler):
         if self._unseen:
             self._unseen = not self._shared.quota.search.charge_all(self._pod)
         return not self._unseen
-
-    def _wait_until_made(self) -> bool:
-        until = time.monotonic() + _PATIENCE_S
-        self._settle()
-        while self._making.calls and time.monotonic() < until:
-            time.sleep(_LOOK_S)
-            self._settle()
-        return not self._making.calls
 
     def _settle(self) -> None:
         """Read what the pod's processes map now that are charged, or were making mappings."""

@@ -27,15 +27,11 @@ class ObjectClaims(SharedPart):
         super().__init__(shared)
         self._clients = clients
         #: By pod, the claims that a dead guardian did not confirm.
-        self._unsettled: dict[str, list[Key]] = {}
+        self._unsettled: dict[str, list[Key]] = self._kept_by_pod()
 
     def unconfirmed(self, rm: RmObject) -> None:
         """Record that a dead guardian did not confirm a claim."""
         self._unsettled.setdefault(self._table.pod_of(rm), []).append(rm.key)
-
-    def retired(self, pod: str) -> None:
-        """Forget a pod."""
-        self._unsettled.pop(pod, None)
 
     def settle(self, pod: str) -> None:
         """Ask RM about the claims of a pod that a dead guardian did not confirm, before the pod is served.
@@ -143,23 +139,15 @@ class ObjectClaims(SharedPart):
             rm = self._table.objects.get(key)
             if rm is None:
                 return False
-            if size is not None and size != rm.detail:
-                self._note_size(rm, size)
+            if size is not None and size != rm.detail:  # enter it again
+                memory = self._table.allocations.by_handle.get(key)
+                self._note(gone_fact(key))
+                fact = object_fact(RmObject(rm.client, rm.handle, rm.parent, rm.rm_class, size))
+                self._note(fact | ({"memory": memory.number} if memory is not None else {}))
             self._note(confirm_fact(key))
             self._shared.reconciler.object_made(rm)
-        return size is None or size <= rm.detail or self._fits(key)
-
-    def _fits(self, key: Key) -> bool:
-        """Tell whether a pod is within its limit with the memory that is charged under a handle."""
-        memory = self._table.allocations.by_handle.get(key)
-        return memory is None or self._shared.quota.fits(memory.pod, [memory.instance])
-
-    def _note_size(self, rm: RmObject, size: int) -> None:
-        """Enter memory in the object table again, at its true size in bytes."""
-        memory = self._table.allocations.by_handle.get(rm.key)
-        self._note(gone_fact(rm.key))
-        fact = object_fact(RmObject(rm.client, rm.handle, rm.parent, rm.rm_class, size))
-        self._note(fact | ({"memory": memory.number} if memory is not None else {}))
+        grown, memory = size is not None and size > rm.detail, self._table.allocations.by_handle.get(key)
+        return not grown or memory is None or self._shared.quota.fits(memory.pod, [memory.instance])
 
     def set_instance(self, device: RmObject, instance: int) -> bool:
         """Record which card a device is on; False if its address space does not fit on that card.
@@ -215,7 +203,7 @@ class ObjectClaims(SharedPart):
             return False
         many = self._table.count_below(key, BATCH) > BATCH
         if many:
-            self._shared.reconciler.forget_freed(key)
+            self._shared.reconciler.forget_in_steps(key, freed=True)
         else:
             self._note(gone_fact(key))
         if rm is not None and rm.rm_class in {abi.FERMI_VASPACE_A, abi.FERMI_CONTEXT_SHARE_A}:

@@ -32,7 +32,7 @@ class OldMemoryHandler(Handler):
         super().__init__(ctx)
         self._checks, self._free_handler, self._passthrough_memory = AllocChecks(ctx), free_handler, passthrough_memory
 
-    def alloc_memory(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.AllocMemory, *, wrapped: bool) -> int:
+    def alloc_memory(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.AllocMemory) -> int:
         """Make memory, or refuse it.
 
         With a descriptor RM also prepares the mapping, which it does for the process alone that made the client
@@ -46,7 +46,7 @@ class OldMemoryHandler(Handler):
         if asked.rm_class == abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR or (
             asked.rm_class == abi.NV01_MEMORY_SYSTEM and asked.fd >= 0 and by_kernel
         ):
-            if wrapped:
+            if pod_call.escape.wrapped:
                 return errno.EINVAL
             if not self._shared.files.makers.is_by(pod_call.file, pod_call.pid):
                 return self._refuse(block, abi.NV_ERR_INVALID_CLIENT, OTHER_PROCESS)
@@ -66,7 +66,7 @@ class OldMemoryHandler(Handler):
         if empty:
             error = self._make_empty(pod_call, block)
         else:
-            error = self._ctx.with_descriptor(pod_call, abi.NV_ESC_RM_ALLOC_MEMORY, block, rm_calls.MEMORY_FD_AT)
+            error = self._ctx.with_descriptor(pod_call, block, rm_calls.MEMORY_FD_AT)
         if not error and block.status == abi.NV_OK:
             made = abi.NV01_MEMORY_VIRTUAL if empty else asked.rm_class
             self._untracked.add(asked.client, block.u32(rm_calls.MEMORY_HANDLE_AT), made)
@@ -90,7 +90,7 @@ class OldMemoryHandler(Handler):
         ours = {rm_calls.MEMORY_CLASS_AT: abi.NV01_MEMORY_VIRTUAL, rm_calls.MEMORY_FD_AT: -1}
         for at, number in ours.items():
             block.patch_u32(at, number)
-        return self._ctx.perform(pod_call, abi.NV_ESC_RM_ALLOC_MEMORY, block, *ours)
+        return self._ctx.perform(pod_call, block, *ours)
 
     def heap(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.VidHeap) -> int:
         """Handle a call to the heap."""
@@ -98,7 +98,7 @@ class OldMemoryHandler(Handler):
             case rm_calls.HEAP_FREE if not self._may_be_memory(asked):
                 return block.answer(abi.NV_ERR_OBJECT_NOT_FOUND)
             case rm_calls.HEAP_FREE:
-                return self._free_handler.free(pod_call, abi.NV_ESC_RM_VID_HEAP_CONTROL, block, asked)
+                return self._free_handler.free(pod_call, block, asked)
             case rm_calls.HEAP_INFO:
                 error = self._proxy.escape(pod_call.file, abi.NV_ESC_RM_VID_HEAP_CONTROL, block)
                 return self._shown(block, asked, error)

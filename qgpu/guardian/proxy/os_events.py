@@ -54,8 +54,7 @@ class PodEvents:
 
     def _note(self, client: int, number: int, *, there: bool) -> None:
         fact = {"fact": "event", "pod": self._pod, "kind": self._kind, "client": client, "number": number}
-        with self._shared.lock:
-            self._shared.note(fact | {"there": there})
+        self._shared.note(fact | {"there": there})
 
 
 class OsEvents(Handler):
@@ -65,14 +64,15 @@ class OsEvents(Handler):
         super().__init__(ctx)
         self._made = PodEvents(ctx, _OS_EVENTS, self._exists)
 
-    def handle(self, pod_call: PodCall, number: int, block: IoctlBuffer) -> int:
+    def handle(self, pod_call: PodCall, block: IoctlBuffer) -> int:
         """Make or free an event of one of the pod's own clients."""
+        number = pod_call.escape.number
         asked = block.view("nv_ioctl_os_event_t", "Status")
         client, event = asked.hClient, asked.fd
         makes = number == abi.NV_ESC_ALLOC_OS_EVENT
         if makes and client not in self._shared.table.clients:
             self._register(pod_call, client)
-        if number == abi.NV_ESC_FREE_OS_EVENT and client not in self._shared.table.clients:
+        if not makes and client not in self._shared.table.clients:
             return block.answer(abi.NV_ERR_INVALID_CLIENT)  # its events went with it
         if not self._shared.clients.owns(self._pod, client):
             return self._refuse(block, abi.NV_ERR_INVALID_CLIENT, of_others(escapes.name(number)))

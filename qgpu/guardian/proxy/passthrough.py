@@ -115,7 +115,9 @@ class Passthrough(Handler):
             if error.errno in fd_budget.OUT_OF_FDS:  # the call has not begun; it is retried
                 raise
             _log.warning("call not passed to the kernel", pod=self._pod, pid=pod_call.pid, reason=str(error))
-            what = tools.DEBUGGED if _is_traced(pod_call) else "call while other threads run"
+            tracers = (proc.status(tid, "TracerPid") for tid in proc.threads(pod_call.pid))
+            traced = any((tracer or ["0"]) != ["0"] for tracer in tracers)
+            what = tools.DEBUGGED if traced else "call while other threads run"
             return self._refuse(block, abi.NV_ERR_INVALID_STATE, what)
         return ANSWERED if refusal == abi.NV_OK else block.answer(refusal)
 
@@ -179,7 +181,3 @@ class Passthrough(Handler):
         unsure = there or rm.client in self._shared.table.devices
         if unsure or self._gpu_ops.free_children(rm.client, [rm.client], [abi.CLASS_ID_DEVICE]) is None:
             self._may_have_device.add(rm.client)
-
-
-def _is_traced(pod_call: PodCall) -> bool:
-    return any((proc.status(tid, "TracerPid") or ["0"]) != ["0"] for tid in proc.threads(pod_call.pid))

@@ -154,5 +154,5 @@ def _threads(cgroups: Sequence[str], pids: Iterable[int]) -> set[int]:
 def _wait(calls: InflightSyscalls, pod_call: PodCall) -> None:
     """Wait until no call is in progress: only the pod's own calls wait. Raises OSError if the caller is gone."""
     while not calls.wait(_LOOK_S):
-        if not pod_call.listener.still_waiting(pod_call.call.id):
+        if not pod_call.still_waits():
             raise InterruptedError(errno.EINTR, "the caller is gone")

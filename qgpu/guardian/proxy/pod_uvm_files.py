@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from qgpu.guardian.proxy.held_uvm_files import UvmFile
 from qgpu.guardian.proxy.shared_table import SharedPart, SharedTable
-from qgpu.linux import fd_budget, proc
+from qgpu.linux import proc
 from qgpu.nvidia import uvm
 
 #: How long the search for a pod's moved UVM files rests when a process delays it.
@@ -23,17 +23,12 @@ class PodUvmFiles(SharedPart):
         super().__init__(shared)
         #: By pod, the processes whose UVM files a dead guardian held, and those whose files are not at the recorded
         #: descriptors.
-        self._unheld: dict[str, list[int]] = {}
-        self.moved: dict[str, set[int]] = {}
+        self._unheld: dict[str, list[int]] = self._kept_by_pod()
+        self.moved: dict[str, set[int]] = self._kept_by_pod()
 
     def held_before(self, pid: int) -> None:
         """Record that a dead guardian held files of a process."""
         self._unheld.setdefault(self._table.processes[pid], []).append(pid)
-
-    def retired(self, pod: str) -> None:
-        """Forget a pod."""
-        self._unheld.pop(pod, None)
-        self.moved.pop(pod, None)
 
     def major(self, request: int) -> int | None:
         """Return UVM's major number; the first UVM call looks it up, because UVM may be loaded after us."""
@@ -73,11 +68,8 @@ class PodUvmFiles(SharedPart):
         Every card is unregistered from it: a pod can change which cards a mapping names after the check.
         """
         pod = self._table.processes.get(pid, "")
-        used = self._shared.uvm_files.total + len(self._table.processes)
-        more = not self._shared.uvm_files.has(pid, file)
-        if more and not fd_budget.within_fair_share(self._shared.uvm_files.count(pod), fd_budget.headroom(used)):
-            return False
-        if (known := self._shared.uvm_files.hold(pod, pid, fd, file, self._shared.uuids)) is None:
+        beside = len(self._table.processes)
+        if (known := self._shared.uvm_files.hold(pod, pid, fd, file, self._shared.uuids, beside)) is None:
             return False
         with self._lock:
             if pid in self._table.processes:
@@ -104,9 +96,7 @@ class PodUvmFiles(SharedPart):
 
     def release_closed(self, pod: str) -> bool:
         """Empty the UVM files that a pod has closed; False if there are none. Call it without the lock."""
-        with self._lock:
-            pids = self._table.pids_of(pod)
-        closed = self._shared.uvm_files.take_closed(pids)
+        closed = self._shared.uvm_files.take_closed(self._table.pids_of(pod))
         for pid, files in closed.items():
             self._shared.uvm_files.release(files)
             with self._lock:

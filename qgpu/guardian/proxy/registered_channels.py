@@ -35,10 +35,6 @@ class RegisteredChannels(Handler):
             self._ctx.registering.add(call, pid)
         return PROCEED
 
-    def next_call(self, tid: int) -> None:
-        """Record that a thread makes its next call: its last one is over."""
-        self._ctx.registering.remove(tid)
-
     def keep(self, channels: Sequence[Key]) -> list[int]:
         """Charge the TSGs of a client's channels on, before these are forgotten, and return their numbers."""
         entry = self._shared.table.clients.get(channels[0][0]) if channels else None

@@ -56,7 +56,7 @@ class RmShare(Handler):
                 return block.answer(abi.NV_OK)
         if beyond_process(share_type) or (share_type == abi.RS_SHARE_TYPE_CLIENT and not self._note(target)):
             return self._refuse(block, abi.NV_ERR_INSUFFICIENT_RESOURCES, TOO_MANY)
-        return self._ctx.perform(pod_call, abi.NV_ESC_RM_SHARE, block, repeatable=True)
+        return self._ctx.perform(pod_call, block, repeatable=True)
 
     def is_shared_page(self, key: Key, file: int | None = None) -> bool:
         """Tell whether an object is of the page that RM shares with all.

@@ -75,11 +75,9 @@ class SharedState(SharedTable):
     def retired(self, pod: str) -> None:
         """Forget what was counted of a pod that was retired."""
         self.refusals.forget(pod)
-        self._pod_locks.pop(pod, None)
-        self.clients.retired(pod)
-        self.pod_uvm_files.retired(pod)
-        self.claims.retired(pod)
         self.monitors.retired(pod)
+        for kept in (self._pod_locks, *self.by_pod):
+            kept.pop(pod, None)
 
     def resume(self) -> None:
         """Continue with a table rebuilt from a journal: watch its processes."""

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from qgpu.guardian.accounting.memory_quota import Allowance, MemoryQuota
 from qgpu.guardian.accounting.object_table import ObjectTable
@@ -55,6 +56,8 @@ class SharedTable:
     lock: threading.RLock = field(default_factory=threading.RLock)
     #: What this guardian and earlier ones recorded about pods' open files.
     files: FileSets = field(default_factory=FileSets)
+    #: What parts of the state keep by pod, until it is retired.
+    by_pod: list[dict[str, Any]] = field(default_factory=list)
     #: Open files of /dev/nvidia-uvm that processes under a memory limit use.
     uvm_files: UvmFiles = field(init=False)
     refusals: Refusals = field(init=False)
@@ -62,10 +65,11 @@ class SharedTable:
     reconciler: Reconciler = field(init=False)
 
     def note(self, fact: Fact) -> None:
-        """Enter a fact in the object table and the journal."""
-        self.table.note(fact)
-        self.journal.append(fact)
-        self._compact_journal()
+        """Enter a fact in the object table and the journal, under the lock."""
+        with self.lock:
+            self.table.note(fact)
+            self.journal.append(fact)
+            self._compact_journal()
 
     def _compact_journal(self) -> None:
         if self.journal.should_compact:
@@ -90,3 +94,8 @@ class SharedPart:
     def __init__(self, shared: SharedTable) -> None:
         self._shared, self._table, self._lock = shared, shared.table, shared.lock
         self._gpu_ops, self._note = shared.gpu_ops, shared.note
+
+    def _kept_by_pod(self) -> dict[str, Any]:
+        """Return a dictionary that forgets a pod once it is retired."""
+        self._shared.by_pod.append({})
+        return self._shared.by_pod[-1]

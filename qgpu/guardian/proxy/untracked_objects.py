@@ -109,5 +109,4 @@ class UntrackedObjects:
 
     def _note(self, key: Key, *, there: bool, system: bool = False, of: int = 0) -> None:
         fact = {"fact": "untracked", "client": key[0], "handle": key[1], "there": there}
-        with self._shared.lock:
-            self._shared.note(fact | ({"system": True} if system else {}) | ({"of": of} if of else {}))
+        self._shared.note(fact | ({"system": True} if system else {}) | ({"of": of} if of else {}))

@@ -12,6 +12,7 @@ import errno
 import struct
 from collections.abc import Callable, Set
 
+from qgpu.guardian.accounting.rm_object import Key
 from qgpu.guardian.proxy.client_registry import of_others
 from qgpu.guardian.proxy.freed_memory import FreedMemory
 from qgpu.guardian.proxy.handler_context import ANSWERED, PROCEED, Handler, HandlerContext, PodCall
@@ -49,12 +50,12 @@ class UvmHandler(Handler):
     def handle(self, pod_call: PodCall) -> int:
         """Perform a call, or let the kernel do so; return an errno, 0, or PROCEED."""
         call, pid, file = pod_call.call, pod_call.pid, pod_call.file
-        limited = self._shared.allowance(self._pod).limited
+        limited = self._ctx.limited()
         match call.request:
             case uvm.REGISTER_CHANNEL:
                 return self._continue_on(pod_call, self._passthrough.begin_on)
             case uvm.INITIALIZE:
-                return self._initialize(call, pid, limited=limited)
+                return self._initialize(call, pid)
             case uvm.ALLOC_DEVICE_P2P:  # it keeps memory in a way that is not tracked
                 return errno.EOPNOTSUPP if limited else PROCEED
         if not limited and call.request in {uvm.MAP_EXTERNAL_ALLOCATION, uvm.REGISTER_GPU_VASPACE, *uvm.TABLES_ALONE}:
@@ -79,7 +80,7 @@ class UvmHandler(Handler):
             card = bytes(block.data[: uvm.UUID_BYTES])
             instance = self._shared.uuids.get(card)
             place = self._shared.allowance(self._pod).place_on(instance) if instance is not None else None
-            if (status := self._may_register(call, pid, file, place, limited=limited)) != abi.NV_OK:
+            if (status := self._may_register(call, pid, file, place)) != abi.NV_OK:
                 return block.answer(status)
             if place is not None and mig.numbers_at(place) is not None:
                 # UVM duplicates the pod's subscription, which RM allows to the client's own process alone
@@ -100,13 +101,13 @@ class UvmHandler(Handler):
             block.store_changes()
         return error
 
-    def _initialize(self, call: Notification, pid: int, *, limited: bool) -> int:
+    def _initialize(self, call: Notification, pid: int) -> int:
         """Let UVM be initialised; under a limit, without HMM, which uses memory that no call shows.
 
         The process can change the flag after our check. Registering a card reveals that.
         """
         self._shared.quota.will_use_uvm(pid)
-        if not limited:
+        if not self._ctx.limited():
             return PROCEED
         if (block := self._proxy.read(call.tid, call.argument, uvm.INITIALIZE_BYTES)) is None:
             return errno.EFAULT
@@ -147,12 +148,12 @@ class UvmHandler(Handler):
             return True
         return self._ctx.uvm_mappings.wait(_FILE_PATIENCE_S) and self._ctx.registering.wait(_FILE_PATIENCE_S)
 
-    def _may_register(self, call: Notification, pid: int, file: int, place: int | None, *, limited: bool) -> int:
+    def _may_register(self, call: Notification, pid: int, file: int, place: int | None) -> int:
         """Return NV_OK if a card may be registered: the pod has a grant on it, and its UVM file is without HMM."""
         if place is None:
             self._count("card without a grant")
             return abi.NV_ERR_INSUFFICIENT_PERMISSIONS
-        if not limited:
+        if not self._ctx.limited():
             return abi.NV_OK
         self._shared.clients.forget_previous_program(self._pod, pid)
         self._shared.quota.will_use_uvm(pid)  # it is then charged itself for what it maps
@@ -182,22 +183,22 @@ class UvmHandler(Handler):
         (count,) = _U64.unpack_from(block.data, end)
         places = range(_ATTRIBUTES_AT, min(end, _ATTRIBUTES_AT + count * _ATTRIBUTES_BYTES), _ATTRIBUTES_BYTES)
         uuids = {bytes(block.data[at : at + uvm.UUID_BYTES]) for at in places} & self._shared.uuids.keys()
-        if (refused := self._refusal(pod_call, base, length, uuids)) is None:
-            self._shared.quota.map(pod_call.pid, base, length, uuids, (client, memory))
-        return refused
+        return self._claim(pod_call, base, length, uuids, (client, memory))
 
-    def _refusal(self, pod_call: PodCall, base: int, length: int, cards: Set[bytes]) -> str | None:
-        """Return why a mapping may not be made on cards, as it is counted; None if it may.
+    def _claim(self, pod_call: PodCall, base: int, length: int, cards: Set[bytes], memory: Key) -> str | None:
+        """Record a mapping on cards, or return why it may not be made, as that is counted.
 
-        Then its file is held: another process may have registered the cards on it.
+        Its file is held: another process may have registered the cards on it.
         """
         pid = pod_call.pid
         if not self._shared.quota.may_map(self._pod, pid, base, length):
             return "too many mappings of UVM"
         if not self._shared.quota.fits_mapping(self._pod, pid, base, length, cards):
             return "page tables over the limit"
-        held = self._shared.pod_uvm_files.hold(pid, pod_call.call.fd, pod_call.file)
-        return None if held else TOO_MANY_FILES
+        if not self._shared.pod_uvm_files.hold(pid, pod_call.call.fd, pod_call.file):
+            return TOO_MANY_FILES
+        self._shared.quota.map(pid, base, length, cards, memory)
+        return None
 
     def _claim_tables(self, pod_call: PodCall, block: IoctlBuffer) -> str | None:
         """Do the same for one without card memory behind it: a sparse region, or semaphores. It takes page tables."""
@@ -205,13 +206,11 @@ class UvmHandler(Handler):
         cards = set(self._shared.uuids)
         if pod_call.call.request != uvm.ALLOC_SEMAPHORE_POOL:
             cards &= {bytes(block.data[16 : 16 + uvm.UUID_BYTES])}
-        if (refused := self._refusal(pod_call, base, length, cards)) is not None:
-            return refused
-        self._shared.quota.map(pod_call.pid, base, length, cards, NOTHING)
-        if pod_call.is_retry:  # it may exist already, and UVM makes no second one there: free the first
+        refused = self._claim(pod_call, base, length, cards, NOTHING)
+        if pod_call.is_retry and refused is None:  # UVM makes no second one where it may exist already: free that
             range_ = self._proxy.block(uvm.BASE_AND_LENGTH.pack(base, length) + bytes(8))
             self._proxy.uvm(pod_call.file, uvm.FREE, range_)
-        return None
+        return refused
 
     def _unmap(self, pod_call: PodCall, block: IoctlBuffer) -> int:
         """Perform an unmapping; it is recorded if the mappings that are recorded can only be on this file.

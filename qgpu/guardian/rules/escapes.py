@@ -73,6 +73,9 @@ WATCHED = frozenset((row.number, size) for row in ROWS for size in row.sizes)
 #: And those that they intercept in any size.
 WATCHED_NUMBERS = frozenset(row.number for row in ROWS if not row.sizes)
 
+#: Those that a pod with a memory limit may not use.
+UNDER_LIMIT = frozenset(row.number for row in ROWS if row.refused is Refused.UNDER_LIMIT)
+
 #: Those of them that map memory for the CPU.
 MAPPINGS = frozenset({abi.NV_ESC_RM_MAP_MEMORY, abi.NV_ESC_RM_UNMAP_MEMORY, abi.NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO})
 

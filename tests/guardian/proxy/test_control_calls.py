@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import errno
-import mmap
 import struct
 import threading
 from types import SimpleNamespace
@@ -315,25 +313,27 @@ def test_a_plain_control_that_is_too_large_takes_the_long_way():
     performed = []
     judge = fast_path.FastPath(lambda *call: performed.append(call) or 0, ProcessMemory(), [])
 
-    assert judge.control(threading.get_native_id(), 0, ctypes.addressof(argument), lambda: True) is None
+    assert judge.control(threading.get_native_id(), 0, ctypes.addressof(argument)) is None
     assert performed == []
 
 
-@pytest.mark.parametrize(("left", "answer"), [(0, 0), (abi.NV_ERR_INVALID_ARGUMENT, errno.EFAULT)])
-def test_a_plain_control_writes_back_only_what_rm_changed(left, answer):
-    """Into memory that takes no writes: without a change, none is tried."""
-    page = mmap.mmap(-1, mmap.PAGESIZE)
-    at = ctypes.addressof(ctypes.c_char.from_buffer(page))
-    page[:32] = struct.pack("<IIIIQII", 7, 7, next(iter(controls.PLAIN)), 0, at + 64, 8, 0)
-    ctypes.CDLL(None).mprotect(ctypes.c_void_p(at), mmap.PAGESIZE, mmap.PROT_READ)
+@pytest.mark.parametrize(("status", "data"), [(0, b"asked..."), (3, b"asked..."), (0, b"answered"), (3, b"answered")])
+def test_a_plain_control_writes_back_only_what_rm_changed(status, data):
+    """Its memory may take no writes: without a change, none may be tried."""
+    params = ctypes.create_string_buffer(b"asked...", 8)
+    where = ctypes.addressof(params)
+    asked = ctypes.create_string_buffer(struct.pack("<IIIIQII", 7, 7, next(iter(controls.PLAIN)), 0, where, 8, 0))
 
     def perform(file, request, call):
-        call.status = left
+        call.status = status
+        ctypes.memmove(call.params, data, 8)
         return 0
 
-    judge = fast_path.FastPath(perform, ProcessMemory(), [])
+    judge = fast_path.FastPath(perform, ProcessMemory(), writes := [])
 
-    assert judge.control(threading.get_native_id(), 0, at, lambda: True) == answer
+    assert judge.control(threading.get_native_id(), 0, ctypes.addressof(asked)) == 0
+    changed = ([(ctypes.addressof(asked) + 28, struct.pack("<I", status))] if status else [], [(where, data)])
+    assert writes == changed[0] + (changed[1] if data == b"answered" else [])
 
 
 def test_refusal_kinds_per_pod_are_bounded(pod, monkeypatch):
