@@ -62,6 +62,9 @@ class Mix(NamedTuple):
     #: The work of all pods, under Burst Share and under plain sharing, as parts of the card's time.
     work: float
     work_plain: float
+    #: The sum of the speeds of all pods, each as a part of its speed alone, under both.
+    speeds: float
+    speeds_plain: float
     #: Each pod's floor, as a part of the card's time.
     floors: Mapping[str, float]
 
@@ -114,6 +117,8 @@ def measure(seed: int, *, short: bool = False) -> Mix:
         max(0.0, idle_plain - unwanted),
         sum(ours.values()),
         sum(plain.values()),
+        sum(ours[name] / alone[name] for name in ours),
+        sum(plain[name] / alone[name] for name in plain),
         floors,
     )
 
@@ -163,11 +168,11 @@ def figures(mixes: Sequence[Mix]) -> list[Figure]:
         asked = at_most(0.03) if not tag else ("", None)
         found.append(median(f"idle_while_wanted{tag}", [most], *asked, note="99th percentile of mixes"))
         found.append(median(f"idle_while_wanted_mean{tag}", [statistics.fmean(idle)], note="mean of mixes"))
-    total = sorted(mix.work / mix.work_plain for mix in mixes)
-    for name, at in (("least", 0), ("p1", int(0.01 * number)), ("median", number // 2)):
-        found.append(
-            median(f"total_over_plain_{name}", [total[at]], note="work of all pods over that by plain sharing")
-        )
+    totals = sorted(mix.work / mix.work_plain for mix in mixes)
+    speeds = sorted(mix.speeds / mix.speeds_plain for mix in mixes)
+    for tag, ratios, what in (("total", totals, "work of all pods"), ("speeds", speeds, "sum of all pods' speeds")):
+        for name, at in (("least", 0), ("p1", int(0.01 * number)), ("median", number // 2)):
+            found.append(median(f"{tag}_over_plain_{name}", [ratios[at]], note=f"{what} over that by plain sharing"))
     return found
 
 

@@ -100,8 +100,8 @@ def format_percent(value: int) -> str:
 
 
 def format_factor(value: float) -> str:
-    """Write a factor, such as ``1.5 times``."""
-    return f"{value:g} times"
+    """Write a factor, such as ``1.5 times``; a factor of 1 changes nothing."""
+    return "none" if value == 1 else f"{value:g} times"
 
 
 _TOO_LITTLE = f"less than any CUDA context takes (the least limit is {format_memory(LEAST_LIMIT)})"

@@ -165,11 +165,14 @@ def _others(context: Context, here: dict[str, Any]) -> list[int]:
 def _clear(context: Context, name: str, index: int, others: Sequence[int], *, suspend: bool) -> None:
     """Move a pod to the first of the other pGPUs that takes it, or suspend it. Raises the last reason against.
 
-    What was suspended by hand stays so, and a move would resume it.
+    What was suspended by hand stays so, and a move would resume it. A pod that has not begun has nothing to move.
     """
     found = at_rest(context, name)
     if found["state"] == "suspended" and not found["yielded"]:
         click.echo(f"pod {name} stays on pGPU {index}: it was suspended by hand, so its memory is off the card")
+        return
+    if found["waits_for"] and not found["yielded"]:
+        click.echo(f"pod {name} stays on pGPU {index}: it has not begun, and begins once there is memory for it")
         return
     refused: QgpuError = RefusedError(f"pod {name}: there is no other pGPU of this model")
     for other in others:

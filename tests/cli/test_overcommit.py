@@ -30,7 +30,7 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
     with programs.daemon(tmp_path / "run", "--config", str(config)) as running:
         done = running.ctl("gpu", "policy", "set", "0", "--memory-overcommit", "2.0")
         assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout.startswith("pGPU 0: memory overcommit 1 times -> 2 times; by ")
+        assert done.stdout.startswith("pGPU 0: memory overcommit none -> 2 times; by ")
         yield running
 
 
@@ -124,6 +124,17 @@ def test_draining_takes_pods_that_wait_for_their_turn(tmp_path: Path) -> None:
         assert "by hand" not in drained.stdout
         assert (moved["state"], moved["yielded"], moved["grants"][0]["gpu"] in (1, 2)) == ("running", False, True)
         end(web, train)
+
+
+def test_draining_leaves_a_pod_that_has_not_begun(daemon: Daemon) -> None:
+    train = started(daemon, "train", 140)
+    other = started(daemon, "other", 140)
+    drained = daemon.ctl("gpu", "drain", "0", "--suspend")
+
+    assert (drained.returncode, drained.stderr) == (0, "")
+    assert "pod other stays on pGPU 0: it has not begun, and begins once there is memory for it\n" in drained.stdout
+    assert shown(daemon, "train")["state"] == "suspended"
+    end(other, train)
 
 
 def test_draining_waits_for_a_pod_that_is_coming_back(tmp_path: Path) -> None:
