@@ -30,8 +30,8 @@ _SERVED, _MORE = 0.95, 0.05
 #: Less use of reserved time than this is not told from none.
 _LEAST_USE = 0.1
 
-#: Reserved time stays if the best round's score is this much lower, if the pods that it is reserved for do _FASTER
-#: times their work, and if all pods together are at least _AS_FAST times as fast.
+#: Reserved time stays if it is _WORTH times as good as the best round, if its owners do _FASTER times their work, and
+#: if all pods together are at least _AS_FAST times as fast.
 _WORTH, _FASTER, _AS_FAST = 1.03, 1.2, 0.9
 
 

@@ -165,7 +165,7 @@ def _proceed(
             return now.settle_on(last)
         now = now._replace(trials=now.trials[:-1])  # NVML counts all pods together, so single rates were estimates
         best = _best_by_slices(now, pods)
-        if (reserved := reservation.worth_a_trial(now, best, pods)) is not None:
+        if (reserved := _reserved_to_try(now, best, pods)) is not None:
             return now.at(reserved)
         now = now._replace(gates_failed=best.turns_ns, gates_failed_ns=now_ns)
     elif (gates := _gates_to_try(now, best, pods, utilization, now_ns)) is not None:
@@ -215,11 +215,18 @@ def _before_gates(now: Tuning, pods: Mapping[str, RoundEntry], period_ns: int) -
 def _gates_to_try(
     now: Tuning, best: Trial, pods: Mapping[str, RoundEntry], utilization: float | None, now_ns: int
 ) -> Sharing | None:
-    """Return the turns by gate that are worth a trial after ``best``, the best round; None for none."""
+    """Return the way with gates that is worth a trial after ``best``, the best round; None for none."""
     if utilization is None or not gates_retry_due(now, best, now_ns):
         return None
-    gates = gates_worth_a_trial(now, best, pods) or reservation.worth_a_trial(now, best, pods)
-    return None if any(rejected.by_gate for rejected in now.rejected) else gates
+    gates = gates_worth_a_trial(now, best, pods)
+    return gates if gates is not None and gates not in now.rejected else _reserved_to_try(now, best, pods)
+
+
+def _reserved_to_try(now: Tuning, best: Trial, pods: Mapping[str, RoundEntry]) -> Sharing | None:
+    """Return the best round with reserved time; None if that is not worth a trial or the policy refuses it."""
+    if any(rejected.reserved for rejected in now.rejected):
+        return None
+    return reservation.worth_a_trial(now, best, pods)
 
 
 def _slices(now: Tuning) -> list[Trial]:
