@@ -32,8 +32,9 @@ class RmClientEntry:
     notes: int = 0
     #: How many mappings for the card it has (``dma_mappings.py``).
     dma_mappings: int = 0
-    #: The handles of its context DMAs, with those of their memory.
-    context_dmas: dict[int, int] = field(default_factory=dict)
+    #: The handles of its context DMAs, with those of their memory; and those of host memory that may have been made for
+    #: another card, with 0.
+    memory_of: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -171,6 +171,9 @@ class ObjectTable(ObjectTree):
         if (before := self.clients.get(client)) is not None:
             self._count_unrestorable(before, -1)
             self.allocations.count_client(before.pod, -1)
+            self._of_pod.discard(before.pod, client)
+            for pid, _ in before.users:
+                self._used.discard(pid, client)
         self.clients[client] = RmClientEntry(pod, maker)
         self.ended_processes.client_made(client, maker, pod)
         self._transferred.discard(client)
@@ -210,7 +213,7 @@ class ObjectTable(ObjectTree):
         if "maker" in fact:
             entry.maker, entry.made_here = fact["maker"], fact.get("made_here", False)
             entry.notes = entry.dma_mappings = 0
-            entry.context_dmas = {}
+            entry.memory_of = {}
             self.ended_processes.client_made(client, entry.maker, pod)
         self.ended_processes.client_moved(client, pod)
         self._count_unrestorable(entry, 1)
@@ -261,10 +264,10 @@ class ObjectTable(ObjectTree):
             self._forget_uses(key)
         elif key not in self.objects:
             self.untracked[system].add(entry.pod, *key)
-            entry.context_dmas |= {key[1]: fact["of"]} if "of" in fact else {}
+            entry.memory_of |= {key[1]: fact["of"]} if "of" in fact else {}
 
     def _forget_untracked(self, pod: str, key: Key) -> None:
-        self.clients[key[0]].context_dmas.pop(key[1], None)
+        self.clients[key[0]].memory_of.pop(key[1], None)
         for kind in self.untracked.values():
             kind.discard(pod, *key)
 
@@ -447,8 +450,8 @@ class ObjectTable(ObjectTree):
             ):
                 for each in list(handles.of(handle)):
                     if each in handles.of(handle):
-                        memory = client.context_dmas.get(each)
-                        more = {"of": memory} if memory else {}
+                        memory = client.memory_of.get(each)
+                        more = {"of": memory} if memory is not None else {}
                         yield fact | {"client": handle, "handle": each, "there": True} | more
         for name, count in while_there(self.unnamed):
             yield {"fact": "unnamed", "pod": name, "count": count}

@@ -8,6 +8,7 @@ process. Without CAP_SYS_ADMIN the latter call cannot take card memory (rmapi_de
 from __future__ import annotations
 
 import errno
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from qgpu.guardian.accounting.client_entries import PEER_ACCESS
@@ -111,7 +112,8 @@ class AllocHandler(Handler):
             return self._refuse(block, abi.NV_ERR_INSUFFICIENT_RESOURCES, TOO_MANY)
         if asked.rm_class == abi.NV01_CONTEXT_DMA and params is not None:
             area = abi.ffi.from_buffer("NV_CONTEXT_DMA_ALLOCATION_PARAMS *", params.data)
-            if not rm_calls.holds_notifier(area.offset, area.limit):
+            elsewhere = area.hSubDevice and self._checks.lies_elsewhere(request.rm, area.hSubDevice)
+            if elsewhere or not rm_calls.holds_notifier(area.offset, area.limit):
                 return self._refuse(block, abi.NV_ERR_INVALID_ARGUMENT, BEYOND_MEMORY)
         if asked.rm_class == abi.FERMI_VASPACE_A and params is not None and params.u32() not in _OWN_SPACES:
             return self._refuse(block, abi.NV_ERR_INVALID_ARGUMENT, WHOLE_CARDS)
@@ -137,13 +139,15 @@ class AllocHandler(Handler):
             return block.answer(refusal)
         if self._is_first_device(request):
             return self._passthrough.continue_in_kernel(pod_call, block, request.rm)
+        if asked.rm_class == abi.RM_USER_SHARED_DATA:
+            self._ctx.rare.wait()
+            if not self._ctx.uvm_mappings.wait(_PATIENCE_S):
+                return block.answer(abi.NV_ERR_BUSY_RETRY)  # a mapping could name the object at once
         kept = None
         if row.holds_memory_at is not None and params is not None:
             kept = self._shared.quota.number_of((asked.client, params.u32(row.holds_memory_at)))
         if request.tracked and (refusal := self._ctx.claim(request.rm, kept)):
             return block.answer(refusal)
-        if asked.rm_class == abi.RM_USER_SHARED_DATA and not self._ctx.uvm_mappings.wait(_PATIENCE_S):
-            return block.answer(abi.NV_ERR_BUSY_RETRY)  # a mapping could name the object at once
         if asked.rm_class == abi.NV50_P2P:
             self._shared.clients.record_unrestorable(asked.client, PEER_ACCESS)
         return self._make(request)
@@ -168,22 +172,23 @@ class AllocHandler(Handler):
         """Tell whether the card or RM may write what an object names; note the memory, and what that lies below.
 
         The page that RM shares with all must stay, and so must pages of the process that it may only read. Of a virtual
-        address nobody knows the memory.
+        address nobody knows the memory. Host memory has the address that the IOMMU gives it for the card that it was
+        made for (memdescGetPhysAddr); semaphores there RM writes itself.
         """
-        table, parents = self._shared.table, set[int]()
-        entry = table.clients.get(rm.client)
-        behind = entry.context_dmas if entry is not None else {}
+        entry, parents = self._shared.table.clients.get(rm.client), set[int]()
+        by_card = rm.rm_class != classes.SEMAPHORE_SURFACE
+        behind = entry.memory_of if entry is not None and by_card else {}
         memories = (*rm.written, *(behind[each] for each in rm.written if each in behind))
         for each in memories:
-            known = table.objects.get((rm.client, each))
-            about = (known.rm_class, 0) if known else self._gpu_ops.object_info(file, rm.client, each)
-            if about is None:
-                continue  # RM refuses it
+            # RM itself looks for what a TSG names only as it makes a channel: what has the handle by then.
+            about = self._gpu_ops.object_info(file, rm.client, each)
+            if about is None or not behind.get(each, each):
+                return False
             if about[0] not in _WRITABLE and (about[0] != abi.NV01_CONTEXT_DMA or each not in behind):
                 return False
             parents.add(about[1])
         rm.written = (*memories, *parents - {0, rm.client})
-        return True
+        return not (by_card and self._checks.lies_elsewhere(rm, *parents))
 
     def _is_written_elsewhere(self, request: _AllocRequest) -> bool:
         """Tell whether the card would write for a TSG or channel on another card, or USERD beyond its memory.
@@ -267,8 +272,10 @@ class AllocHandler(Handler):
     def _perform_alloc(self, request: _AllocRequest, row: classes.Class) -> int:
         """Call RM; where the parameters name a capability by descriptor, pass our copy of that descriptor."""
         params = request.params
+        # With a mask of figures RM looks through all clients' objects, and once more as the object goes.
+        looks = request.rm.rm_class == abi.RM_USER_SHARED_DATA and params is not None and any(params.data)
         if params is None or not row.capability:
-            with self._ctx.capability_for(row.why):
+            with self._ctx.capability_for(row.why), self._ctx.rare.timed(2) if looks else nullcontext():
                 return request.perform(self._proxy)
         with self._ctx.taken(request.pod_call, params.u32()) as taken:
             params.patch_u64(0, taken)
@@ -292,7 +299,7 @@ class AllocHandler(Handler):
     def _complete(self, request: _AllocRequest) -> None:
         """Do what some classes need once RM has made the object."""
         rm, file = request.rm, request.pod_call.file
-        self._untracked.add(*request.made, rm.rm_class, rm.detail)
+        self._untracked.add(*request.made, rm.rm_class, rm.detail if rm.rm_class == abi.NV01_CONTEXT_DMA else None)
         if classes.on_compute_engine(rm.rm_class):
             self._make_preemptible(request)
         elif rm.rm_class in classes.EVENTS:

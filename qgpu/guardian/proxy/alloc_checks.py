@@ -25,6 +25,7 @@ _MOST_SUBDEVICES, TOO_MANY_SUBDEVICES = 8, "too many subdevices of a device"
 _MOST_PAGES, TOO_MANY_PAGES = 16, "too many handles of the driver's shared page"
 #: The refusal of a TSG or channel that no gate and no timeslice would bound.
 OTHER_ENGINE = "channel of an engine that no program uses"
+OTHER_SPACE = "TSG or channel in an address space of another card"
 #: The refusal of what would put a channel on a runlist that is shared otherwise than its TSG's.
 OTHER_RUNLIST = "channel on another engine than its TSG"
 
@@ -59,6 +60,9 @@ class AllocChecks(Handler):
             return abi.NV_ERR_INVALID_ARGUMENT, "TSG whose time RM counts as the guardian's"
         if table.is_scheduled(rm) and rm.detail != 0 and rm.detail not in scheduling.ENGINES:
             return abi.NV_ERR_INVALID_ARGUMENT, OTHER_ENGINE
+        known = (each for each in rm.uses if (rm.client, each) in table.objects)
+        if rm.same_as is None and self.lies_elsewhere(rm, *known):
+            return abi.NV_ERR_INVALID_ARGUMENT, OTHER_SPACE
         if rm.rm_class in classes.MIG_SUBSCRIPTIONS and not self._is_own_instance(rm):
             return abi.NV_ERR_INSUFFICIENT_PERMISSIONS, "MIG instance without a grant"
         if rm.rm_class in abi.GPFIFO_CLASSES:
@@ -83,6 +87,12 @@ class AllocChecks(Handler):
             table = self._shared.table
             found = [table.objects[client, handle].detail for handle in table.devices.of(client)]
         return sum(each in (place, NO_INSTANCE) for each in found)
+
+    def lies_elsewhere(self, rm: RmObject, *handles: int) -> bool:
+        """Tell whether something else of its client, given its handle, may be on another card than an object."""
+        table, card = self._shared.table, self._shared.table.instance_of(rm)
+        others = (table.objects.get((rm.client, each)) for each in handles)
+        return any(card is None or other is None or table.instance_of(other) != card for other in others)
 
     def may_run_on(self, key: Key, engine: int) -> bool:
         """Tell whether a channel may be put on an engine's runlist."""

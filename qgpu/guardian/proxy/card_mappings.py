@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import errno
 from functools import partial
+from typing import Any
 
+from qgpu.guardian.accounting.rm_object import RmObject
 from qgpu.guardian.proxy import rm_calls
 from qgpu.guardian.proxy.alloc_calls import BEYOND_MEMORY
+from qgpu.guardian.proxy.alloc_checks import AllocChecks
 from qgpu.guardian.proxy.client_registry import of_others
 from qgpu.guardian.proxy.dma_mappings import DmaMappings, Place
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
@@ -26,7 +29,7 @@ class CardMappings(Handler):
 
     def __init__(self, ctx: HandlerContext, mappings: DmaMappings) -> None:
         super().__init__(ctx)
-        self._mappings = mappings
+        self._checks, self._mappings = AllocChecks(ctx), mappings
 
     def map(self, pod_call: PodCall, block: IoctlBuffer) -> int:
         """Map memory whose class a pod may have."""
@@ -51,13 +54,14 @@ class CardMappings(Handler):
     def unmap(self, pod_call: PodCall, block: IoctlBuffer) -> int:
         """Undo a mapping, or from branch 550 on what lies in a range."""
         asked = block.view(abi.UNMAP_MEMORY_DMA[len(block.data)])
-        size = getattr(asked, "size", 0)
-        # Undoing a range may split a mapping in two, so it needs room for one more.
-        if size and not (self._shared.clients.owns(self._pod, asked.hClient) and self._mappings.fits(asked.hClient)):
+        size, place = getattr(asked, "size", 0), Place(asked.hDevice, asked.hDma, asked.dmaOffset)
+        if size and not self._shared.clients.owns(self._pod, asked.hClient):
+            return block.answer(abi.NV_ERR_INSUFFICIENT_RESOURCES)
+        if self._mappings.may_split(asked.hClient, place, size) and not self._mappings.fits(asked.hClient):
             return block.answer(abi.NV_ERR_INSUFFICIENT_RESOURCES)
         error = self._ctx.perform(pod_call, block)
         if not error and asked.status == abi.NV_OK:
-            self._mappings.remove(asked.hClient, Place(asked.hDevice, asked.hDma, asked.dmaOffset), size)
+            self._mappings.remove(asked.hClient, place, size)
         return error
 
     def context_dma(self, pod_call: PodCall, block: IoctlBuffer) -> int:
@@ -66,7 +70,7 @@ class CardMappings(Handler):
         client = asked.hObjectParent
         if asked.hClass != abi.NV01_CONTEXT_DMA:
             return self._refuse(block, abi.NV_ERR_INVALID_CLASS, classes.name(asked.hClass))
-        if not rm_calls.holds_notifier(asked.offset, asked.limit):
+        if not self._is_for_own_card(pod_call, asked) or not rm_calls.holds_notifier(asked.offset, asked.limit):
             return self._refuse(block, abi.NV_ERR_INVALID_ARGUMENT, BEYOND_MEMORY)
         owns = self._shared.clients.owns(self._pod, client)
         if owns and (refusal := self._untracked.refusal(client, asked.hObjectNew, asked.hClass)):
@@ -75,6 +79,12 @@ class CardMappings(Handler):
         if not error and asked.status == abi.NV_OK:
             self._untracked.add(client, asked.hObjectNew, asked.hClass, asked.hMemory)
         return error
+
+    def _is_for_own_card(self, pod_call: PodCall, asked: Any) -> bool:
+        """Tell whether a context DMA is for its memory's card: RM takes addresses for the subdevice that it names."""
+        about = self._gpu_ops.object_info(pod_call.file, asked.hObjectParent, asked.hMemory) or (0, 0)
+        made = RmObject(asked.hObjectParent, asked.hObjectNew, about[1], asked.hClass)
+        return not (asked.hSubDevice and self._checks.lies_elsewhere(made, asked.hSubDevice))
 
     def _perform(self, pod_call: PodCall, block: IoctlBuffer, client: int) -> int:
         unseen = client in self._ctx.unseen

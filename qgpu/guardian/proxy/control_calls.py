@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import struct
-import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -30,14 +29,11 @@ _U16, _SHARE_TYPE_AT = struct.Struct("<H"), abi.offsetof("RS_SHARE_POLICY", "typ
 #: Where NVOS54 points to the parameters.
 _PARAMS_AT = abi.offsetof("NVOS54_PARAMETERS", "params")
 _PREEMPT = "NVA06C_CTRL_PREEMPT_PARAMS"
-#: Controls that may take 1/_RARE_PARTS of the time in the long run. One that binds monitors counts twice: RM unbinds
-#: them once more when their process dies. A single one delays the next by at most _MOST_REST_NS, or twice that. A pod
-#: may be _AHEAD_NS ahead, because libcuda preempts twice in a row when a context ends.
+#: Controls that are kept rare. One that binds monitors counts twice: RM unbinds them once more when their process dies.
 _RARE = bound_monitors.HOLDING | {
     *(abi.NVA06C_PREEMPT, abi.NV2080_FB_FLUSH_GPU_CACHE, abi.NV00DE_REQUEST_DATA_POLL),
     *(abi.NV2080_GPU_GET_PIDS, abi.NV2080_GPU_GET_PID_INFO),
 }
-_RARE_PARTS, _MOST_REST_NS, _AHEAD_NS = 21, 10**9, 2 * 10**7
 #: About so many processes RM is asked at once: for each it looks through all of its objects, once for each device.
 _MOST_PIDS = 16
 _EXPORTS, _IMPORTS = (
@@ -80,8 +76,6 @@ class ControlHandler(Handler):
         self._rm_share, self._mappings = RmShare(ctx), mappings
         #: Channels bound to semaphore surfaces: the surface's handle, then the channel's.
         self._bound = PodEvents(ctx, OF_SURFACES, lambda key: self._gpu_ops.exists((key[0], key[1] >> 32)))
-        #: When the pod has waited long enough for its rare controls so far.
-        self._rare_due_ns = 0
 
     def control(self, pod_call: PodCall, block: IoctlBuffer, asked: rm_calls.Control) -> int:
         """Handle a control."""
@@ -288,15 +282,11 @@ class ControlHandler(Handler):
         It preempts the pod's own TSG, flushes the cache, binds monitors, or has RM look at all clients of the system.
         """
         pod_call, block, asked = request.pod_call, request.block, request.asked
-        time.sleep(max(0, self._rare_due_ns - _AHEAD_NS - time.monotonic_ns()) / 1e9)
-        in_turn = asked.command in bound_monitors.HOLDING
-        with self._shared.monitors.turn(self._pod, asked.client) if in_turn else nullcontext():
-            begun_ns = time.monotonic_ns()
+        self._ctx.rare.wait()
+        in_turn, times = asked.command in bound_monitors.HOLDING, 1 + (asked.command == abi.NVB0CC_BIND_PM_RESOURCES)
+        turn = self._shared.monitors.turn(self._pod, asked.client) if in_turn else nullcontext()
+        with turn, self._ctx.rare.timed(times):
             error = self._proxy.escape(pod_call.file, abi.NV_ESC_RM_CONTROL, block)
-            took_ns = time.monotonic_ns() - begun_ns
-        times = 2 if asked.command == abi.NVB0CC_BIND_PM_RESOURCES else 1
-        rest_ns = times * min(_RARE_PARTS * took_ns, _MOST_REST_NS)
-        self._rare_due_ns = max(self._rare_due_ns, begun_ns) + rest_ns
         if not error and block.status == abi.NV_OK:
             match asked.command:
                 case abi.NVB0CC_BIND_PM_RESOURCES:

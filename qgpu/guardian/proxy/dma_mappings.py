@@ -65,6 +65,12 @@ class _OfClient:
             insort(self.places, place)
         self.mapped[place] = length, memory
 
+    def overlapping(self, place: Place, size: int) -> list[Place]:
+        """List those in a range of so many bytes. None overlap each other, apart from pieces."""
+        end = place._replace(offset=place.offset + size)
+        found = self.places[max(0, bisect_right(self.places, place) - 1) : bisect_left(self.places, end)]
+        return [each for each in found if each[:2] == place[:2] and each.offset + self.mapped[each][0] > place.offset]
+
     def remove(self, place: Place) -> tuple[int, int]:
         del self.places[bisect_left(self.places, place)]
         return self.mapped.pop(place)
@@ -93,11 +99,23 @@ class DmaMappings:
         In a context DMA RM makes any number of mappings at one place (context_dma.c:ctxdmaMapTo_IMPL); elsewhere what
         was there before is gone.
         """
-        if (mine := self._mappings_of(client)) is not None:
-            if place in mine.mapped and is_context_dma():
-                mine.others += 1
-            mine.add(place, length, memory)
-            self._note(client, mine)
+        if (mine := self._mappings_of(client)) is None:
+            return
+        if before := mine.overlapping(place, max(1, length)):
+            mine.others += len(before) * is_context_dma()
+            for each in before:
+                mine.remove(each)
+        mine.add(place, length, memory)
+        self._note(client, mine)
+
+    def may_split(self, client: int, place: Place, size: int) -> bool:
+        """Tell whether RM may leave two parts of a mapping when it undoes a range, of so many bytes."""
+        if not size or (mine := self._mappings_of(client)) is None:
+            return False
+        if not (found := mine.overlapping(place, size)):
+            return mine.others > 0
+        first = found[0].offset
+        return first < place.offset and first + mine.mapped[found[0]][0] > place.offset + size
 
     def remove(self, client: int, place: Place, size: int) -> None:
         """Record that RM has removed the mapping at a place, or with a size in bytes whatever lies in that range."""
@@ -118,7 +136,9 @@ class DmaMappings:
         known = self._shared.table.allocations.by_handle.get((asked.client, memory))
         card = known.instance if known is not None else NO_INSTANCE
         lasts_with = asked.target if self._shared.multicast_keeps else memory
-        self.add(asked.client, Place(card, asked.target, offset), length, lasts_with, lambda: False)
+        if (mine := self._mappings_of(asked.client)) is not None:
+            mine.add(Place(card, asked.target, offset), length, lasts_with)  # pieces may overlap
+            self._note(asked.client, mine)
 
     def detached(self, asked: Control, params: bytes | bytearray) -> None:
         """Record that RM has detached a piece."""
@@ -129,18 +149,14 @@ class DmaMappings:
 
     def _cut(self, mine: _OfClient, place: Place, size: int) -> bool:
         """Forget what lies in a range; False if nothing known does."""
-        found, end = False, place._replace(offset=place.offset + size)
-        for each in mine.places[max(0, bisect_right(mine.places, place) - 1) : bisect_left(mine.places, end)]:
-            length, memory = mine.mapped[each]
-            if each[:2] != place[:2] or each.offset + length <= place.offset:
-                continue
-            found = True
-            mine.remove(each)
+        found, end = mine.overlapping(place, size), place._replace(offset=place.offset + size)
+        for each in found:
+            length, memory = mine.remove(each)
             if each.offset < place.offset:
                 mine.add(each, place.offset - each.offset, memory)
             if each.offset + length > end.offset:
                 mine.add(end, each.offset + length - end.offset, memory)
-        return found
+        return bool(found)
 
     def _mappings_of(self, client: int) -> _OfClient | None:
         """Return what is known of a client, only the number if another pod had it; None if it is gone."""

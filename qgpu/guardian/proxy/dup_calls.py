@@ -84,7 +84,7 @@ class DupHandler(Handler):
         same = self._shared.table.objects.get(source_key) is source
         number = before if same and self._shared.quota.number_of(source_key) == before else None
         parent = asked.parent or asked.client
-        if status := self.admit_handle(pod_call, (asked.client, handle), parent, number, is_import=False):
+        if status := self.admit_handle(pod_call, (asked.client, handle), parent, number, source=source_key):
             return block.answer(status)
         block.store()
         return 0
@@ -142,14 +142,14 @@ class DupHandler(Handler):
         number: int | None,
         card: int | None = None,
         *,
-        is_import: bool = True,
+        source: Key | None = None,
     ) -> int:
         """Charge what RM put under a new handle; free it if it cannot stay. Return a status.
 
         ``number`` is the pod's own allocation that it is a handle of, and ``card`` where RM says that imported memory
-        lies; None if that is unknown.
+        lies; None if that is unknown. ``source`` is what was duplicated; None for an import.
         """
-        file = pod_call.file
+        file, is_import = pod_call.file, source is None
         about = self._gpu_ops.object_info(file, *key)
         if about is None:
             return abi.NV_OK
@@ -166,7 +166,8 @@ class DupHandler(Handler):
                 return refusal
             if about[0] in classes.KEPT:
                 return self._record(pod_call, RmObject(*key, about[1] or parent, about[0], 0), None)
-            self._untracked.add(*key, about[0])
+            elsewhere = about[0] == abi.NV01_MEMORY_SYSTEM and not self._is_made_for_card(source, (key[0], about[1]))
+            self._untracked.add(*key, about[0], 0 if elsewhere else None)
             return abi.NV_OK
         on_fabric = about[0] == abi.NV_MEMORY_FABRIC
         rm = RmObject(*key, about[1] or parent, about[0], 0)
@@ -250,6 +251,14 @@ class DupHandler(Handler):
                 info = self._gpu_ops.fabric_info(file, client, handle)
                 if info is None or info[0] < memory.size:
                     raise OSError(errno.ENOTSUP, PART_ON_FABRIC)
+
+    def _is_made_for_card(self, source: Key | None, parent: Key) -> bool:
+        """Tell whether the original of host memory was made for the card of what its duplicate lies below."""
+        entry = self._shared.table.clients.get(source[0]) if source is not None else None
+        if source is None or entry is None or source[1] in entry.memory_of:
+            return False
+        found, card = self._gpu_ops.find_object(RmObject(*source, 0, abi.NV01_MEMORY_SYSTEM)), self._card_of(parent)
+        return found is not None and card is not None and self._card_of((source[0], found[1])) == card
 
     def _keeps_memory(self, rm_class: int) -> bool:
         return rm_class == abi.NV_MEMORY_MULTICAST_FABRIC and self._shared.multicast_keeps

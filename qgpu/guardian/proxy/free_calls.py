@@ -34,6 +34,8 @@ class FreeHandler(Handler):
         ours = self._freed_memory.is_ours(key) and key in self._shared.table.objects
         if ours or self._is_made_for_channels(pod_call.file, key):
             return block.answer(abi.NV_ERR_OBJECT_NOT_FOUND)
+        if is_page := handle in self._shared.table.others(abi.RM_USER_SHARED_DATA).of(client):
+            self._ctx.rare.wait()  # RM looks through all clients' objects
         if not self._free_writers(pod_call, key):
             return block.answer(abi.NV_ERR_STATE_IN_USE)
         was, channels = self._shared.table.objects.get(key), list[Key]()
@@ -47,7 +49,8 @@ class FreeHandler(Handler):
             # no channel goes with.
             if number == abi.NV_ESC_RM_FREE:
                 channels.extend(self._shared.claims.begin_free(key, pod_call.file))
-            error = self._proxy.escape(pod_call.file, number, block)
+            with self._ctx.rare.timed() if is_page else nullcontext():
+                error = self._proxy.escape(pod_call.file, number, block)
             refused = not error and block.status in abi.UNKNOWN_TO_RM
             if refused and pod_call.is_retry and self._is_gone(key):
                 patched = True

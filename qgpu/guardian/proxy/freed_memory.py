@@ -26,6 +26,8 @@ from qgpu.nvidia import abi
 
 _log = structlog.get_logger("guardian")
 
+#: RM looks through all objects of a process to say what it has. Only of one with very many does that take longer.
+_LONG_NS = 10**6
 #: How long a free waits for UVM mappings in progress before it treats their memory as still in use.
 _MAPPING_PATIENCE_S = 0.02
 #: Our handles in pods' clients start here, far from those that libcuda chooses.
@@ -63,6 +65,7 @@ class FreedMemory(Handler):
         if entry is None or not (memories or on_fabric):
             pod_call.begin()
             return carry_out()
+        self._ctx.rare.wait()
         quiet = self._ctx.uvm_mappings.wait(_MAPPING_PATIENCE_S)
         with self._shared.pod_lock(entry.pod):
             if not memories:
@@ -77,7 +80,7 @@ class FreedMemory(Handler):
             sizes = {card: sum(memory.size for memory in ending if memory.instance == card) for card in cards}
             if not carry_out():
                 return False
-            after = {card: self._gpu_ops.private_bytes(card, entry.maker) for card in cards}
+            after = {card: self._private_bytes(card, entry.maker) for card in cards}
             shows = quiet and self._clients(key) == clients
             for card in cards:
                 here = [memory for memory in memories if memory.instance == card]
@@ -114,6 +117,7 @@ class FreedMemory(Handler):
             if carry_out():
                 self._shared.quota.unmap(pid, base, length, card)
             return
+        self._ctx.rare.wait()
         quiet = self._ctx.uvm_mappings.wait(_MAPPING_PATIENCE_S)
         with self._shared.pod_lock(self._pod):
             if not carry_out():
@@ -132,7 +136,7 @@ class FreedMemory(Handler):
         clients = self._clients(key)
         before = self._private_before(pod_call, key, maker, {memory.instance}).get(memory.instance)
         freed = self._gpu_ops.free_anywhere(key) or (pod_call.is_retry and not self._gpu_ops.exists(key))
-        after = self._gpu_ops.private_bytes(memory.instance, maker)
+        after = self._private_bytes(memory.instance, maker)
         shows = quiet and self._clients(key) == clients
         if before is not None and after is not None and (not shows or before - after < memory.size):
             self._shared.quota.pin(memory.number)
@@ -185,6 +189,10 @@ class FreedMemory(Handler):
     def _limited(self, memory: Allocation) -> bool:
         return memory.instance in self._shared.allowance(memory.pod).limits
 
+    def _private_bytes(self, card: int, pid: int) -> int | None:
+        with self._ctx.rare.timed(least_ns=_LONG_NS):
+            return self._gpu_ops.private_bytes(card, pid)
+
     def _private_before(self, pod_call: PodCall, key: Key, maker: int, cards: set[int]) -> dict[int, int | None]:
         """Return RM's figures before the free, by card; if a dead guardian freed the object, the one that it recorded.
 
@@ -194,7 +202,7 @@ class FreedMemory(Handler):
         if pod_call.is_retry and pod_call.unanswered is not None and not self._gpu_ops.exists(key):
             before = {card: pod_call.unanswered.before for card in cards if len(cards) == 1}
         else:
-            before = {card: self._gpu_ops.private_bytes(card, maker) for card in cards}
+            before = {card: self._private_bytes(card, maker) for card in cards}
         pod_call.begin(next(iter(before.values())) if len(before) == 1 else None)
         return before
 

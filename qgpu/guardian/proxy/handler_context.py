@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from qgpu.guardian.accounting.rm_object import RmObject
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer, IoctlProxy
+from qgpu.guardian.proxy.rare_calls import RareCalls
 from qgpu.guardian.proxy.rm_calls import Escape
 from qgpu.guardian.proxy.shared_state import SharedState
 from qgpu.guardian.proxy.untracked_objects import UntrackedObjects
@@ -86,6 +87,7 @@ class HandlerContext:
     #: UVM's calls that the kernel is making for the pod: mappings, and registrations of channels.
     uvm_mappings: InflightSyscalls = field(default_factory=InflightSyscalls)
     registering: InflightSyscalls = field(default_factory=InflightSyscalls)
+    rare: RareCalls = field(default_factory=RareCalls)
 
     def __post_init__(self) -> None:
         self.untracked = UntrackedObjects(self.shared, self.pod)

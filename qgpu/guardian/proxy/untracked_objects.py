@@ -52,15 +52,17 @@ class UntrackedObjects:
         self._shared.refusals.count(self._pod, TOO_MANY)
         return abi.NV_ERR_INSUFFICIENT_RESOURCES
 
-    def add(self, client: int, handle: int, rm_class: int, memory: int = 0) -> None:
-        """Record a new one, unless the object table keeps it, or it is an event; the ``memory`` of a context DMA."""
+    def add(self, client: int, handle: int, rm_class: int, memory: int | None = None) -> None:
+        """Record a new one, unless the object table keeps it, or it is an event.
+
+        ``memory`` is that of a context DMA, and 0 for host memory that may have been made for another card.
+        """
         if rm_class in classes.KEPT:
             return
         if (before := self._shared.table.objects.get((client, handle))) is not None:  # RM has chosen its handle
             self._shared.claims.replaced(before)
         if rm_class not in classes.EVENTS:
-            of = memory if rm_class == abi.NV01_CONTEXT_DMA else 0
-            self._note((client, handle), there=True, system=rm_class in _SYSTEM_MEMORY, of=of)
+            self._note((client, handle), there=True, system=rm_class in _SYSTEM_MEMORY, of=memory)
 
     def may_make_unnamed(self) -> bool:
         """Tell whether the kernel may make memory for the pod under a handle that another thread may change."""
@@ -107,6 +109,6 @@ class UntrackedObjects:
             if not self._shared.gpu_ops.exists((client, handle)):
                 self.discard((client, handle))
 
-    def _note(self, key: Key, *, there: bool, system: bool = False, of: int = 0) -> None:
+    def _note(self, key: Key, *, there: bool, system: bool = False, of: int | None = None) -> None:
         fact = {"fact": "untracked", "client": key[0], "handle": key[1], "there": there}
-        self._shared.note(fact | ({"system": True} if system else {}) | ({"of": of} if of else {}))
+        self._shared.note(fact | ({"system": True} if system else {}) | ({"of": of} if of is not None else {}))

@@ -125,6 +125,20 @@ def test_naming_anothers_client_takes_nothing_from_its_owner():
     assert table.pod_of(table.objects[7, 3]) == "web"
 
 
+def test_a_compacted_client_is_no_longer_its_former_pods():
+    """Another pod's call that named it came during the compaction, before its own fact."""
+    table = ObjectTable()
+    for fact in (POD, POD | {"name": "former"}, PROCESS | {"pod": "former"}, CLIENT):
+        table.note(fact)
+    table.note({"fact": "client", "client": 7, "pod": "web", "maker": 200, "made_here": False, "users": []})
+    before = table.clients_of("former"), table.clients_of("web"), table.clients_used_by(100)
+    for fact in ({"fact": "gone", "client": 7, "handle": 7}, {"fact": "exit", "pid": 100}):
+        table.note(fact)
+
+    assert before == ([], [7], [])
+    assert table.names_in_use() == set()
+
+
 @pytest.mark.parametrize(("how", "owner"), [({}, "evil"), ({"made_here": True}, "web")], ids=["named", "made here"])
 def test_only_a_client_made_again_leaves_the_pod_that_named_it(how, owner):
     table = ObjectTable()

@@ -291,7 +291,8 @@ def test_replayed_recording_is_registered_completely(trace):
                 continue
             pod.call(row.number, row.before, row.params)
             client, parent, handle, rm_class = struct.unpack_from("<IIII", row.before.ljust(16))
-            if (row.number, rm_class) == (abi.NV_ESC_RM_ALLOC, abi.NV01_DEVICE_0):  # the kernel made it
+            is_memory = row.number == abi.NV_ESC_RM_ALLOC_MEMORY
+            if is_memory or (row.number, rm_class) == (abi.NV_ESC_RM_ALLOC, abi.NV01_DEVICE_0):  # the kernel made it
                 pod.rm.objects[client, handle] = (rm_class, parent)
         table = pod.shared.table
         kept = {abi.NV01_DEVICE_0, abi.NV20_SUBDEVICE_0, abi.KEPLER_CHANNEL_GROUP_A, 0x40} | abi.GPFIFO_CLASSES

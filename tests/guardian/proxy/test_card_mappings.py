@@ -49,6 +49,7 @@ def test_other_memory_is_mapped_by_the_guardian(free, known):
 @pytest.mark.parametrize("rm_class", [abi.NV01_CONTEXT_DMA, 0, abi.NV01_DEVICE_0, abi.KEPLER_CHANNEL_GROUP_A, 0xCB97])
 def test_context_dma_call_makes_context_dmas_alone(on_card, rm_class):
     """RM makes any class by it, from parameters that nobody has looked at."""
+    on_card.rm.objects[CLIENT, MEMORY] = (abi.NV01_MEMORY_SYSTEM, 2)
     on_card.rm.seen.clear()
     call = struct.pack("<8IQQII", CLIENT, 3, 40, rm_class, 0, 0, MEMORY, 0, 0, 4095, 0, 0)
     answer = on_card.call(CONTEXT, call)[2]

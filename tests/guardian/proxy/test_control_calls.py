@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from qgpu.guardian.proxy import alloc_checks, control_calls, fast_path, refusals
+from qgpu.guardian.proxy import alloc_checks, control_calls, fast_path, rare_calls, refusals
 from qgpu.guardian.rules import controls
 from qgpu.linux.seccomp_notify import ProcessMemory
 from qgpu.nvidia import abi
@@ -416,7 +416,7 @@ def preempted(own_tsg, monkeypatch):
         preempt(own_tsg, command=command)
         return rests[-1]
 
-    monkeypatch.setattr(control_calls, "time", SimpleNamespace(sleep=sleep, monotonic_ns=lambda: now_ns[0]))
+    monkeypatch.setattr(rare_calls, "time", SimpleNamespace(sleep=sleep, monotonic_ns=lambda: now_ns[0]))
     preempted.now_ns = now_ns
     return preempted
 

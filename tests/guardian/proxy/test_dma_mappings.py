@@ -69,7 +69,28 @@ def test_a_cut_that_could_make_too_many_is_refused(few):
         map_at(few, at << 20, length=0x3000)
 
     assert unmap_at(few, 0x1000, 0x1000) == FULL
-    assert unmap_at(few, 0) == 0  # leaves no parts
+    assert [unmap_at(few, 0, 0x1000), unmap_at(few, 0x2000, 0x1000), unmap_at(few, 0x1000, 0x1000)] == [0] * 3
+    assert unmap_at(few, 1 << 20) == 0  # leaves no parts
+
+
+def test_a_mapping_over_stale_ones_is_cut(few, monkeypatch):
+    """RM has dropped those with their memory; nobody has asked it yet."""
+    monkeypatch.setattr(dma_mappings, "_MOST", 5)
+    few.rm.objects[CLIENT, 31] = (abi.NV01_MEMORY_SYSTEM, DEVICE)
+    for at in (0x1000, 0x5000):
+        map_at(few, at, memory=31)
+    few.rm.objects.pop((CLIENT, 31))
+    assert map_at(few, 0, length=0x10000) == 0
+    statuses = [unmap_at(few, at, 0x1000) for at in (0x3000, 0x7000, 0x9000, 0xB000, 0xD000)]
+
+    assert statuses == [0, 0, 0, 0, FULL]
+    assert few.shared.table.clients[CLIENT].dma_mappings == 5
+
+
+def test_overlapping_mappings_in_a_context_dma_all_count(few):
+    few.rm.objects[CLIENT, SPACE] = (abi.NV01_CONTEXT_DMA, DEVICE)
+
+    assert [map_at(few, at, length=0x3000) for at in (0, 0x1000, 0x2000, 0x3000)] == [0, 0, 0, FULL]
 
 
 def test_another_pods_mappings_are_not_cut(few):

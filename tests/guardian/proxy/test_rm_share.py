@@ -208,6 +208,8 @@ def test_the_shared_page_is_made_when_uvm_maps_nothing(on_card):
 
     assert shared_page(on_card) == abi.NV_ERR_BUSY_RETRY
     assert (7, 20) not in on_card.rm.objects
+    on_card.dispatcher._ctx.uvm_mappings = InflightSyscalls()
+    assert shared_page(on_card) == abi.NV_OK
 
 
 def test_the_shared_page_gets_no_second_handle(on_card, monkeypatch):

@@ -187,7 +187,7 @@ def test_a_successor_knows_what_memory_a_context_dma_has(written, compacted):
     for fact in list(written.shared.table.facts()) if compacted else written.shared.journal.read()[1]:
         table.note(fact)
 
-    assert table.clients[7].context_dmas == {CONTEXT_DMA: WRITTEN}
+    assert table.clients[7].memory_of == {CONTEXT_DMA: WRITTEN}
 
 
 @pytest.mark.parametrize("rm_class", [0xDE, 0x70, 0x71, 0x50A0, abi.NV_MEMORY_FABRIC, abi.NV01_CONTEXT_DMA])
@@ -206,6 +206,21 @@ def test_the_card_writes_only_memory_that_is_known(spaces, rm_class, at):
     assert alloc_status(answer[2]) == abi.NV_ERR_INVALID_OBJECT_HANDLE
     assert (7, 21) not in spaces.rm.objects | spaces.shared.table.objects
     assert spaces.shared.refusals.counts["web", alloc_calls.OTHER_MEMORY] == 1
+
+
+@pytest.mark.parametrize("at", [0, 4], ids=["error", "ECC error"])
+@pytest.mark.parametrize("known", [False, True], ids=["that is not there", "that RM has freed along"])
+def test_a_tsg_names_no_notifier(spaces, at, known):
+    """RM keeps the handle, and looks for what has it by then as it makes a channel (kchannelConstruct_IMPL)."""
+    if known:
+        allocate(spaces, WRITTEN, PAGE, parent=3)
+        spaces.rm.objects[7, WRITTEN] = (abi.RM_USER_SHARED_DATA, 3)
+    params = bytearray(TSG_PARAMS)
+    struct.pack_into("<I", params, at, WRITTEN)
+    answer = spaces.call(abi.NV_ESC_RM_ALLOC, alloc(20, 2, abi.KEPLER_CHANNEL_GROUP_A), bytes(params))
+
+    assert alloc_status(answer[2]) == abi.NV_ERR_INVALID_OBJECT_HANDLE
+    assert (7, 20) not in spaces.rm.objects | spaces.shared.table.objects
 
 
 @pytest.mark.parametrize("at", [0, 4], ids=["semaphores", "greatest values"])

@@ -1,0 +1,33 @@
+"""Keeps a pod's calls rare for which RM holds its lock long: gates and neighbours wait meanwhile.
+
+Such calls may take 1/_PARTS of the time in the long run. A single one delays the next by at most _MOST_REST_NS, or a
+few times that. A pod may be _AHEAD_NS ahead, because libcuda preempts twice in a row when a context ends.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_PARTS, _MOST_REST_NS, _AHEAD_NS = 21, 10**9, 2 * 10**7
+
+
+class RareCalls:
+    """The time that one pod's rare calls took."""
+
+    def __init__(self) -> None:
+        #: When the pod has waited long enough for those so far.
+        self._due_ns = 0
+
+    def wait(self) -> None:
+        """Wait until the pod may make another one."""
+        time.sleep(max(0, self._due_ns - _AHEAD_NS - time.monotonic_ns()) / 1e9)
+
+    @contextmanager
+    def timed(self, times: int = 1, least_ns: int = 0) -> Iterator[None]:
+        """Count the time that the block takes, so many ``times``; none if it takes less than ``least_ns``."""
+        begun_ns = time.monotonic_ns()
+        yield
+        if (took_ns := time.monotonic_ns() - begun_ns) >= least_ns:
+            self._due_ns = max(self._due_ns, begun_ns) + times * min(_PARTS * took_ns, _MOST_REST_NS)

@@ -1,0 +1,103 @@
+"""Calls for which RM looks through many objects under its lock: a pod makes them rarely."""
+
+from __future__ import annotations
+
+import struct
+from types import SimpleNamespace
+
+import pytest
+
+from qgpu.guardian.proxy import rare_calls
+from qgpu.nvidia import abi, uvm
+from tests.guardian.asked import alloc, free, uvm_mapping, uvm_range
+from tests.guardian.fake_rm import PAGE
+from tests.guardian.pod import allocate
+
+SLOW_NS = 20_000_000
+#: What is left of a wait after one call of SLOW_NS.
+REST_NS = 20 * SLOW_NS - 20_000_000
+PAGE_OF_FIGURES, MEMORY = 30, 40
+
+
+@pytest.fixture
+def clock(on_card, monkeypatch):
+    """A clock that nothing moves but waits and RM; ``rests`` has the waits in ns."""
+    clock = SimpleNamespace(now_ns=10**9, rests=[], took_ns=SLOW_NS)
+
+    def sleep(seconds):
+        clock.rests.append(round(seconds * 1e9))
+        clock.now_ns += clock.rests[-1]
+
+    monkeypatch.setattr(rare_calls, "time", SimpleNamespace(sleep=sleep, monotonic_ns=lambda: clock.now_ns))
+    perform, figure = on_card.rm.perform, on_card.rm.private_bytes
+
+    def look():
+        clock.now_ns += clock.took_ns
+
+    def slow(fd, request, argument):
+        if request & 0xFF in (abi.NV_ESC_RM_ALLOC, abi.NV_ESC_RM_FREE):
+            look()
+        return perform(fd, request, argument)
+
+    on_card.shared.perform = slow
+    on_card.dispatcher = on_card.dispatcher_of(on_card.shared, on_card.number)
+    on_card.rm.private_bytes = lambda instance, pid: look() or figure(instance, pid)
+    return clock
+
+
+def waited(clock, act):
+    """Return for how long a call waits, in ns."""
+    clock.rests.clear()
+    act()
+    return sum(clock.rests)
+
+
+def page(pod, mask=1 << 1):
+    asked = alloc(PAGE_OF_FIGURES, 3, abi.RM_USER_SHARED_DATA)
+    pod.call(abi.NV_ESC_RM_ALLOC, asked, struct.pack("<Q", mask))
+
+
+def free_page(pod):
+    pod.call(abi.NV_ESC_RM_FREE, free(PAGE_OF_FIGURES))
+
+
+@pytest.mark.parametrize("mask", [1 << 1, 1 << 63, 0])
+def test_handles_of_the_shared_page_with_a_mask_are_rare(on_card, clock, mask):
+    """Each counts twice: RM looks once more as its process ends."""
+    page(on_card, mask)
+    again = waited(clock, lambda: on_card.dispatcher._ctx.rare.wait())
+
+    assert again == (REST_NS + 21 * SLOW_NS if mask else 0)
+
+
+def test_frees_of_the_shared_page_are_rare(on_card, clock):
+    page(on_card, 0)
+
+    assert waited(clock, lambda: free_page(on_card)) == 0
+    assert waited(clock, lambda: page(on_card, 0)) == REST_NS
+    on_card.call(abi.NV_ESC_RM_FREE, free(3))
+    assert waited(clock, lambda: on_card.call(abi.NV_ESC_RM_ALLOC, alloc(5, 2, 0x2080), bytes(4))) == 0
+
+
+def freed(pod):
+    assert allocate(pod, MEMORY, PAGE) == abi.NV_OK
+    pod.call(abi.NV_ESC_RM_FREE, free(MEMORY))
+
+
+def unmapped(pod):
+    allocate(pod, MEMORY, PAGE)
+    pod.uvm(uvm.MAP_EXTERNAL_ALLOCATION, uvm_mapping(1 << 40, PAGE, MEMORY))
+    pod.rm.mapped = {(7, MEMORY)}
+    pod.call(abi.NV_ESC_RM_FREE, free(MEMORY))
+    pod.rm.unmaps = True
+    pod.uvm(uvm.UNMAP_EXTERNAL, uvm_range(1 << 40, PAGE))
+
+
+@pytest.mark.parametrize(("took_ns", "rests"), [(999_999, False), (SLOW_NS, True)])
+@pytest.mark.parametrize("act", [freed, unmapped])
+def test_slow_questions_about_freed_memory_are_rare(on_card, clock, act, took_ns, rests):
+    """RM answers about a usual process sooner: that one never waits."""
+    clock.took_ns = took_ns
+    first, second = (waited(clock, lambda: act(on_card)) for _ in range(2))
+
+    assert (first, second > 0) == (0, rests)
