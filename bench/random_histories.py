@@ -33,11 +33,9 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 
 class History(NamedTuple):
-    """How far the pod that differs most is from its work after a fresh start, as a part of the card, and which is less.
+    """How far pods are from their work after a fresh start, as parts of the card."""
 
-    ``less`` is how far the pod that lost most lies below its work after a fresh start.
-    """
-
+    #: The pod that differs most, and the pod that lost most.
     differs: float
     less: float
 
@@ -81,7 +79,7 @@ def _other(pods: Sequence[Pod], chance: random.Random) -> list[Pod]:
 
 
 def _set_quotas(simulation: Simulation, pods: Sequence[Pod], *, first: bool) -> None:
-    """Admit pods, or change their quotas, smaller ones first, so that the sum always fits."""
+    """Admit pods, or change their quotas: first they lose the old ones, so that the sum always fits."""
     if first:
         for pod in pods:
             simulation.host.admit(pod.name, {0: Grant(cores=pod.cores)})

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from qgpu.model import Sharing
 from qgpu.sched.gpu_usage import RoundEntry
-from qgpu.sched.trial import Trial, dues, guaranteed, score
+from qgpu.sched.trial import Trial, dues, guaranteed, satisfaction
 from qgpu.sched.tuning import Tuning
 
 #: A pod is owed time of its own if slices give it less than this part of its due.
@@ -88,7 +88,7 @@ def worth(trial: Trial, reserved: Trial, now: Tuning, pods: Mapping[str, RoundEn
 
     A pod that waits between its steps works little however fast it is, so its work says little of its speed.
     """
-    return score(trial, now.trials, pods) / max(1e-9, sum(trial.rates.values())) * _speeds(trial, reserved)
+    return satisfaction(trial, now.trials, pods) ** 2 * _speeds(trial, reserved)
 
 
 def _speeds(trial: Trial, reserved: Trial) -> float:

@@ -259,18 +259,23 @@ def dues(pods: Mapping[str, RoundEntry], done: float, available: float) -> dict[
     what switches and gates took.
     """
     whole = sum(entry.weight for entry in pods.values())
-    owners = sum(entry.weight for entry in pods.values() if entry.grant.cores is not None)
-    owned = min(done, available * owners / whole) if owners < whole else done
+    with_quota = sum(entry.weight for entry in pods.values() if entry.grant.cores is not None)
+    theirs = min(done, available * with_quota / whole) if with_quota < whole else done
     return {
-        name: owned * entry.weight / owners
+        name: theirs * entry.weight / with_quota
         if entry.grant.cores is not None
-        else (done - owned) * entry.weight / (whole - owners)
+        else (done - theirs) * entry.weight / (whole - with_quota)
         for name, entry in pods.items()
     }
 
 
 def score(trial: Trial, every: Sequence[Trial], pods: Mapping[str, RoundEntry]) -> float:
-    """Return the score of a trial: the least satisfied pod's part of its due, squared, times the work of all pods.
+    """Return the score of a trial: the least satisfied pod's part of its due, squared, times the work of all pods."""
+    return satisfaction(trial, every, pods) ** 2 * sum(trial.rates.values())
+
+
+def satisfaction(trial: Trial, every: Sequence[Trial], pods: Mapping[str, RoundEntry]) -> float:
+    """Return what part of its due the least satisfied pod has, 1 at most.
 
     If any pod has a quota, pods without one have no guarantee. With slices by weight, a pod that exhausts its slices
     counts as having one turn more, because a trial may begin or end within one.
@@ -283,7 +288,7 @@ def score(trial: Trial, every: Sequence[Trial], pods: Mapping[str, RoundEntry]) 
             rate += trial.turns_ns[name] / trial.watched_ns
         if due > 0 and not (name in trial.resting and _is_served(name, trial, every, parts[name])):
             least = min(least, rate / due)
-    return least**2 * sum(trial.rates.values())
+    return least
 
 
 def _is_served(name: str, trial: Trial, every: Sequence[Trial], part: float) -> bool:

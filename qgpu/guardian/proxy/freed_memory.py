@@ -190,7 +190,7 @@ class FreedMemory(Handler):
         return memory.instance in self._shared.allowance(memory.pod).limits
 
     def _private_bytes(self, card: int, pid: int) -> int | None:
-        with self._ctx.rare.timed(least_ns=_LONG_NS):
+        with self._ctx.rare.worked(_LONG_NS):
             return self._gpu_ops.private_bytes(card, pid)
 
     def _private_before(self, pod_call: PodCall, key: Key, maker: int, cards: set[int]) -> dict[int, int | None]:

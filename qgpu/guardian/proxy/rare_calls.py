@@ -25,9 +25,23 @@ class RareCalls:
         time.sleep(max(0, self._due_ns - _AHEAD_NS - time.monotonic_ns()) / 1e9)
 
     @contextmanager
-    def timed(self, times: int = 1, least_ns: int = 0) -> Iterator[None]:
-        """Count the time that the block takes, so many ``times``; none if it takes less than ``least_ns``."""
+    def timed(self, times: int = 1) -> Iterator[None]:
+        """Count the time that the block takes, so many ``times``."""
         begun_ns = time.monotonic_ns()
-        yield
-        if (took_ns := time.monotonic_ns() - begun_ns) >= least_ns:
-            self._due_ns = max(self._due_ns, begun_ns) + times * min(_PARTS * took_ns, _MOST_REST_NS)
+        try:
+            yield
+        finally:
+            self._count(begun_ns, times * min(_PARTS * (time.monotonic_ns() - begun_ns), _MOST_REST_NS))
+
+    @contextmanager
+    def worked(self, least_ns: int) -> Iterator[None]:
+        """Count the time that the block takes on a CPU, if it is ``least_ns`` or more; not its waits for RM's lock."""
+        begun_ns, before_ns = time.monotonic_ns(), time.thread_time_ns()
+        try:
+            yield
+        finally:
+            if (took_ns := time.thread_time_ns() - before_ns) >= least_ns:
+                self._count(begun_ns, min(_PARTS * took_ns, _MOST_REST_NS))
+
+    def _count(self, begun_ns: int, rest_ns: int) -> None:
+        self._due_ns = max(self._due_ns, begun_ns) + rest_ns

@@ -56,7 +56,7 @@ class SharedTable:
     lock: threading.RLock = field(default_factory=threading.RLock)
     #: What this guardian and earlier ones recorded about pods' open files.
     files: FileSets = field(default_factory=FileSets)
-    #: What parts of the state keep by pod, until it is retired.
+    #: Dictionaries by pod. A pod leaves all of them when it is retired.
     by_pod: list[dict[str, Any]] = field(default_factory=list)
     #: Open files of /dev/nvidia-uvm that processes under a memory limit use.
     uvm_files: UvmFiles = field(init=False)
