@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -179,8 +180,9 @@ os.fstat(file) if sys.argv[1] == "fstat" else os.close(os.dup(file))
 def waiting_for_page_and(what: str, path: Path) -> Iterator[int]:
     """A process of which one thread waits for a page, and the first for a file as well."""
     command = [sys.executable, "-c", _WAITS_FOR_PAGE_AND_MORE, what]
+    where = Path(__file__).parents[3]
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=where, start_new_session=True
     ) as process:
         process.stdout.readline()
         until(lambda: "handle_userfault" in {proc.wchan(process.pid, tid) for tid in proc.threads(process.pid)})
@@ -189,7 +191,7 @@ def waiting_for_page_and(what: str, path: Path) -> Iterator[int]:
         try:
             yield process.pid
         finally:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)  # what it was about to start, too
 
 
 @pytest.mark.parametrize(("what", "silent"), [("fstat", fuse.GETATTR), ("close", fuse.FLUSH)])
@@ -220,8 +222,6 @@ def test_sleep_in_the_kernel_matters_only_if_it_lasts(wakes, tmp_path):
         seen = [waits_for_pages(pid) for _ in range(3)]
         over.set()
         waker.join()
-    with suppress(OSError):  # what it was about to start outlives it
-        os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
 
     assert any(seen) == wakes
 
