@@ -447,3 +447,4 @@ class Guardian:
         self._amended(pod)
         for card in self.cards.values():
             card.enforcer.forget(pod)
+            card.gpfifo_progress.forget(pod)

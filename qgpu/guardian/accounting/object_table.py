@@ -14,7 +14,7 @@ from qgpu.guardian.accounting.allocations import Allocation, Allocations
 from qgpu.guardian.accounting.client_entries import ALL_OBJECTS, MOST_USERS, UNRESTORABLE, PodEntry, RmClientEntry
 from qgpu.guardian.accounting.ended_processes import EndedProcesses, LatelyEnded
 from qgpu.guardian.accounting.object_tree import ObjectTree
-from qgpu.guardian.accounting.rm_object import Fact, Key, RmObject, object_fact
+from qgpu.guardian.accounting.rm_object import Fact, Key, RmObject, Userd, object_fact
 from qgpu.guardian.accounting.sets_by_key import Counts, HandlesByClient, SetsByKey, while_there
 from qgpu.ipc.codec import grants_from_json, grants_to_json
 from qgpu.linux import cgroup
@@ -233,6 +233,7 @@ class ObjectTable(ObjectTree):
         same_as = (fact["same_as"][0], fact["same_as"][1]) if fact.get("same_as") else None
         rm = RmObject(fact["client"], fact["handle"], parent, fact["class"], fact["detail"], same_as=same_as)
         rm.uses, rm.written = tuple(fact.get("uses", ())), tuple(fact.get("written", ()))
+        rm.userd = Userd(*fact["userd"]) if "userd" in fact else None
         if rm.client not in self.clients or not self._hangs_together(rm):
             return
         if (before := self.objects.get(rm.key)) is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from qgpu.nvidia import abi
 
@@ -12,6 +12,14 @@ Fact = dict[str, Any]
 Key = tuple[int, int]
 #: A device's instance while its card is unknown.
 NO_INSTANCE = 0xFFFFFFFF
+
+
+class Userd(NamedTuple):
+    """A channel's USERD: the handle of its memory, the offset in it, and how many entries the channel's GPFIFO has."""
+
+    memory: int
+    offset: int
+    entries: int
 
 
 @dataclass(slots=True)
@@ -36,6 +44,8 @@ class RmObject:
     written: tuple[int, ...] = ()
     #: Memory that another pod or program exported: the card that it counts to.
     card: int | None = None
+    #: Channels: None while unknown, or where RM has the memory to itself.
+    userd: Userd | None = None
 
     @property
     def key(self) -> Key:
@@ -57,6 +67,6 @@ def object_fact(rm: RmObject) -> Fact:
     """Return the fact that describes an object."""
     fact: Fact = {"fact": "object", "client": rm.client, "handle": rm.handle, "parent": rm.parent}
     fact |= {"class": rm.rm_class, "detail": rm.detail}
-    lists = {"same_as": rm.same_as, "uses": rm.uses, "written": rm.written}
+    lists = {"same_as": rm.same_as, "uses": rm.uses, "written": rm.written, "userd": rm.userd}
     fact |= {name: list(handles) for name, handles in lists.items() if handles}
     return fact | ({"card": rm.card} if rm.card is not None else {})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from qgpu.errors import BackendGoneError, RmError
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.accounting.rm_object import Key, RmObject
 from qgpu.guardian.gpu.enforcer import Enforcer
+from qgpu.guardian.gpu.gpfifo_progress import GpfifoProgress, slots_of
 from qgpu.guardian.gpu.gpu_ops import GpuOps, Mechanism
 from qgpu.ipc.codec import grant_to_json
 from qgpu.linux.repeated_error import RepeatedError
@@ -49,6 +50,7 @@ class Gpu:
     lost: Callable[[Iterable[Key]], None]
     gpu_time: GpuTimeReader = field(init=False)
     enforcer: Enforcer = field(init=False)
+    gpfifo_progress: GpfifoProgress = field(init=False)
     lease_until_ns: int | None = None
     _drained_ns: int = 0
     _failure: RepeatedError = field(default_factory=lambda: RepeatedError(_log, "card fails"))
@@ -57,9 +59,13 @@ class Gpu:
     _owners_as_of: int = -1
     _by_context: dict[int, Key] = field(default_factory=dict)
     _by_process: dict[int, Key] = field(default_factory=dict)
+    #: Pods with compute channels, as of one revision of the object table, and whether a plan was in force then.
+    _with_channels: frozenset[str] = frozenset()
+    _channels_as_of: tuple[int, bool] | None = None
 
     def __post_init__(self) -> None:
         self.gpu_time = GpuTimeReader(self.device, self.log)
+        self.gpfifo_progress = GpfifoProgress(self.device)
         mechanism = Mechanism(self.gpu_ops, self.device, self.lost)
         self.enforcer = Enforcer(
             self.device.instance, self.table, mechanism, self._used_ns, self._tsgs_used_ns, self.drain
@@ -78,6 +84,8 @@ class Gpu:
         """Open every gate, and return every TSG to its own timeslice."""
         self.lease_until_ns = None
         self.gpu_time.counter.record(wanted=False)
+        self.gpfifo_progress.watch({})
+        self._channels_as_of = None
         self.enforcer.adopt(None, now_ns)
 
     def sample(self, now_ns: int, *, detailed: bool = False, grants_revision: int | None = None) -> dict[str, Any]:
@@ -94,12 +102,13 @@ class Gpu:
         tsgs: dict[str, list[RmObject]] = {}
         for tsg in self.table.compute_tsgs(self.device.instance):
             tsgs.setdefault(self.table.pod_of(tsg), []).append(tsg)
+        self._watch_channels(tsgs)
         preempted, preempting = self._preemptions(seen.handovers)
         pods = []
         for name, pod in self.table.pods.items():
             if self.index not in pod.grants:
                 continue
-            closed = self.enforcer.take_closed(name, now_ns)
+            closed, ended = self.enforcer.take_closed(name, now_ns), seen.uses.get(name, NOTHING)
             pods.append(
                 {
                     "pod": name,
@@ -107,8 +116,9 @@ class Gpu:
                     "closed": closed if detailed else [],
                     "preempted": preempted[name],
                     "preempting": preempting[name],
-                    "ended_ns": seen.uses.get(name, NOTHING).run_ns,
-                    "ended_starts": seen.uses.get(name, NOTHING).starts,
+                    "ended_ns": ended.run_ns,
+                    "ended_starts": ended.starts,
+                    "gpfifo_entries": self._take_entries(name, any_ended=ended != NOTHING),
                     "tsgs": [
                         {
                             "tsg": f"{tsg.client:x}/{tsg.handle:x}",
@@ -131,6 +141,25 @@ class Gpu:
                 if (grant := pod.grants.get(self.index)) is not None
             }
         return answer
+
+    def _watch_channels(self, tsgs: Mapping[str, Iterable[RmObject]]) -> None:
+        """Let the progress of the pods' channels be counted, if several pods share the card by a plan."""
+        as_of = self.table.revision, self.enforcer.plan is not None
+        if self._channels_as_of == as_of:
+            return
+        self._channels_as_of = as_of
+        granted = {name for name, pod in self.table.pods.items() if self.index in pod.grants}
+        slots = {name: slots_of(self.table, own) for name, own in tsgs.items() if name in granted}
+        slots = {name: channels for name, channels in slots.items() if channels != frozenset()}
+        self._with_channels = frozenset(slots)
+        self.gpfifo_progress.watch(slots if self.enforcer.plan is not None else {})
+
+    def _take_entries(self, pod: str, *, any_ended: bool) -> int | None:
+        """Return how many GPFIFO entries a pod's channels took since the last sample; None if some are not counted."""
+        entries = self.gpfifo_progress.take(pod)
+        if any_ended:  # a TSG ran whose channels nobody read to the end
+            return None
+        return entries if pod in self._with_channels else 0
 
     def _preemptions(self, switches: Counter[tuple[Owner, Owner]]) -> tuple[Counter[str], Counter[str]]:
         """Count switches straight from offline pods to online pods, by the preempted and by the preempting pod."""

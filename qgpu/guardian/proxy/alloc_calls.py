@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from qgpu.guardian.accounting.client_entries import PEER_ACCESS
 from qgpu.guardian.accounting.object_tree import OWN_BOUNDS
-from qgpu.guardian.accounting.rm_object import NO_INSTANCE, Key, RmObject, confirm_fact
+from qgpu.guardian.accounting.rm_object import NO_INSTANCE, Key, RmObject, Userd, confirm_fact
 from qgpu.guardian.proxy import control_files, rm_calls, virtualize
 from qgpu.guardian.proxy.alloc_checks import AllocChecks
 from qgpu.guardian.proxy.client_registry import OTHER_PROCESS, of_others
@@ -43,6 +43,7 @@ NOT_PREEMPTIBLE = "compute that cannot be preempted"
 OTHER_MEMORY, BEYOND_MEMORY = "notifier, USERD or semaphores in no plain memory", "notifier or USERD beyond its memory"
 _USERD_AT, _USERD_OFFSET_AT = (abi.offsetof("NV_CHANNEL_ALLOC_PARAMS", f) for f in ("hUserdMemory", "userdOffset"))
 _USERD_BYTES = 512
+_GPFIFO_ENTRIES_AT = abi.offsetof("NV_CHANNEL_ALLOC_PARAMS", "gpFifoEntries")
 _WRITABLE = frozenset({abi.NV01_MEMORY_LOCAL_USER, abi.NV01_MEMORY_SYSTEM})
 #: Indices of address spaces (nvos.h) that RM does not have for the whole card.
 _OWN_SPACES = (abi.NV_VASPACE_ALLOCATION_INDEX_GPU_NEW, abi.NV_VASPACE_ALLOCATION_INDEX_GPU_DEVICE)
@@ -166,6 +167,8 @@ class AllocHandler(Handler):
             rm.detail = rm_calls.detail(asked.rm_class, params.data)
             rm.uses = rm_calls.handles(rm_calls.USES, asked.rm_class, params.data)
             rm.written = rm_calls.handles(rm_calls.WRITTEN, asked.rm_class, params.data)
+            if asked.rm_class in abi.GPFIFO_CLASSES and (memory := params.u32(_USERD_AT)):
+                rm.userd = Userd(memory, params.u64(_USERD_OFFSET_AT), params.u32(_GPFIFO_ENTRIES_AT))
         return _AllocRequest(pod_call, block, asked, params, rights, rm)
 
     def _may_be_written(self, file: int, rm: RmObject) -> bool:

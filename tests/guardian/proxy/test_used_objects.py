@@ -7,6 +7,7 @@ import struct
 import pytest
 
 from qgpu.guardian.accounting.object_table import ObjectTable
+from qgpu.guardian.accounting.rm_object import Userd
 from qgpu.guardian.proxy import alloc_calls, dup_calls, object_claims
 from qgpu.guardian.rules import classes
 from qgpu.nvidia import abi
@@ -188,6 +189,23 @@ def test_a_successor_knows_what_memory_a_context_dma_has(written, compacted):
         table.note(fact)
 
     assert table.clients[7].memory_of == {CONTEXT_DMA: WRITTEN}
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+@pytest.mark.parametrize(
+    ("asked", "known"), [(WRITTEN, Userd(WRITTEN, PAGE - 512, 1024)), (0, None)], ids=["its program's", "RM's own"]
+)
+def test_a_successor_knows_where_the_userd_of_a_channel_lies(written, compacted, asked, known):
+    params = bytearray(channel_using(userd=asked))
+    struct.pack_into("<I", params, 16, 1024)
+    struct.pack_into("<Q", params, 64, PAGE - 512)
+    written.call(abi.NV_ESC_RM_ALLOC, alloc(21, 20, 0xC86F), bytes(params))
+    table = ObjectTable()
+    for fact in list(written.shared.table.facts()) if compacted else written.shared.journal.read()[1]:
+        table.note(fact)
+
+    assert table.objects[7, 21].confirmed
+    assert table.objects[7, 21].userd == written.shared.table.objects[7, 21].userd == known
 
 
 @pytest.mark.parametrize("rm_class", [0xDE, 0x70, 0x71, 0x50A0, abi.NV_MEMORY_FABRIC, abi.NV01_CONTEXT_DMA])
