@@ -130,6 +130,7 @@ def sample_from_json(data: dict[str, Any], grants: Mapping[str, Grant]) -> Sampl
                 pod["preempting"],
                 pod["ended_ns"],
                 pod["ended_starts"],
+                pod["gpfifo_entries"],
             )
             for pod in data["pods"]
         ),

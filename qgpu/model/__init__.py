@@ -161,6 +161,9 @@ class PodSample:
     #: GPU time, in ns, and switches since the last sample of compute TSGs that have ended.
     ended_ns: int = 0
     ended_starts: int = 0
+    #: How many GPFIFO entries the card took from its compute channels since the last sample: its progress in units of
+    #: its own. None where the plane cannot tell.
+    gpfifo_entries: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -242,17 +242,17 @@ def gates_pay(gated: Trial, best: Trial, now: Tuning, pods: Mapping[str, RoundEn
     """Tell whether turns by gate are better than the best round, and leave the card busy enough."""
     if score(gated, now.trials, pods) < _GATES_WORTH * score(best, now.trials, pods):
         return False
-    return sum(gated.rates.values()) >= least_gated_use(now, gated.sharing, best)
+    return sum(gated.rates.values()) >= least_gated_use(now, gated, best)
 
 
-def least_gated_use(now: Tuning, gates: Sharing, best: Trial) -> float:
-    """Return the least use of the card, 0 to 1, with which ``gates`` stay; ``best`` is the best round.
+def least_gated_use(now: Tuning, gated: Trial, best: Trial) -> float:
+    """Return the least use of the card, 0 to 1, with which ``gated`` stays; ``best`` is the best round.
 
     What idles in turns by gate is time of the pods that leave gaps with slices. If that is one pod, its work is
-    certain. That of several is an estimate: good where little idles, or where all of them together do more than with
-    slices.
+    certain, and so is that of pods whose entries were counted. That of several others is an estimate: good where little
+    idles, or where all of them together do more than with slices.
     """
-    used = sum(best.rates.values())
-    if len(best.gappy - now.satisfied - gates.ungated) == 1:
+    used, gappy = sum(best.rates.values()), best.gappy - now.satisfied - gated.sharing.ungated
+    if len(gappy) == 1 or (gappy and gappy <= gated.counted & best.counted):
         return _USE_KEPT_FOR_ONE * used
     return max(min(_GATED_USE, _USE_MORE * used), _USE_KEPT * used)

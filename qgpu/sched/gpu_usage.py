@@ -22,9 +22,16 @@ class GpuUse(NamedTuple):
     longest_ns: int = 0
     #: How much of its GPU time may lie in windows of others.
     ungated_ns: int = 0
+    #: How many GPFIFO entries the card took from it; None: unknown.
+    entries: int | None = 0
 
 
 NOTHING = GpuUse()
+
+
+def known_sum(a: int | None, b: int | None) -> int | None:
+    """Add two counts; None if one is unknown."""
+    return None if a is None or b is None else a + b
 
 
 class RoundEntry(NamedTuple):

@@ -28,7 +28,7 @@ from qgpu.model import (
 from qgpu.model.hardware_traits import traits
 from qgpu.sched import slice_tuner
 from qgpu.sched.accounting import settle
-from qgpu.sched.gpu_usage import NOTHING, GpuUse, RoundEntry
+from qgpu.sched.gpu_usage import NOTHING, GpuUse, RoundEntry, known_sum
 from qgpu.sched.slice_tuner import Tuning
 
 #: A TSG counts as busy until its gate has been open for this long without a run.
@@ -134,6 +134,7 @@ class Account(NamedTuple):
             before.passed_ns + elapsed_ns,
             max(before.longest_ns, longest_ns),
             before.ungated_ns + run_ns * ungated,
+            known_sum(before.entries, sample.gpfifo_entries),
         )
         counted_ns = min(run_ns, starts * STARTING_TURN_NS) if self.ran_ns < STARTED_NS else run_ns
         here_ns, ran_ns = (self.here_ns + elapsed_ns, self.ran_ns + counted_ns) if tsgs else (0, 0)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from qgpu.model import NS_PER_MS, Sharing
 from qgpu.model.hardware_traits import HardwareTraits
-from qgpu.sched.gpu_usage import GpuUse, RoundEntry
+from qgpu.sched.gpu_usage import GpuUse, RoundEntry, known_sum
 from qgpu.sched.trial import MIN_TURNS, dues, is_early
 from qgpu.sched.tuning import Tuning
 
@@ -141,4 +141,5 @@ def _sum(a: GpuUse, b: GpuUse) -> GpuUse:
         a.open_ns + b.open_ns,
         a.passed_ns + b.passed_ns,
         max(a.longest_ns, b.longest_ns),
+        entries=known_sum(a.entries, b.entries),
     )

@@ -17,7 +17,7 @@ Pure arithmetic: ``advance`` folds one measured round into a ``Tuning``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from qgpu.model import NS_PER_S, Sharing
 from qgpu.sched import reservation
@@ -34,6 +34,7 @@ from qgpu.sched.candidates import (
     serves_as_before,
     shorter_slices,
 )
+from qgpu.sched.entry_cost import by_entries
 from qgpu.sched.gpu_usage import RoundEntry
 from qgpu.sched.measurement import accumulate, is_conclusive, is_contended, is_long, work_debts
 from qgpu.sched.trial import Trial, guaranteed, observe, satisfied_pods, short_of_share
@@ -119,7 +120,7 @@ def advance(
         return _proceed(_record(now, trial, now_ns), pods, period_ns, utilization, now_ns)
     if not now.settled:
         return _proceed(_record(now, trial, now_ns), pods, period_ns, utilization, now_ns)
-    return _check(now, trial, pods, period_ns, utilization, now_ns)
+    return _check(now, by_entries((*now.trials, trial))[-1], pods, period_ns, utilization, now_ns)
 
 
 def interrupted(now: Tuning) -> Tuning:
@@ -244,7 +245,7 @@ def _record(now: Tuning, trial: Trial, now_ns: int) -> Tuning:
     if not now.trials:
         now = now._replace(tried_ns=now_ns)
     others = [each for each in now.trials if each.sharing != trial.sharing]
-    return now._replace(trials=(*others, trial)[-_MAX_TRIALS:])
+    return now._replace(trials=by_entries((*others, trial)[-_MAX_TRIALS:]))
 
 
 def _check(
@@ -286,13 +287,13 @@ def _idles_by_gate(now: Tuning, trial: Trial, pods: Mapping[str, RoundEntry]) ->
         return False
     if now.sharing.reserved:
         return not reservation.keeps(trial, _best_by_slices(now, pods))
-    return sum(trial.rates.values()) < least_gated_use(now, now.sharing, _best_by_slices(now, pods))
+    return sum(trial.rates.values()) < least_gated_use(now, trial, _best_by_slices(now, pods))
 
 
 def _note_underserved(now: Tuning, trial: Trial, pods: Mapping[str, RoundEntry], now_ns: int) -> Tuning:
     """Restart the measurement, and count for how long a pod is underserved; after too long, forget all trials."""
     kept = now.restart()
-    if not _underserves(trial, pods):
+    if not _underserves(trial, pods, now.trials):
         return kept._replace(underserved_retries=max(0, now.underserved_retries - 1), underserved_since_ns=0)
     since_ns = now.underserved_since_ns or now_ns
     if now_ns - since_ns < _UNDERSERVED_NS << min(now.underserved_retries, _MAX_DOUBLINGS):
@@ -301,15 +302,22 @@ def _note_underserved(now: Tuning, trial: Trial, pods: Mapping[str, RoundEntry],
     return kept.afresh()._replace(underserved_retries=retries, underserved_since_ns=0)
 
 
-def _underserves(trial: Trial, pods: Mapping[str, RoundEntry]) -> bool:
-    """Tell whether a pod with a guaranteed share has less than that; always False for turns by gate."""
+def _underserves(trial: Trial, pods: Mapping[str, RoundEntry], trials: Sequence[Trial]) -> bool:
+    """Tell whether a pod with a guaranteed share has less than that; always False for turns by gate.
+
+    A pod that rests may want no more. It wants more if another way gave it more entries.
+    """
     if trial.sharing.by_gate:
         return False
     done, whole = sum(trial.rates.values()), sum(entry.weight for entry in pods.values())
-    return any(
-        trial.rates[name] < _UNDERSERVED * done * pods[name].weight / whole
-        for name in guaranteed(trial, pods) - trial.resting
-    )
+    for name in guaranteed(trial, pods):
+        due = done * pods[name].weight / whole
+        if name in trial.resting:
+            told = [each.rates[name] for each in trials if name in each.counted & trial.counted]
+            due = min(due, max(told, default=0.0))
+        if trial.rates[name] < _UNDERSERVED * due:
+            return True
+    return False
 
 
 def _has_changed(before: Trial, trial: Trial) -> bool:

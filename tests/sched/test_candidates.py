@@ -60,7 +60,16 @@ def test_pods_that_leave_gaps_get_no_window(found: Trial, ungated: set[str] | No
     ],
 )
 def test_gates_may_idle_where_one_pod_leaves_gaps(found: Trial, least: float) -> None:
-    assert least_gated_use(begin([1, 1]), Sharing(by_gate=True), found) == pytest.approx(least)
+    gated = found._replace(sharing=Sharing(by_gate=True))
+
+    assert least_gated_use(begin([1, 1]), gated, found) == pytest.approx(least)
+
+
+def test_gates_may_idle_where_the_entries_of_all_count() -> None:
+    found = trial(a=0.05, b=0.05, c=0.75)._replace(counted=frozenset("ab"))
+    gated = found._replace(sharing=Sharing(by_gate=True))
+
+    assert least_gated_use(begin([1, 1]), gated, found) == pytest.approx(0.7 * 0.85)
 
 
 @pytest.mark.parametrize(

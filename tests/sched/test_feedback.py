@@ -502,6 +502,8 @@ def test_no_idle_time_and_flood_keeps_quota_at_any_demand(
     part=st.floats(0.3, 0.8),
     beside=st.sampled_from([FLOOD, batches(2000, 30), batches(9000, 200)]),
 )
+@example(cores=(90, 10), period_us=5000, part=0.4375, beside=batches(9000, 200))
+@example(cores=(80, 20), period_us=50_000, part=0.75, beside=batches(2000, 30))
 def test_a_timer_within_its_quota_misses_no_step(
     cores: tuple[int, int], period_us: int, part: float, beside: Workload
 ) -> None:

@@ -41,6 +41,8 @@ class Tsg:
     run_ns: int = 0
     useful_ns: int = 0
     starts: int = 0
+    #: How many launches are finished.
+    launches: int = 0
     #: The longest completed turn since the caller reset this to 0.
     longest_ns: int = 0
     #: Closed while another TSG of its pod has its turn.
@@ -231,6 +233,7 @@ class Engine:
         self.now_ns += worked_ns
         if tsg.left_ns:
             return False
+        tsg.launches += 1
         if tsg.queue:
             tsg.left_ns = tsg.queue.popleft()
         tsg.finished(self.now_ns)

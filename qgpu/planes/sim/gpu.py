@@ -31,9 +31,10 @@ class SimPod(Gate):
     #: Whether it ran nothing while its gate was last open; a real card shows no more than that.
     idle: bool = False
     opened_with_ns: int | None = None
-    #: GPU time and switches of TSGs that have ended, as far as no sample has reported them.
+    #: GPU time, switches and finished launches of TSGs that have ended, as far as no sample has reported them.
     ended_ns: int = 0
     ended_starts: int = 0
+    ended_launches: int = 0
 
     def move(self, now_ns: int, to_open: bool) -> None:
         """Open or close the gate; record the closed time, and whether the pod ran while the gate was open."""
@@ -59,6 +60,7 @@ class _Seen:
 
     run_ns: int = 0
     starts: int = 0
+    launches: int = 0
 
 
 class SimGpu:
@@ -150,7 +152,7 @@ class SimGpu:
         assert isinstance(pod, SimPod)
         pod.tsgs.append(tsg)
         self._owner[tsg] = pod
-        self._seen_tsgs[tsg] = _Seen(tsg.run_ns, tsg.starts)
+        self._seen_tsgs[tsg] = _Seen(tsg.run_ns, tsg.starts, tsg.launches)
         self.engine.add(tsg)
         self.changes += 1
 
@@ -162,6 +164,7 @@ class SimGpu:
         seen = self._seen_tsgs.pop(tsg, _Seen())
         pod.ended_ns += tsg.run_ns - seen.run_ns
         pod.ended_starts += tsg.starts - seen.starts
+        pod.ended_launches += tsg.launches - seen.launches
         self.changes += 1
 
     def contended(self, pod: SimPod) -> bool:
@@ -214,13 +217,17 @@ class SimGpu:
         closures = [*pod.closures, *([] if pod.open else [(pod.moved_ns, self.now_ns)])] if self.detailed else ()
         pod.closures.clear()
         closed = tuple((max(start, self._sampled_ns), end) for start, end in closures if end > self._sampled_ns)
-        ended_ns, ended_starts, pod.ended_ns, pod.ended_starts = pod.ended_ns, pod.ended_starts, 0, 0
+        ended = pod.ended_ns, pod.ended_starts
+        launches = pod.ended_launches + sum(
+            tsg.launches - self._seen_tsgs.get(tsg, _Seen()).launches for tsg in pod.tsgs
+        )
+        pod.ended_ns = pod.ended_starts = pod.ended_launches = 0
         tsgs = tuple(self._sample_tsg(tsg) for tsg in pod.tsgs)
-        return PodSample(pod.name, pod.grant, tsgs, gated_ns, closed, None, None, ended_ns, ended_starts)
+        return PodSample(pod.name, pod.grant, tsgs, gated_ns, closed, None, None, *ended, launches)
 
     def _sample_tsg(self, tsg: Tsg) -> TsgSample:
         seen = self._seen_tsgs.get(tsg, _Seen())
-        self._seen_tsgs[tsg] = _Seen(tsg.run_ns, tsg.starts)
+        self._seen_tsgs[tsg] = _Seen(tsg.run_ns, tsg.starts, tsg.launches)
         resident = self.engine.resident is tsg
         runs = tuple(self._runs.get(tsg, ()))
         longest_ns, tsg.longest_ns = tsg.longest_ns, 0
