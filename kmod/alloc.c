@@ -12,6 +12,7 @@
 #include "client.h"
 #include "context.h"
 #include "events.h"
+#include "gate_penalty.h"
 #include "gpu.h"
 #include "mem.h"
 #include "object_part.h"
@@ -194,6 +195,21 @@ static void look_at_written(const struct qgpu_call *call, struct request *reques
 		request->written[i] = param_u32(call, at[i]);
 }
 
+static u32 space_of(const struct qgpu_call *call, u32 class)
+{
+	switch (class) {
+	case KEPLER_CHANNEL_GROUP_A:
+		return param_u32(call, NV_TSG_PARAMS_SPACE_AT);
+	case FERMI_CONTEXT_SHARE_A:
+		return param_u32(call, NV_CONTEXT_SHARE_PARAMS_SPACE_AT);
+	case NV50_MEMORY_VIRTUAL:
+		return param_u32(call, NV_MEMORY_PARAMS_SPACE_AT);
+	case NV01_MEMORY_VIRTUAL:
+		return param_u32(call, NV_VIRTUAL_PARAMS_SPACE_AT);
+	}
+	return NV_IS_GPFIFO(class) ? param_u32(call, NV_CHANNEL_PARAMS_SPACE_AT) : 0;
+}
+
 static u32 engine_of(const struct qgpu_call *call, u32 class)
 {
 	return param_u32(call, class == KEPLER_CHANNEL_GROUP_A ? NV_TSG_PARAMS_ENGINE_AT : NV_CHANNEL_PARAMS_ENGINE_AT);
@@ -247,7 +263,7 @@ static int book(struct qgpu_call *call, struct qgpu_client *client, const struct
 	if (qgpu_is_registered(class) || class == NV_MEMORY_FABRIC)
 		return register_object(call, client, request, handle, class, mem);
 	qgpu_mem_put(mem);
-	qgpu_object_note(client, handle, class, call->sealed);
+	qgpu_object_note(client, handle, class, qgpu_object_gpu(client, request->parent), call->sealed);
 	return class == NV01_MEMORY_LOCAL_USER ? -EINVAL : 0;
 }
 
@@ -288,12 +304,17 @@ static bool has_userd_beyond(const struct qgpu_call *call, struct qgpu_client *c
 	return size < NV_USERD_BYTES || offset > size - NV_USERD_BYTES;
 }
 
-/* RM takes an address on another card for one on the channel's. The device above a handle does not say which it is. */
+/*
+ * RM takes an address on another card, or one of host memory for another card, for one of the channel's card. The
+ * device above a handle does not say which card it is. Semaphores in host memory RM writes itself.
+ */
 static bool is_on_other_card(struct qgpu_client *client, const struct request *request, u32 memory)
 {
-	const struct qgpu_object *object = qgpu_object_find(client, memory);
+	int gpu = qgpu_memory_gpu(client, memory);
 
-	return object && (object->gpu < 0 || object->gpu != qgpu_object_gpu(client, request->parent));
+	if (request->class == NV_SEMAPHORE_SURFACE && !qgpu_object_find(client, memory))
+		return false;
+	return gpu < 0 || gpu != qgpu_object_gpu(client, request->parent);
 }
 
 /* RM's status for what the pod may not make below this parent or with this memory, NV_OK for anything else. */
@@ -316,6 +337,8 @@ static u32 judge(const struct qgpu_call *call, struct qgpu_client *client, const
 	}
 	if (has_userd_beyond(call, client, request))
 		return NV_ERR_INVALID_ARGUMENT;
+	if (!qgpu_space_may_be(client, request->parent, space_of(call, request->class)))
+		return NV_ERR_INVALID_ARGUMENT;
 	if (request->memory_at && !param_u32(call, request->memory_at))	/* RM would attach any number of pieces */
 		return NV_ERR_NOT_SUPPORTED;
 	return NV_OK;
@@ -330,7 +353,7 @@ static void note(const struct qgpu_call *call, struct qgpu_client *client, const
 	u32 status = answered(call, request), handle = handle_of(call, request);
 
 	if (status == NV_OK)
-		qgpu_object_note(client, handle, request->class, true);
+		qgpu_object_note(client, handle, request->class, qgpu_object_gpu(client, request->parent), true);
 	else if (may_be_made(call, status) || (call->failed && call->nr == NV_ESC_RM_ALLOC_MEMORY))
 		qgpu_free_unsaid(call, status, client, request->parent, handle);
 }
@@ -401,6 +424,29 @@ static long alloc_locked(struct qgpu_call *call, struct qgpu_client *client, con
 	       ret;
 }
 
+/*
+ * With a mask of figures RM looks through all objects of all clients (gpushareddataConstruct), and once more as the
+ * page goes; gates and neighbours wait. Without a seal another thread could write the mask.
+ */
+static bool asks_for_figures(const struct qgpu_call *call, u32 class)
+{
+	return class == RM_USER_SHARED_DATA &&
+	       (param_u32(call, NV_SHARED_DATA_PARAMS_MASK_AT) ||
+		param_u32(call, NV_SHARED_DATA_PARAMS_MASK_AT + sizeof(u32)) || !qgpu_toctou_sealed());
+}
+
+static long alloc_paid(struct qgpu_call *call, struct qgpu_client *client, const struct request *request)
+{
+	long ret = qgpu_gate_penalty_begin(call->pod);
+
+	call->owes = ret == -EAGAIN;
+	if (ret)
+		return ret;
+	ret = alloc_locked(call, client, request);
+	qgpu_gate_penalty_end(call->pod, QGPU_GATES_OPENED_TWICE);
+	return ret;
+}
+
 static long alloc_object(struct qgpu_call *call, const struct request *request)
 {
 	enum qgpu_untracked_kind kind = qgpu_untracked_kind(request->class);
@@ -419,9 +465,22 @@ static long alloc_object(struct qgpu_call *call, const struct request *request)
 		ret = qgpu_call_answer(call, request->status_at, NV_ERR_INSERT_DUPLICATE_NAME);
 	else if (!qgpu_object_fits(client, request->parent, request->class, request->number))
 		ret = qgpu_call_answer(call, request->status_at, NV_ERR_INSUFFICIENT_RESOURCES);
+	else if (asks_for_figures(call, request->class))
+		ret = alloc_paid(call, client, request);
 	else
 		ret = alloc_locked(call, client, request);
 	qgpu_client_unlock(client);
+	return ret;
+}
+
+static long alloc_shared_page(struct qgpu_call *call, const struct request *request)
+{
+	long ret;
+
+	do {
+		call->owes = false;
+		ret = alloc_object(call, request);
+	} while (call->owes && !(ret = qgpu_gate_penalty_pay(call->pod)));
 	return ret;
 }
 
@@ -460,7 +519,8 @@ static long vram(struct qgpu_call *call, const struct request *request, u64 size
 static bool is_looked_at(u32 class)
 {
 	return class == NV01_MEMORY_LOCAL_USER || class == NV50_MEMORY_VIRTUAL || class == KEPLER_CHANNEL_GROUP_A ||
-	       class == FERMI_VASPACE_A || class == NV_SEMAPHORE_SURFACE || NV_IS_GPFIFO(class) ||
+	       class == FERMI_VASPACE_A || class == FERMI_CONTEXT_SHARE_A || class == NV01_MEMORY_VIRTUAL ||
+	       class == NV_SEMAPHORE_SURFACE || class == RM_USER_SHARED_DATA || NV_IS_GPFIFO(class) ||
 	       NV_IS_DMA_COPY(class);
 }
 
@@ -520,6 +580,8 @@ long qgpu_alloc(struct qgpu_call *call)
 	case NV01_EVENT:
 	case NV01_EVENT_OS_EVENT:
 		return alloc_event(call, &request);
+	case RM_USER_SHARED_DATA:
+		return alloc_shared_page(call, &request);
 	case NV01_MEMORY_LOCAL_USER:
 		if (call->params_size)
 			memcpy(&size, call->room + NV_MEMORY_PARAMS_SIZE_AT, sizeof(size));

@@ -98,7 +98,7 @@ static u32 note(const struct qgpu_arrival *arrival, u32 class, bool sealed)
 {
 	bool fits = qgpu_object_fits(arrival->client, arrival->parent, class, 0);
 
-	qgpu_object_note(arrival->client, arrival->handle, class, sealed);
+	qgpu_object_note(arrival->client, arrival->handle, class, arrival->lies_on, sealed);
 	return fits ? NV_OK : NV_ERR_INSUFFICIENT_RESOURCES;
 }
 
@@ -179,14 +179,11 @@ static int find_tsg(const struct qgpu_call *call, struct qgpu_arrival *arrival)
 static long dup_locked(struct qgpu_call *call, struct qgpu_arrival *arrival)
 {
 	struct qgpu_mem *lent = qgpu_client_mem(call->in.dup.client_src, call->in.dup.object_src);
-	const struct qgpu_object *source = NULL;
 	u32 status;
 	long ret;
 
 	if (arrival->source)
-		source = qgpu_object_find(arrival->source, call->in.dup.object_src);
-	if (source)
-		arrival->lies_on = source->gpu;
+		arrival->lies_on = qgpu_memory_gpu(arrival->source, call->in.dup.object_src);
 	if (lent)
 		arrival->size = qgpu_mem_size(lent);
 	ret = qgpu_call_forward(call);

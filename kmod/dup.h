@@ -15,7 +15,7 @@ struct qgpu_arrival {
 	u32 gpus;		/* the cards to charge; 0: that of the device above, found out here */
 	u64 size;		/* likewise; before, that of the memory that was duplicated, if it is known */
 	struct qgpu_mem *spare;	/* an empty charge, in case it is charged like new memory; made before RM is asked */
-	int lies_on;		/* the card of the memory that was duplicated; -1: unknown, as of an import */
+	int lies_on;		/* the card of what was duplicated; -1: unknown, as of an import */
 	struct qgpu_tsg *tsg;	/* what the name that was duplicated stood for before RM was asked, or NULL */
 	u64 stamp;		/* of that name */
 	const struct nvos55 *dup;	/* the call, unless it is an import */

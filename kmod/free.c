@@ -100,6 +100,19 @@ static long free_untracked(struct qgpu_call *call, struct qgpu_client *client, c
 	return ret;
 }
 
+/* RM looks through all objects of all clients (gpushareddataDestruct), and gates and neighbours wait. */
+static long free_shared_page(struct qgpu_call *call, struct qgpu_client *client, const struct qgpu_freeing *freeing)
+{
+	long ret = qgpu_gate_penalty_begin(call->pod);
+
+	call->owes = ret == -EAGAIN;
+	if (ret)
+		return ret;
+	ret = free_untracked(call, client, freeing);
+	qgpu_gate_penalty_end(call->pod, QGPU_GATES_OPENED);
+	return ret;
+}
+
 /*
  * RM would keep it, and the card would write memory that is somebody else's by then. The pod pays for each, as if it had
  * freed it itself, before the next one or the memory goes.
@@ -140,6 +153,8 @@ static long free_locked(struct qgpu_call *call, struct qgpu_client *client, cons
 		return free_writer(call, client, writer->parent, writer->handle, freeing->status_at);
 	if (object && qgpu_is_memory(object->class))
 		return free_memory(call, client, freeing);
+	if (qgpu_untracked_is_page(client, freeing->handle))
+		return free_shared_page(call, client, freeing);
 	if (!object && freeing->handle != client->handle)
 		return free_untracked(call, client, freeing);
 	do {

@@ -98,8 +98,10 @@ void qgpu_gate_penalty_end(struct qgpu_pod *pod, enum qgpu_gates gates)
 	lockdep_assert_held(&pod->penalty_lock);
 	if (gates == QGPU_GATES_HELD)
 		open_ns = qgpu_gated_ns(pod) - pod->gated_since_ns;
-	else if (gates == QGPU_GATES_OPENED)
+	else if (gates != QGPU_GATES_UNTOUCHED)
 		open_ns = ktime_get_ns() - pod->open_since_ns;
+	if (gates == QGPU_GATES_OPENED_TWICE)
+		open_ns *= 2;
 	spin_lock(&pod->owed_lock);
 	if (open_ns)
 		owe(pod, open_ns, CALL_MAX_NS);

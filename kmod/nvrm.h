@@ -70,6 +70,7 @@
 #define NV01_EVENT_OS_EVENT		0x0079
 #define NV01_MEMORY_SYSTEM		0x003e
 #define NV01_MEMORY_LOCAL_USER		0x0040
+#define NV01_MEMORY_VIRTUAL		0x0070
 #define NV01_MEMORY_SYSTEM_OS_DESCRIPTOR	0x0071
 #define NV01_DEVICE_0			0x0080
 #define NV01_MEMORY_LIST_FBMEM		0x0082
@@ -256,6 +257,15 @@ static_assert(sizeof(struct nvos32) == 184);
 #define NV_USERD_BYTES			512	/* kernel_fifo_gv100.c */
 /* Memory of a semaphore surface: the semaphores, and their greatest values. */
 #define NV_SURFACE_PARAMS_MEMORY_AT	{ 0, 4 }
+/* The address space that is used. */
+#define NV_TSG_PARAMS_SPACE_AT		8
+#define NV_CHANNEL_PARAMS_SPACE_AT	28
+#define NV_CONTEXT_SHARE_PARAMS_SPACE_AT 0
+#define NV_MEMORY_PARAMS_SPACE_AT	108
+#define NV_VIRTUAL_PARAMS_SPACE_AT	16
+#define NV_SPACE_DYNAMIC		0xffffffff	/* of NV01_MEMORY_VIRTUAL: none */
+/* Which figures the page that RM shares with all is to have, as a mask of 64 bits. */
+#define NV_SHARED_DATA_PARAMS_MASK_AT	0
 /* The module copies at most this much of any parameters. */
 #define NV_PARAMS_LOOKED_AT		144
 

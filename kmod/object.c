@@ -93,7 +93,7 @@ struct qgpu_object *qgpu_object_add(struct qgpu_client *client, u32 handle, u32 
 		return ERR_PTR(ret == -EBUSY ? -EEXIST : ret);
 	}
 	if (is_counted(class))
-		qgpu_untracked_note(client, handle, class);
+		qgpu_untracked_note(client, handle, class, object->gpu);
 	else
 		qgpu_untracked_forget(client, handle);	/* RM had freed it with another object */
 	atomic_inc(&qgpu_nr_objects);
@@ -131,6 +131,13 @@ u32 qgpu_object_device(struct qgpu_client *client, u32 handle)
 	struct qgpu_object *device = device_of(client, handle);
 
 	return device ? device->handle : 0;
+}
+
+int qgpu_memory_gpu(struct qgpu_client *client, u32 handle)
+{
+	const struct qgpu_object *object = qgpu_object_find(client, handle);
+
+	return object ? object->gpu : qgpu_untracked_gpu(client, handle);
 }
 
 u32 qgpu_device_subdevices(struct qgpu_client *client, u32 device)
@@ -239,6 +246,16 @@ void qgpu_written_note(struct qgpu_client *client, struct qgpu_object *object, c
 		xa_set_mark(&client->objects, written[i], WRITTEN);
 		xa_set_mark(&client->untracked, written[i], WRITTEN);
 	}
+}
+
+/* RM takes one of any card (vaspaceGetByHandleOrDeviceDefault). */
+bool qgpu_space_may_be(struct qgpu_client *client, u32 parent, u32 space)
+{
+	int gpu = qgpu_object_gpu(client, space);
+
+	if (!space || (space == NV_SPACE_DYNAMIC && !qgpu_object_find(client, space)))
+		return true;
+	return gpu >= 0 && gpu == qgpu_object_gpu(client, parent);
 }
 
 /* RM says below what system memory lies. */
@@ -401,13 +418,13 @@ bool qgpu_object_fits(struct qgpu_client *client, u32 parent, u32 class, u32 num
 	return false;
 }
 
-void qgpu_object_note(struct qgpu_client *client, u32 handle, u32 class, bool sure)
+void qgpu_object_note(struct qgpu_client *client, u32 handle, u32 class, int gpu, bool sure)
 {
 	if (sure && qgpu_object_find(client, handle))
 		qgpu_objects_remove(client, handle);
 	if (is_counted(class) && !qgpu_is_registered(class) && handle != client->handle &&
 	    !qgpu_object_find(client, handle))
-		qgpu_untracked_note(client, handle, class);
+		qgpu_untracked_note(client, handle, class, gpu);
 	else if (sure)
 		qgpu_untracked_forget(client, handle);
 }

@@ -3,8 +3,8 @@
  * untracked_object.c - bounds a pod's objects that nothing else bounds, most of which the object table does not keep: RM
  * holds its lock while it frees a client, and its memory for them is charged to nobody. object.c says which these are.
  *
- * Only their handles are known. RM also frees them with what they lie below, and with what they depend on. So some of
- * them may be gone, which RM is asked before another one is refused.
+ * Only their handles are known, and the cards that they were made for. RM also frees them with what they lie below, and
+ * with what they depend on. So some of them may be gone, which RM is asked before another one is refused.
  *
  * A pod's mappings for the CPU are bounded likewise. RM also ends one with the object that is mapped, and with the
  * device or subdevice that the call named; in the last case the mapping counts until the object is gone. dma_mapping.c
@@ -54,13 +54,16 @@ u64 qgpu_stamp(void)
 	return atomic64_inc_return(&last);
 }
 
-/* An entry of a client's untracked objects: the stamp above the kind. */
+/* An entry of a client's untracked objects: the stamp above the card, counted from 1, above the kind. */
 #define KIND_BITS 2
+#define GPU_BITS 6
+#define STAMP_AT (KIND_BITS + GPU_BITS)
 static_assert(QGPU_UNTRACKED_MAPPING <= BIT(KIND_BITS));	/* mappings have no entry there */
+static_assert(QGPU_MAX_GPUS < BIT(GPU_BITS));
 
-static void *entry_of(u32 class)
+static void *entry_of(u32 class, int gpu)
 {
-	return xa_mk_value(qgpu_stamp() << KIND_BITS | qgpu_untracked_kind(class));
+	return xa_mk_value(qgpu_stamp() << STAMP_AT | (gpu + 1) << KIND_BITS | qgpu_untracked_kind(class));
 }
 
 static enum qgpu_untracked_kind kind_in(const void *entry)
@@ -72,12 +75,26 @@ u64 qgpu_untracked_stamp(struct qgpu_client *client, u32 handle)
 {
 	const void *entry = xa_load(&client->untracked, handle);
 
-	return entry ? xa_to_value(entry) >> KIND_BITS : 0;
+	return entry ? xa_to_value(entry) >> STAMP_AT : 0;
 }
 
 bool qgpu_untracked_has(struct qgpu_client *client, u32 handle)
 {
 	return xa_load(&client->untracked, handle);
+}
+
+int qgpu_untracked_gpu(struct qgpu_client *client, u32 handle)
+{
+	const void *entry = xa_load(&client->untracked, handle);
+
+	return entry ? (int)(xa_to_value(entry) >> KIND_BITS & (BIT(GPU_BITS) - 1)) - 1 : -1;
+}
+
+bool qgpu_untracked_is_page(struct qgpu_client *client, u32 handle)
+{
+	const void *entry = xa_load(&client->untracked, handle);
+
+	return entry && kind_in(entry) == QGPU_UNTRACKED_PAGE;
 }
 
 static bool fits(struct qgpu_client *client, enum qgpu_untracked_kind kind)
@@ -133,9 +150,9 @@ void qgpu_mapping_remove(struct qgpu_client *client, u32 handle)
 }
 
 /* RM has it already, so noting it must not fail. */
-void qgpu_untracked_note(struct qgpu_client *client, u32 handle, u32 class)
+void qgpu_untracked_note(struct qgpu_client *client, u32 handle, u32 class, int gpu)
 {
-	void *entry = entry_of(class), *before;
+	void *entry = entry_of(class, gpu), *before;
 
 	lockdep_assert_held(&client->lock);
 	before = xa_store(&client->untracked, handle, entry, GFP_KERNEL_ACCOUNT | __GFP_NOFAIL);

@@ -14,8 +14,12 @@ enum qgpu_untracked_kind qgpu_untracked_kind(u32 class);
 
 /* All of these but the last need the client's lock. Whether the client may have one more of a class. */
 bool qgpu_untracked_fits(struct qgpu_client *client, u32 class);
-void qgpu_untracked_note(struct qgpu_client *client, u32 handle, u32 class);
+/* gpu: the card that the object was made for; -1: unknown, or of no use. */
+void qgpu_untracked_note(struct qgpu_client *client, u32 handle, u32 class, int gpu);
 bool qgpu_untracked_has(struct qgpu_client *client, u32 handle);
+int qgpu_untracked_gpu(struct qgpu_client *client, u32 handle);
+/* Whether it is the page that RM shares with all programs. */
+bool qgpu_untracked_is_page(struct qgpu_client *client, u32 handle);
 /* With its mappings, whether it is in the object table or not. */
 void qgpu_untracked_forget(struct qgpu_client *client, u32 handle);
 /* Whether the client may have one more mapping for the CPU. */

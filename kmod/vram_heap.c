@@ -65,7 +65,7 @@ void qgpu_free_unsaid(const struct qgpu_call *call, u32 status, struct qgpu_clie
 	if (qgpu_is_physical(class) || qgpu_is_registered(class) || qgpu_is_memory(class))
 		qgpu_take_back(client, parent, handle);
 	else
-		qgpu_object_note(client, handle, class, false);
+		qgpu_object_note(client, handle, class, -1, false);
 }
 
 /* Something else than video memory. What RM does not say the class of counts, too. */
@@ -74,7 +74,7 @@ static long keep(struct qgpu_call *call, struct qgpu_client *client, const struc
 {
 	bool fits = qgpu_object_fits(client, vram->parent, class, 0);
 
-	qgpu_object_note(client, handle, class, call->sealed);
+	qgpu_object_note(client, handle, class, qgpu_object_gpu(client, vram->parent), call->sealed);
 	if (fits)
 		return 0;
 	qgpu_take_back(client, vram->parent, handle);
@@ -173,6 +173,10 @@ long qgpu_vram_alloc(struct qgpu_call *call, const struct qgpu_vram *vram)
 		ret = qgpu_call_answer(call, vram->status_at, NV_ERR_INSERT_DUPLICATE_NAME);
 		goto out;
 	}
+	if (!qgpu_space_may_be(client, vram->parent, vram->space)) {
+		ret = qgpu_refuse_alloc(call, vram->status_at, NV_ERR_INVALID_ARGUMENT);
+		goto out;
+	}
 	if (!vram->video) {
 		ret = uncharged(call, client, vram);
 		goto out;
@@ -233,6 +237,7 @@ static long heap_alloc(struct qgpu_call *call)
 		.root = heap->root,
 		.parent = heap->parent ?: heap->root,
 		.size = HEAP_U64(heap, NVOS32_SIZE_AT),
+		.space = flags & NVOS32_ALLOC_FLAGS_VIRTUAL ? heap->vaspace : 0,
 		.handle_at = NVOS32_OBJECT_AT,
 		.status_at = offsetof(struct nvos32, status),
 	});

@@ -12,6 +12,7 @@ struct qgpu_vram {
 	bool video;		/* else system memory, or address space */
 	u32 root, parent;
 	u64 size;		/* may be false; then RM's answer decides */
+	u32 space;		/* of address space: in which it lies */
 	size_t handle_at, status_at;
 };
 

@@ -14,6 +14,7 @@ import qg
 PREEMPT = 0xA06C0105
 END_TURN = struct.pack("BBxxI", 1, 0, 0)
 PIDS, PID_INFO = 0x2080018D, 0x2080018E
+SHARED_PAGE = 0xDE
 
 
 def program(state):
@@ -118,6 +119,44 @@ def test_a_call_that_gates_wait_for_costs_twenty_times_its_time(web, linger, ask
     linger(20000)
 
     assert web.processes[0].run(give_away, 1, asked) <= 4
+
+
+def ask_for_figures(state, seconds, mask):
+    """Make handles of the page that RM shares with all, each with a mask of figures; how many."""
+    p, until, times = state["p"], time.monotonic() + seconds, 0
+    while time.monotonic() < until:
+        p.alloc(p.subdevice, SHARED_PAGE, struct.pack("Q", mask))
+        times += 1
+    return times
+
+
+@pytest.mark.parametrize("mask", [1 << 1, 1 << 63])
+def test_pages_with_figures_cost_forty_times_their_time(web, linger, mask):
+    """RM looks through all clients' objects, and once more as the process ends. A call of 20 ms: five in 3 s."""
+    linger(20000)
+
+    assert web.processes[0].run(ask_for_figures, 3, mask) <= 5
+
+
+def free_pages(state, pages, seconds):
+    until, times = time.monotonic() + seconds, 0
+    while pages and time.monotonic() < until:
+        times += not state["p"].free(pages.pop())
+    return times
+
+
+def test_frees_of_the_shared_page_cost_twenty_times_their_time(web, linger):
+    """With or without a mask, RM looks through all clients' objects."""
+
+    def make(state, number):
+        p = state["p"]
+        return [p.alloc(p.subdevice, SHARED_PAGE, bytes(8)) for _ in range(number)]
+
+    (process,) = web.processes
+    pages = process.run(make, 12)
+    linger(20000)
+
+    assert process.run(free_pages, pages, 1) <= 4
 
 
 def pid_infos(state, *pids):

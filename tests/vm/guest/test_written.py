@@ -217,14 +217,68 @@ def test_memory_of_another_card_is_not_written(web, parameter, named, how):
 
 
 @pytest.mark.parametrize("how", ["userd", "error", "ecc", "TSG"])
-def test_a_duplicate_of_the_channels_card_is_written(web, how):
-    def twice(state):
+@pytest.mark.parametrize("cls", [nv.MEM, SYSTEM], ids=["video", "system"])
+def test_a_duplicate_of_the_channels_card_is_written(web, cls, how):
+    def twice(state, cls):
         p = state["p"]
-        return p.dup(p.client, p.dup(p.client, p.memory(MIB)))
+        return p.dup(p.client, p.dup(p.client, p.memory(MIB) if cls == nv.MEM else p.alloc(p.device, SYSTEM)))
 
     (process,) = web.processes
 
-    assert process.run(named_below, "device", how, process.run(twice)) == 0
+    assert process.run(named_below, "device", how, process.run(twice, cls)) == 0
+
+
+def of_second_card(state, named):
+    """Host memory made for the second card; its further handles go below the first card's device."""
+    p = state["p"]
+    memory = p.alloc(p.second, SYSTEM)
+    if named == "duplicate":
+        return p.dup(p.client, p.dup(p.client, memory))
+    return memory if named == "itself" else p.import_(p.export(memory))
+
+
+@pytest.mark.parametrize("how", ["userd", "error", "ecc", "TSG"])
+@pytest.mark.parametrize(
+    ("named", "there"), [("itself", 0), ("duplicate", 0), ("import", nv.BAD_ARGUMENT)], ids=["itself", "dup", "import"]
+)
+def test_host_memory_is_written_on_the_card_it_was_made_for(web, parameter, named, there, how):
+    """It has the address that the IOMMU gave it for that card. Of an import nobody knows which one it is."""
+    parameter("gpus", 2)
+    (process,) = web.processes
+    process.run(with_second_card)
+    memory = process.run(of_second_card, named)
+
+    assert process.run(named_below, "device", how, memory) == nv.BAD_ARGUMENT
+    assert web.usage().nr_channels == 0
+    assert process.run(named_below, "second", how, memory) == there
+    process.run(without_second_card)
+
+
+@pytest.mark.parametrize("call", ["short", "old", "heap"])
+def test_host_memory_by_each_call_is_written(web, call):
+    def make(state, call):
+        p = state["p"]
+        if call == "heap":
+            return struct.unpack_from("I", p.heap(2, w56=1 << 25, u88=4096), 44)[0]
+        return p.alloc(p.subdevice, SYSTEM) if call == "short" else p.old_memory(SYSTEM)
+
+    (process,) = web.processes
+
+    assert process.run(named_below, "device", "error", process.run(make, call)) == 0
+
+
+def test_semaphores_lie_in_host_memory_of_any_card(web, parameter):
+    """RM itself writes these."""
+
+    def ask(state, memory):
+        return status_of(state, "alloc", state["p"].device, SURFACE, struct.pack("II16x", memory, memory))
+
+    parameter("gpus", 2)
+    (process,) = web.processes
+    process.run(with_second_card)
+
+    assert process.run(ask, process.run(of_second_card, "itself")) == 0
+    process.run(without_second_card)
 
 
 def test_imported_memory_is_not_written(web):

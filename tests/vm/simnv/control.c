@@ -67,7 +67,7 @@ static u32 find_subdevice(struct sim_client *client, u32 device, struct nv0080_f
 static u32 surface_info(const struct sim_file *file, struct sim_object *object, struct nv0041_surface_info *info)
 {
 	struct nv0041_surface_entry entry;
-	u64 size = object->mem ? object->mem->size : object->class == NV01_MEMORY_SYSTEM ? SIM_SYSTEM_BYTES : 0;
+	u64 size = object->class == NV01_MEMORY_SYSTEM ? SIM_SYSTEM_BYTES : object->mem ? object->mem->size : 0;
 	u32 i;
 
 	if (!size)

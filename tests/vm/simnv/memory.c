@@ -299,6 +299,11 @@ u32 sim_export(struct sim_client *client, s32 fd, u32 handle)
 	void *filp;
 	u32 status;
 
+	if (object && object->class == NV01_MEMORY_SYSTEM && object->gpu >= 0 && !object->mem) {
+		object->mem = sim_mem_new(object->gpu, 0);
+		if (object->mem)
+			object->mem->class = object->class;
+	}
 	if (!object || !object->mem)
 		return NV_ERR_OBJECT_NOT_FOUND;
 	to = nv_get_file_private(fd, true, &filp);
@@ -319,7 +324,7 @@ u32 sim_import(struct sim_client *client, s32 fd, u32 parent, u32 *handle)
 	from = nv_get_file_private(fd, true, &filp);
 	if (!from)
 		return NV_ERR_INVALID_ARGUMENT;
-	class = from->nr_held && from->held[0]->shared_page ? RM_USER_SHARED_DATA : NV01_MEMORY_LOCAL_USER;
+	class = from->nr_held && from->held[0]->class ? from->held[0]->class : NV01_MEMORY_LOCAL_USER;
 	status = from->nr_held ? sim_insert(client, parent, handle, class, &object) : NV_ERR_INVALID_ARGUMENT;
 	if (!status) {
 		object->mem = from->held[0];
@@ -345,7 +350,10 @@ u32 nvUvmInterfaceDupMemory(void *device, u32 client, u32 memory, u32 *made, str
 	if (object && object->mem) {
 		status = xa_alloc(&duplicates, made, object->mem, xa_limit_32b, GFP_KERNEL) ? NV_ERR_NO_MEMORY : NV_OK;
 		object->mem->refs += !status;
-		*info = (struct nv_uvm_memory_info){ .sysmem = object->mem->shared_page, .size = object->mem->size ?: PAGE_SIZE };
+		*info = (struct nv_uvm_memory_info){
+			.sysmem = !!object->mem->class,
+			.size = object->mem->size ?: PAGE_SIZE,
+		};
 	}
 	mutex_unlock(&sim_lock);
 	linger_after_dup();

@@ -170,7 +170,7 @@ static u32 construct(const struct sim_file *file, struct sim_client *client, str
 	if (object->class == RM_USER_SHARED_DATA && object->gpu >= 0) {
 		object->mem = sim_mem_new(object->gpu, 0);
 		if (object->mem)
-			object->mem->shared_page = true;
+			object->mem->class = RM_USER_SHARED_DATA;
 		return object->mem ? NV_OK : NV_ERR_NO_MEMORY;
 	}
 	if (object->class == KEPLER_CHANNEL_GROUP_A && params)

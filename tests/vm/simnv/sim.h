@@ -62,7 +62,7 @@ struct sim_mem {
 	u64 size;
 	int refs;
 	int gpu;
-	bool shared_page;		/* RM's page of shared data */
+	u32 class;			/* of the host: of its handles; 0: of the card */
 };
 
 struct sim_channel {
