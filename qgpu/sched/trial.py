@@ -120,14 +120,13 @@ def observe(
             starts,
             watched_ns=whole_ns,
             reserved_use=max(0.0, 1 - idle / sharing.reserved),
-            bounds=_bounds(uses, pods, whole_ns, idle, sharing.ungated, hardware),
+            bounds=_bounds(uses, pods, whole_ns, dict.fromkeys(sharing.ungated, idle), hardware),
             entries=entries,
             by_records=rates,
         )
     if sharing.by_gate:
         rates = _gated_rates(uses, pods, whole_ns, used, known_gappy, hardware)
-        idle = max(0.0, sum(use.run_ns for use in uses.values()) / whole_ns - used)
-        bounds = _bounds(uses, pods, whole_ns, idle, uses.keys(), hardware)
+        bounds = _bounds(uses, pods, whole_ns, dict.fromkeys(uses, 1.0), hardware)
         return Trial(
             sharing, rates, turns_ns, starts, watched_ns=whole_ns, bounds=bounds, entries=entries, by_records=rates
         )
@@ -164,7 +163,7 @@ def observe(
         whole_ns,
         frozenset(fits_slice),
         used or 1.0,
-        bounds=_bounds(uses, pods, whole_ns, 0.0, frozenset(), hardware),
+        bounds=_bounds(uses, pods, whole_ns, {}, hardware),
         entries=entries,
         by_records=rates,
     )
@@ -174,17 +173,16 @@ def _bounds(
     uses: Mapping[str, GpuUse],
     pods: Mapping[str, RoundEntry],
     whole_ns: int,
-    idle: float,
-    idlers: AbstractSet[str],
+    idle: Mapping[str, float],
     hardware: HardwareTraits,
 ) -> dict[str, tuple[float, float]]:
-    """Return the least and most work of each pod that records allow, if ``idlers`` idled for up to ``idle`` of it."""
+    """Return the least and the most work of each pod that records allow; some may have been ``idle`` for so long."""
     found = {}
     for name, use in uses.items():
         part = pods[name].part
         switched_ns = use.starts * hardware.switched_ns
         alone = part is not None and part.windows is not None
-        least_ns = use.run_ns - switched_ns * _MOST_SWITCH - (idle * whole_ns if name in idlers else 0)
+        least_ns = use.run_ns - switched_ns * _MOST_SWITCH - idle.get(name, 0.0) * whole_ns
         most_ns = use.run_ns - (0 if alone else switched_ns * _LEAST_SWITCH)
         found[name] = max(0.0, least_ns / whole_ns), max(0.0, most_ns / whole_ns)
     return found
