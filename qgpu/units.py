@@ -104,6 +104,11 @@ def format_factor(value: float) -> str:
     return "none" if value == 1 else f"{value:g} times"
 
 
+def format_count(count: int) -> str:
+    """Write how often something happened, such as ``once`` or ``3 times``."""
+    return "once" if count == 1 else f"{count} times"
+
+
 _TOO_LITTLE = f"less than any CUDA context takes (the least limit is {format_memory(LEAST_LIMIT)})"
 
 

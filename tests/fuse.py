@@ -22,6 +22,8 @@ import pytest
 
 #: Requests, as in linux/fuse.h.
 LOOKUP, FORGET, GETATTR, OPEN, RELEASE, FLUSH, INIT = 1, 2, 3, 14, 18, 25, 26
+READ = 15
+_SIZE, _ASYNC_READ = 4096, 1
 LIFE_S = 30
 _ROOT, _FILE = 1, 2
 _ENOSYS = 38
@@ -57,14 +59,14 @@ def served(directory: Path, silent: int) -> Iterator[Served]:
 
 
 def _attributes(node: int) -> bytes:
-    return struct.pack("<6Q10I", node, *(0,) * 8, 0o40755 if node == _ROOT else 0o100666, 1, 0, 0, 0, 512, 0)
+    return struct.pack("<6Q10I", node, _SIZE, *(0,) * 7, 0o40755 if node == _ROOT else 0o100666, 1, 0, 0, 0, 512, 0)
 
 
 def _answer(kind: int, node: int) -> bytes | None:
     """Return the body of an answer, which is valid for no time; None for a request that is not served."""
     match kind:
         case k if k == INIT:
-            return struct.pack("<IIIIHHIIHHI28x", 7, 31, 1 << 16, 0, 16, 12, 1 << 16, 1, 32, 0, 0)
+            return struct.pack("<IIIIHHIIHHI28x", 7, 31, 1 << 16, _ASYNC_READ, 16, 12, 1 << 16, 1, 32, 0, 0)
         case k if k == LOOKUP:
             return struct.pack("<QQQQII", _FILE, 0, 0, 0, 0, 0) + _attributes(_FILE)
         case k if k == GETATTR:

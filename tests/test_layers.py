@@ -63,7 +63,7 @@ ARROWS: dict[str, set[str]] = {
     "runtime": {"errors", "guardian.proxy", "ipc", "linux", "model", "nvidia", "units"},
     "checkpoint": {"errors", "guardian.accounting", "linux", "model", "nvidia", "units"},
     # the planes: none knows another
-    "planes.kmod": {"checkpoint", "errors", "linux", "model"},
+    "planes.kmod": {"checkpoint", "errors", "linux", "model", "units"},
     "planes.seccomp": {
         "checkpoint",
         "errors",
@@ -74,6 +74,7 @@ ARROWS: dict[str, set[str]] = {
         "linux",
         "model",
         "nvidia",
+        "units",
     },
     "planes.sim": {"errors", "ipc", "linux", "load", "model", "units"},
     "slurm": {"errors", "model", "units"},

@@ -60,6 +60,7 @@ def test_a_size_is_written_without_an_exponent() -> None:
 
 def test_per_cent_and_factors_are_read_as_they_are_written() -> None:
     assert [units.format_percent(30), *map(units.format_factor, (1, 1.5))] == ["30 %", "none", "1.5 times"]
+    assert [*map(units.format_count, (0, 1, 2))] == ["0 times", "once", "2 times"]
     assert units.parse_percent(units.format_percent(30)) == 30
 
 

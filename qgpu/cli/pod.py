@@ -220,7 +220,7 @@ def _on_gpu(grant: dict[str, Any], usage: dict[str, Any]) -> Iterator[tuple[str,
     yield "TSGs", str(usage["tsgs"])
     yield "GPU time", f"{usage['used_ns'] / NS_PER_S:.3f} s"
     yield "gate closed", f"{usage['gate_time_ns'] / NS_PER_S:.3f} s, {percentage(usage['gated'])} of the last seconds"
-    yield "switched in", f"{usage['switches']} times, about {duration(usage['switch_time_ns'])} in all"
+    yield "switched in", f"{units.format_count(usage['switches'])}, about {duration(usage['switch_time_ns'])} in all"
     yield "debt", duration(usage["debt_ns"])
 
 

@@ -11,6 +11,7 @@ import json
 import os
 import select
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -199,6 +200,15 @@ def make_device(pod, handle=2):
 
 def make_subdevice(pod):
     assert alloc_status(pod.call(abi.NV_ESC_RM_ALLOC, subdevice(), bytes(4))[2]) == abi.NV_OK
+
+
+def make_device_on_another_card(pod, handle, subdevice_handle):
+    """Give a pod a grant on a second card, and a device there with a subdevice."""
+    pod.minors[1] = MINOR  # the file that the child has open
+    pod.rm.instances[7, handle] = 1
+    card = struct.pack("<I52x", 1)
+    for asked, params in ((device(handle), card), (subdevice(subdevice_handle, parent=handle), bytes(4))):
+        assert alloc_status(pod.call(abi.NV_ESC_RM_ALLOC, asked, params)[2]) == abi.NV_OK
 
 
 def allocate(pod, handle, size, parent=2):

@@ -35,21 +35,25 @@ _FASTEST = 100_000
 #: A count is unknown if the pod's channels were not read for this long: its thread is stuck.
 _STUCK_NS = 3 * _RESTING_NS
 #: Mappings that are not certain are searched for again after this long; each next time after twice as long, while the
-#: channels stay the same. A search reads a list of thousands of lines.
-_AGAIN_NS, _SELDOM_NS = 250 * NS_PER_MS, 4 * NS_PER_S
+#: channels stay the same. A search reads a list of thousands of lines: searches take at most 1/_PARTS of the time.
+_AGAIN_NS, _SELDOM_NS, _PARTS = 250 * NS_PER_MS, 4 * NS_PER_S, 20
 #: Of a pod with more, nothing is counted: reading them all would take too long. That is eight programs.
 _MOST_CHANNELS, _MOST_PROCESSES = 64, 8
-#: Of more pods, nothing is counted: a thread of each runs 250 times a second.
+#: Of more pods, those are counted that came first: a thread of each runs 250 times a second.
 _MOST_PODS = 8
 
 
 def slots_of(table: ObjectTable, tsgs: Iterable[RmObject]) -> frozenset[Slot] | None:
-    """Return the USERD of all channels of a pod's TSGs; None if it is unknown of one, or they are too many."""
+    """Return the USERD of all channels of a pod's TSGs; None if it is unknown of one, or they are too many.
+
+    A client may have been made by a process of another pod, or by one whose number another pod's process has now.
+    """
     slots = set[Slot]()
     for tsg in tsgs:
         for channel in table.channels(tsg):
-            maker = table.clients[channel.client].maker
-            if channel.userd is None or not channel.userd.entries or len(slots) == _MOST_CHANNELS:
+            client = table.clients[channel.client]
+            maker, own = client.maker, table.processes.get(client.maker) == client.pod
+            if channel.userd is None or not channel.userd.entries or not own or len(slots) == _MOST_CHANNELS:
                 return None
             key = channel.client, channel.userd.memory
             known = table.objects.get(key)
@@ -95,6 +99,8 @@ class PodProgress:
     _read_ns: int = 0
     _search_ns: int = 0
     _rest_ns: int = _AGAIN_NS
+    #: When searches have rested long enough.
+    _rested_ns: int = 0
 
     def watch(self, slots: frozenset[Slot] | None) -> None:
         """Count these channels from now on; None ends the thread."""
@@ -127,8 +133,10 @@ class PodProgress:
             self._lose()
             self._known, self._rest_ns = wanted, _AGAIN_NS
             self._search_ns = min(self._search_ns, now_ns + _AGAIN_NS)
-        if not self._positions and now_ns >= self._search_ns:
+        if not self._positions and now_ns >= max(self._search_ns, self._rested_ns):
+            began_ns = time.thread_time_ns()
             self._search(wanted)
+            self._rested_ns = now_ns + _PARTS * (time.thread_time_ns() - began_ns)
         self._read()
         moving = any(position.is_moving(now_ns) for position in self._positions)
         return _MOVING_NS if moving else _RESTING_NS
@@ -206,11 +214,13 @@ class GpfifoProgress:
     def watch(self, slots: Mapping[str, frozenset[Slot] | None]) -> None:
         """Count these channels, by pod, and no others; None stands for channels that cannot be counted.
 
-        A pod that is alone has nobody to be compared with.
+        It begins when several pods have channels: before, there is nobody to be compared with. It does not end when
+        others have none for a while, or when there are more pods: they could make a pod's counts unknown at will.
         """
-        counted = {pod: channels for pod, channels in slots.items() if channels is not None}
-        if not 1 < len(slots) <= _MOST_PODS:
-            counted = {}
+        known = {pod: channels for pod, channels in slots.items() if channels is not None}
+        first = [pod for pod in known if pod in self._pods]
+        new = [pod for pod in known if pod not in self._pods and len(slots) > 1]
+        counted = {pod: known[pod] for pod in [*first, *new][:_MOST_PODS]}
         for pod in self._pods.keys() - counted.keys():
             self._pods.pop(pod).watch(None)
         for pod, channels in counted.items():

@@ -152,7 +152,7 @@ class Gpu:
         slots = {name: slots_of(self.table, own) for name, own in tsgs.items() if name in granted}
         slots = {name: channels for name, channels in slots.items() if channels != frozenset()}
         self._with_channels = frozenset(slots)
-        self.gpfifo_progress.watch(slots if self.enforcer.plan is not None else {})
+        self.gpfifo_progress.watch(slots if self.enforcer.plan is not None and len(granted) > 1 else {})
 
     def _take_entries(self, pod: str, *, any_ended: bool) -> int | None:
         """Return how many GPFIFO entries a pod's channels took since the last sample; None if some are not counted."""

@@ -8,7 +8,6 @@ it likes, so only a thread of its pod's own may read.
 from __future__ import annotations
 
 import os
-import stat
 import struct
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
@@ -78,11 +77,14 @@ class ProcessMemory:
 def mapped_device(pid: int, area: Area) -> int | None:
     """Ask the kernel which character device a process maps in an area, whatever the file is called there.
 
-    It tells nobody without CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE.
+    It tells nobody without CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE. A file's server is not asked.
     """
     with suppress(OSError):
-        found = os.stat(f"/proc/{pid}/map_files/{area[0]:x}-{area[1]:x}")
-        return found.st_rdev if stat.S_ISCHR(found.st_mode) else None
+        file = os.open(f"/proc/{pid}/map_files/{area[0]:x}-{area[1]:x}", os.O_PATH | os.O_CLOEXEC)
+        try:
+            return proc.device_of(file)
+        finally:
+            os.close(file)
     return None
 
 

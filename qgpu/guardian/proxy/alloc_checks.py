@@ -25,7 +25,8 @@ _MOST_SUBDEVICES, TOO_MANY_SUBDEVICES = 8, "too many subdevices of a device"
 _MOST_PAGES, TOO_MANY_PAGES = 16, "too many handles of the driver's shared page"
 #: The refusal of a TSG or channel that no gate and no timeslice would bound.
 OTHER_ENGINE = "channel of an engine that no program uses"
-OTHER_SPACE = "TSG or channel in an address space of another card"
+#: RM compares the cards of neither (vaspaceGetByHandleOrDeviceDefault, kchangrpapiCopyConstruct_IMPL).
+OTHER_SPACE = "address space of another card"
 #: The refusal of what would put a channel on a runlist that is shared otherwise than its TSG's.
 OTHER_RUNLIST = "channel on another engine than its TSG"
 
@@ -60,8 +61,7 @@ class AllocChecks(Handler):
             return abi.NV_ERR_INVALID_ARGUMENT, "TSG whose time RM counts as the guardian's"
         if table.is_scheduled(rm) and rm.detail != 0 and rm.detail not in scheduling.ENGINES:
             return abi.NV_ERR_INVALID_ARGUMENT, OTHER_ENGINE
-        known = (each for each in rm.uses if (rm.client, each) in table.objects)
-        if rm.same_as is None and self.lies_elsewhere(rm, *known):
+        if rm.same_as is None and self.lies_elsewhere(rm, *rm.uses):
             return abi.NV_ERR_INVALID_ARGUMENT, OTHER_SPACE
         if rm.rm_class in classes.MIG_SUBSCRIPTIONS and not self._is_own_instance(rm):
             return abi.NV_ERR_INSUFFICIENT_PERMISSIONS, "MIG instance without a grant"

@@ -23,6 +23,12 @@ from qgpu.guardian.proxy.passthrough_memory import UNSEEN
 from qgpu.guardian.rules import classes, escapes
 from qgpu.nvidia import abi
 
+#: The refusal of addresses of one card for another.
+OTHER_CARD = "mapping of another card's memory or address space"
+#: NVOS46_FLAGS_P2P_ENABLE: the memory is a peer's.
+_FROM_PEER = 3 << 20
+_ON_FABRIC = frozenset({abi.NV_MEMORY_FABRIC, abi.NV_MEMORY_MULTICAST_FABRIC})
+
 
 class CardMappings(Handler):
     """Handles RM's mappings for the card, and context DMAs."""
@@ -38,7 +44,10 @@ class CardMappings(Handler):
         if found is not None and found[0] in {*classes.PHYSICAL, abi.RM_USER_SHARED_DATA}:
             self._count(classes.name(found[0]))
             return errno.EPERM
-        if self._shared.clients.owns(self._pod, asked.hClient) and not self._mappings.fits(asked.hClient):
+        owns = self._shared.clients.owns(self._pod, asked.hClient)
+        if owns and self._lies_elsewhere(pod_call, asked, found or (0, 0)):
+            return self._refuse(block, abi.NV_ERR_INVALID_ARGUMENT, OTHER_CARD)
+        if owns and not self._mappings.fits(asked.hClient):
             return block.answer(abi.NV_ERR_INSUFFICIENT_RESOURCES)
         error = self._perform(pod_call, block, asked.hClient)
         if not error and asked.status == abi.NV_OK:
@@ -46,6 +55,26 @@ class CardMappings(Handler):
             may_be_context_dma = partial(self._may_be_context_dma, pod_call, asked.hClient, asked.hDma)
             self._mappings.add(asked.hClient, place, asked.length, asked.hMemory, may_be_context_dma)
         return error
+
+    def _lies_elsewhere(self, pod_call: PodCall, asked: Any, memory: tuple[int, int]) -> bool:
+        """Tell whether RM may put an address on one card into an address space of another, given the memory's info.
+
+        RM maps for the device that the call names, and takes the memory for that card's. Memory of a peer it takes for
+        that of the card that its handle lies below (dmaAllocMapping_GM107). An address on the fabric is of no card.
+        """
+        client, table = asked.hClient, self._shared.table
+        space = self._gpu_ops.object_info(pod_call.file, client, asked.hDma) or (0, 0)
+        if self._checks.lies_elsewhere(RmObject(client, asked.hDma, space[1], space[0]), asked.hDevice):
+            return True
+        if memory[0] in _ON_FABRIC:
+            return False
+        from_peer = bool(asked.flags & _FROM_PEER)
+        made = RmObject(client, asked.hMemory, memory[1] if from_peer else asked.hDevice, memory[0])
+        if known := table.allocations.behind([(client, asked.hMemory)]):
+            return any(each.foreign or each.instance != table.instance_of(made) for each in known)
+        entry = table.clients.get(client)
+        unsure = entry is not None and not entry.memory_of.get(asked.hMemory, asked.hMemory)
+        return unsure or self._checks.lies_elsewhere(made, memory[1])
 
     def _may_be_context_dma(self, pod_call: PodCall, client: int, handle: int) -> bool:
         found = self._gpu_ops.object_info(pod_call.file, client, handle)

@@ -24,7 +24,7 @@ from qgpu.guardian.accounting.client_entries import IMPORTED
 from qgpu.guardian.accounting.object_tree import OWN_BOUNDS
 from qgpu.guardian.accounting.rm_object import Key, RmObject
 from qgpu.guardian.proxy import rm_calls
-from qgpu.guardian.proxy.alloc_checks import AllocChecks
+from qgpu.guardian.proxy.alloc_checks import OTHER_SPACE, AllocChecks
 from qgpu.guardian.proxy.client_registry import of_others
 from qgpu.guardian.proxy.free_calls import FreeHandler
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
@@ -43,6 +43,8 @@ _MOST_SPACES = 16
 UNKNOWN_ON_FABRIC = "object of the fabric over unknown memory"
 PART_ON_FABRIC = "object of the fabric over a part of memory"
 _SECOND_HANDLE = "second handle"
+#: Objects whose card is that of what their handle lies below: so it is with duplicates.
+_ON_ONE_CARD = frozenset({abi.FERMI_VASPACE_A, abi.KEPLER_CHANNEL_GROUP_A})
 #: The refusal of an export of which RM would tell importers another card than the memory's.
 ELSEWHERE = "export below another card than the memory's"
 #: The refusal of what would keep memory attached to a multicast object beyond the end of the pod that pays for it.
@@ -67,6 +69,8 @@ class DupHandler(Handler):
             return self._refuse(block, abi.NV_ERR_NOT_SUPPORTED, SHARED_PAGE)
         if not known or (source is not None and source.rm_class in classes.GATED and not self._may_share(source)):
             return self._refuse(block, abi.NV_ERR_NOT_SUPPORTED, _SECOND_HANDLE)
+        if source is not None and source.rm_class in _ON_ONE_CARD and self._lies_elsewhere(source, asked):
+            return self._refuse(block, abi.NV_ERR_INVALID_ARGUMENT, OTHER_SPACE)
         self._free_handler.undo_interrupted(pod_call, (asked.client, asked.handle))
         if refusal := self._shared.claims.vacate((asked.client, asked.handle)):
             return block.answer(refusal)
@@ -108,6 +112,15 @@ class DupHandler(Handler):
     def _is_other_process(self, asked: rm_calls.Dup) -> bool:
         source, own = (self._shared.table.clients.get(client) for client in (asked.source_client, asked.client))
         return source is None or own is None or source.maker != own.maker
+
+    def _lies_elsewhere(self, source: RmObject, asked: rm_calls.Dup) -> bool:
+        """Tell whether a duplicate may lie on another card than its original.
+
+        UVM would then take an address space for one of that card (nvGpuOpsDupAddressSpace), and channels below a TSG
+        would name that card's memory.
+        """
+        card = self._shared.table.instance_of(source)
+        return card is None or self._card_of((asked.client, asked.parent)) != card
 
     def _may_share(self, source: RmObject) -> bool:
         own = self._shared.clients.owns(self._pod, source.client)
@@ -155,7 +168,8 @@ class DupHandler(Handler):
             return abi.NV_OK
         if about[0] == abi.RM_USER_SHARED_DATA:
             return self._discard(pod_call, key, SHARED_PAGE)
-        space = about[0] == abi.FERMI_VASPACE_A and self._ctx.limited()  # its page tables are charged by handle
+        # Its page tables are charged by handle. Nobody knows the card of one that another program made.
+        space = about[0] == abi.FERMI_VASPACE_A and (self._ctx.limited() or source not in self._shared.table.objects)
         if space or about[0] in classes.GATED | classes.PHYSICAL:
             return self._discard(pod_call, key, _SECOND_HANDLE)
         if self._keeps_memory(about[0]) and is_import and self._ctx.limited():
@@ -238,6 +252,8 @@ class DupHandler(Handler):
             if self._rm_share.is_shared_page((client, handle), file):
                 raise OSError(errno.ENOTSUP, SHARED_PAGE)
             rm = table.objects.get((client, handle))
+            if rm is not None and rm.rm_class == abi.FERMI_VASPACE_A:
+                raise OSError(errno.ENOTSUP, OTHER_SPACE)
             if rm is not None and self._keeps_memory(rm.rm_class) and not free:
                 raise OSError(errno.ENOTSUP, MULTICAST)
             with self._shared.lock:

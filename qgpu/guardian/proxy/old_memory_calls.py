@@ -12,7 +12,7 @@ import struct
 from qgpu.guardian.accounting.rm_object import RmObject
 from qgpu.guardian.proxy import rm_calls
 from qgpu.guardian.proxy.alloc_calls import CHOSEN_PLACE, PAGE_TABLES
-from qgpu.guardian.proxy.alloc_checks import AllocChecks
+from qgpu.guardian.proxy.alloc_checks import OTHER_SPACE, AllocChecks
 from qgpu.guardian.proxy.client_registry import OTHER_PROCESS, of_others
 from qgpu.guardian.proxy.free_calls import FreeHandler
 from qgpu.guardian.proxy.handler_context import PROCEED, Handler, HandlerContext, PodCall
@@ -116,6 +116,8 @@ class OldMemoryHandler(Handler):
         rm = RmObject(asked.client, asked.handle, asked.parent, abi.NV01_MEMORY_LOCAL_USER, asked.size)
         if not self._register(pod_call, asked.client):
             return block.answer(abi.NV_ERR_INVALID_CLIENT)
+        if rm_calls.is_virtual(asked) and asked.space and self._checks.lies_elsewhere(rm, asked.space):
+            return self._refuse(block, abi.NV_ERR_INVALID_ARGUMENT, OTHER_SPACE)
         if rm_calls.is_virtual(asked) and rm_calls.takes_tables(asked.flags) and self._ctx.limited():
             return self._refuse(block, abi.NV_ERR_NOT_SUPPORTED, PAGE_TABLES)
         claimed = rm_calls.may_be_video(asked)

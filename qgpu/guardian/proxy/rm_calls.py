@@ -94,12 +94,13 @@ class Control(NamedTuple):
 
 
 class VidHeap(NamedTuple):
-    """Call the old heap interface; ``function`` is one of NVOS32's."""
+    """Call the old heap interface; ``function`` is one of NVOS32's, ``space`` the address space of what is virtual."""
 
     status_at: int
     client: int
     parent: int
     function: int
+    space: int
     handle: int
     flags: int
     attributes: int
@@ -122,7 +123,7 @@ def unwrap(request: int, argument: int, read: Reader) -> Escape | None:
 
 
 _OBJECT = "hRoot hObjectParent hObjectNew hClass"
-_HEAP = "hRoot hObjectParent function hMemory flags attr size attr2"
+_HEAP = "hRoot hObjectParent function hVASpace hMemory flags attr size attr2"
 #: The structure of each call, and its members that are decoded, in their order.
 _CALLS: tuple[tuple[int, str, type[Call], str], ...] = (
     (abi.NV_ESC_RM_CONTROL, "NVOS54_PARAMETERS", Control, "hClient hObject cmd flags params paramsSize"),
@@ -200,7 +201,11 @@ USES: Mapping[int, tuple[int, ...]] = {
     abi.KEPLER_CHANNEL_GROUP_A: _offsets(_TSG, "hVASpace"),
     abi.FERMI_CONTEXT_SHARE_A: _offsets("NV_CTXSHARE_ALLOCATION_PARAMETERS", "hVASpace"),
     **dict.fromkeys(abi.GPFIFO_CLASSES, _offsets(_CHANNEL, "hContextShare hVASpace")),
+    abi.NV50_MEMORY_VIRTUAL: _offsets("NV_MEMORY_ALLOCATION_PARAMS", "hVASpace"),
+    abi.NV01_MEMORY_VIRTUAL: tuple(each.at for each in classes.CLASSES[abi.NV01_MEMORY_VIRTUAL].handles),
 }
+#: What stands for no address space there (cl0070.h).
+_NO_SPACE = {abi.NV01_MEMORY_VIRTUAL: 0xFFFFFFFF}
 #: And of memory that the card, its firmware or RM writes for an object: error notifiers, a channel's USERD, of which RM
 #: reads the first handle alone, without SLI, and semaphores. RM keeps only the last for their object
 #: (kchannelGetNotifierInfo, vidmemPmaFree, _semsurfDupMemory).
@@ -214,7 +219,7 @@ WRITTEN: Mapping[int, tuple[int, ...]] = {
 def handles(places: Mapping[int, tuple[int, ...]], rm_class: int, params: bytes | bytearray) -> tuple[int, ...]:
     """Return the handles that an allocation names in the places of its class; they are of the same client."""
     words = (int.from_bytes(params[at : at + 4], "little") for at in places.get(rm_class, ()))
-    return tuple(filter(None, words))
+    return tuple(word for word in words if word not in (0, _NO_SPACE.get(rm_class)))
 
 
 MEMORY_FLAGS_AT, MEMORY_ATTR2_AT = _offsets("NV_MEMORY_ALLOCATION_PARAMS", "flags attr2")

@@ -193,5 +193,5 @@ def install() -> int:
             _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     raise NotSupportedError(
         f"seccomp user notification: {os.strerror(_ffi.errno)}; "
-        "it needs Linux 5.5 or newer, and a pod cannot be started inside a pod"
+        "it needs Linux 5.10 or newer, and a pod cannot be started inside a pod"
     )

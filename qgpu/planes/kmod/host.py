@@ -26,6 +26,7 @@ from qgpu.planes.kmod.device import (
 )
 from qgpu.planes.kmod.left_pods import LeftPods
 from qgpu.planes.kmod.uapi import NUMBERS
+from qgpu.units import format_count
 
 
 class KmodHost(Host):
@@ -262,9 +263,9 @@ def _problem(pod: Any) -> str:
     if pod.flags & NUMBERS["QGPU_POD_UNCHECKED"]:
         said.append("its calls were not checked for a time; it may hold more than its limit")
     if pod.refused_allocs:
-        said.append(f"memory refused {pod.refused_allocs} times")
+        said.append(f"memory refused {format_count(pod.refused_allocs)}")
     if pod.refused_controls:
-        said.append(f"scheduling controls refused {pod.refused_controls} times")
+        said.append(f"scheduling controls refused {format_count(pod.refused_controls)}")
     if pod.refused_objects:
-        said.append(f"too many objects of RM refused {pod.refused_objects} times")
+        said.append(f"too many objects of RM refused {format_count(pod.refused_objects)}")
     return "; ".join(said)

@@ -27,9 +27,9 @@ _HANGS_S = 0.35
 #: and any guardian after this long.
 _PATIENCE_S = 2.0
 #: The numbers of futex, in which a thread waits for another thread of its process, of process_vm_writev, and of
-#: process_vm_readv and pread64, which read others' memory (asm/unistd.h).
-_CALLS = {"x86_64": ("202", "311", "310", "17"), "aarch64": ("98", "271", "270", "67")}
-_FUTEX, _WRITE, *_READS = _CALLS.get(platform.machine(), (None, None))
+#: process_vm_readv (asm/unistd.h). pread64 of /proc/PID/mem waits for pages whatever signals come.
+_CALLS = {"x86_64": ("202", "311", "310"), "aarch64": ("98", "271", "270")}
+_FUTEX, _WRITE, _READ = _CALLS.get(platform.machine(), (None, None, None))
 #: Where these wait for a page until a fatal signal comes: for a userfaultfd (fs/userfaultfd.c), and when they read, for
 #: the page of a file (mm/filemap.c, until and since Linux 5.16). Other waits may last until a file server answers.
 _USERFAULT, _FILE_PAGE = "handle_userfault", {"wait_on_page_bit_common", "folio_wait_bit_common"}
@@ -109,16 +109,16 @@ def waits_for_pages(pid: int) -> bool:
 
 def _deep_sleeps(pid: int) -> set[tuple[int, str]]:
     """Return the threads that no signal wakes up, but for those that wait for pages, each with its turns on CPUs."""
-    asleep = {tid for tid in _threads(pid) if _stat(pid, tid)[:1] == ["D"] and _call(pid, tid) not in (*_READS, _WRITE)}
+    asleep = {tid for tid in _threads(pid) if _stat(pid, tid)[:1] == ["D"] and _call(pid, tid) not in (_READ, _WRITE)}
     return {(tid, _read(pid, "schedstat", tid)) for tid in asleep}
 
 
 def _waits_for_page(pid: int, tid: int) -> bool | None:
     """Tell whether a thread waits for another process's page; False if SIGKILL might not end its wait."""
     call, where = _call(pid, tid), _read(pid, "wchan", tid)
-    if call not in (*_READS, _WRITE):
+    if call not in (_READ, _WRITE):
         return False if where.startswith(FUSE_WAITS) else None
-    return where == _USERFAULT or (call in _READS and where in _FILE_PAGE)
+    return where == _USERFAULT or (call == _READ and where in _FILE_PAGE)
 
 
 def _waits_for_running_thread(pid: int) -> bool:

@@ -38,6 +38,7 @@ from qgpu.planes.seccomp.hang_detector import waits_for_pages
 from qgpu.planes.seccomp.preflight import check_kernel, lock_host
 from qgpu.planes.seccomp.restored_fds import RestoredFds
 from qgpu.planes.seccomp.standby_link import StandbyLink
+from qgpu.units import format_count
 
 _log = structlog.get_logger("seccomp")
 _T = TypeVar("_T")
@@ -371,7 +372,7 @@ class SeccompHost(Host):
 
 def _problems(refused: Mapping[str, int]) -> list[str]:
     """Return what was refused, and what users of tools can do about it."""
-    return [*(f"{what} refused {n} times" for what, n in refused.items()), *tools.advice(refused)]
+    return [*(f"{what} refused {format_count(n)}" for what, n in refused.items()), *tools.advice(refused)]
 
 
 def _kill(pidfd: int) -> None:

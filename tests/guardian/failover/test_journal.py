@@ -69,6 +69,47 @@ def test_killed_owner_that_waits_for_fuse_has_a_successor(journal, tmp_path):
     assert (before, waits, second, refused_elsewhere(journal)) == (True, True, True, True)
 
 
+_OWNS_AND_READS = """
+import os, sys
+from qgpu.guardian.failover.journal import Journal
+from qgpu.guardian.gpu.userd_mapping import ProcessMemory
+from qgpu.linux import proc
+journal = Journal(int(sys.argv[1]))
+journal.own()
+memory = ProcessMemory(int(sys.argv[2]), proc.start_time(int(sys.argv[2])))
+print("owned", flush=True)
+os.pread(memory.fd, 8, int(sys.argv[3]))
+"""
+_MAPS = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+print(libc.mmap(None, ctypes.c_size_t(4096), 1, 1, os.open(sys.argv[1], os.O_RDONLY), ctypes.c_long(0)), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_killed_owner_that_reads_fuse_memory_has_a_successor(journal, tmp_path):
+    """A page of a file behind /proc/PID/mem is waited for whatever signals come."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with ExitStack() as ends, fuse.served(tmp_path, fuse.READ) as served:
+        pod = ends.enter_context(subprocess.Popen([sys.executable, "-c", _MAPS, served.file], **pipes))
+        ends.callback(pod.kill)
+        base = pod.stdout.readline().decode().strip()
+        command = [sys.executable, "-c", _OWNS_AND_READS, str(journal.fd), str(pod.pid), base]
+        where = Path(__file__).parents[3]
+        killed = ends.enter_context(subprocess.Popen(command, pass_fds=[journal.fd], cwd=where, **pipes))
+        ends.callback(killed.kill)
+        assert killed.stdout.readline() == b"owned\n"
+        served.asked()
+        until(lambda: proc.stat(killed.pid)[0] == "D")
+        before = is_refused(journal)
+        killed.kill()
+        until(lambda: not is_refused(journal))
+
+        assert (before, killed.poll()) == (True, None)
+
+
 def refused_elsewhere(journal):
     """Tell whether another process may not own the journal."""
     if (child := os.fork()) == 0:

@@ -234,6 +234,27 @@ def test_searches_are_kept_rare(program, count, monkeypatch):
     assert len(searches) <= 8  # others each time
 
 
+def test_searches_take_a_small_part_of_the_time(program, count, monkeypatch):
+    """A process can map very much, and its pod can make and free channels all the time."""
+    program.put(ENTRIES)
+    spent, searches, find = [0], [], gpfifo_progress.userd_mapping.find
+    fake = SimpleNamespace(thread_time_ns=lambda: spent[0], monotonic_ns=lambda: 0)
+    monkeypatch.setattr(gpfifo_progress, "time", fake)
+
+    def search(*about):
+        searches.append(1)
+        spent[0] += NS_PER_S
+        return find(*about)
+
+    monkeypatch.setattr(gpfifo_progress.userd_mapping, "find", search)
+    counted = count()
+    for number in range(99):
+        counted.progress.watch(frozenset({program.slot(0x5000 if number % 2 else 0x8000)}))
+        counted.step(NS_PER_S)
+
+    assert len(searches) == 5  # after 0, 20, 40, 60 and 80 s
+
+
 def test_a_thread_counts_until_a_pod_is_no_longer_watched(program, monkeypatch):
     monkeypatch.setattr(gpfifo_progress, "_STUCK_NS", LATER_NS)
     progress = GpfifoProgress(SimpleNamespace(minor=3), program.device_at)  # type: ignore[arg-type]
@@ -253,14 +274,30 @@ def test_a_thread_counts_until_a_pod_is_no_longer_watched(program, monkeypatch):
     assert not is_open(program)
 
 
-@pytest.mark.parametrize("pods", [1, 9])
-def test_a_lone_pod_and_a_crowd_are_not_counted(program, pods):
+def test_counting_begins_with_a_second_pod(program):
     progress = GpfifoProgress(SimpleNamespace(minor=3), program.device_at)  # type: ignore[arg-type]
     threads = threading.active_count()
-    progress.watch({f"p{number}": frozenset({program.slot()}) for number in range(pods)})
+    progress.watch({"p0": frozenset({program.slot()})})
 
     assert threading.active_count() == threads
     assert progress.take("p0") is None
+
+
+def test_pods_that_come_and_go_end_no_others_count(program, monkeypatch):
+    """A count over any time would be unknown to whoever frees and makes channels in it."""
+    monkeypatch.setattr(gpfifo_progress, "_STUCK_NS", LATER_NS)
+    progress = GpfifoProgress(SimpleNamespace(minor=3), program.device_at)  # type: ignore[arg-type]
+    pods = {f"p{number}": frozenset({program.slot()}) for number in range(1, 10)}
+    progress.watch({"web": pods["p1"], "p1": pods["p1"]})
+    until(lambda: progress.take("web") == 0)
+    for others in ({}, {"p1": None}, pods):
+        progress.watch({**others, "web": pods["p1"]})
+
+        assert progress.take("web") == 0
+    assert len(progress._pods) == 8
+    assert "p9" not in progress._pods
+    progress.watch({})
+    until(lambda: not is_open(program))
 
 
 def test_a_pod_that_is_slow_to_read_delays_only_itself(program, tmp_path):
@@ -340,6 +377,18 @@ def test_a_pod_with_many_channels_or_processes_is_not_counted():
     assert slots(table) is None
 
 
+@pytest.mark.parametrize("holder", ["another", None], ids=["another pod's", "gone"])
+def test_no_process_but_the_pods_own_is_read(holder):
+    """A client can be passed on, and outlive its maker, whose number another pod's process may have then."""
+    table = ObjectTable()
+    make_pod(table, "web", 50, CLIENT, Userd(USERD_MEMORY, 0, 1024))
+    table.note({"fact": "exit", "pid": 50})
+    if holder is not None:
+        table.note({"fact": "process", "pid": 50, "pod": holder, "started": "10"})
+
+    assert slots(table) is None
+
+
 @pytest.fixture
 def card(
     program: UserdProgram, monkeypatch: pytest.MonkeyPatch
@@ -389,10 +438,19 @@ def test_nothing_is_counted_while_no_pods_share_the_card(card, change):
     if change == "no plan":
         made.enforcer.plan = None
     else:
-        table.note({"fact": "gone", "client": CLIENT + 1, "handle": 3})
+        for name in ("batch", "idle"):
+            table.note({"fact": "pod_retired", "name": name})
 
-    assert entries(made) == {"web": None, "batch": None if change == "no plan" else 0, "idle": 0}
+    assert entries(made)["web"] is None
     assert not made.gpfifo_progress._pods
+
+
+def test_a_neighbour_without_channels_ends_no_count(card):
+    made, table, _ = card
+    until(lambda: entries(made)["web"] == 0)
+    table.note({"fact": "gone", "client": CLIENT + 1, "handle": 3})
+
+    assert entries(made) == {"web": 0, "batch": 0, "idle": 0}
 
 
 def test_counting_ends_with_the_lease_and_with_the_pod(card):

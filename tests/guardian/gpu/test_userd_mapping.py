@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import mmap
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from qgpu.guardian.gpu import userd_mapping
 from qgpu.guardian.gpu.userd_mapping import ProcessMemory, Slot, mapped_device
 from qgpu.linux import proc
+from tests import fuse
 from tests.guardian.gpu.userd_program import DEVICE, ENTRIES, SIZE, UserdProgram
 
 _PAGE = mmap.PAGESIZE
@@ -159,3 +162,28 @@ def test_the_kernel_tells_which_device_is_mapped(tmp_path):
     of_zero.close()
     of_file.close()
     assert mapped_device(os.getpid(), at_zero) is None
+
+
+_MAP_FILE = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None)
+file = os.open(sys.argv[1], os.O_RDONLY)
+ctypes.CDLL(None).mmap(None, ctypes.c_size_t(4096), 1, 1, file, ctypes.c_long(0))
+print("mapped", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes root to ask which file is mapped")
+def test_no_file_server_is_asked_what_is_mapped(tmp_path):
+    with fuse.served(tmp_path, fuse.GETATTR) as served:
+        pipe = subprocess.PIPE
+        process = subprocess.Popen([sys.executable, "-c", _MAP_FILE, served.file], stdin=pipe, stdout=pipe)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"mapped\n"
+        area = area_of(process.pid, bytes(served.file))
+
+        assert mapped_device(process.pid, area) is None
+        assert served.lives()
+        process.kill()
+        process.communicate()

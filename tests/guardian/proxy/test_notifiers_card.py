@@ -7,11 +7,11 @@ import struct
 import pytest
 
 from qgpu.guardian.accounting.object_table import ObjectTable
-from qgpu.guardian.proxy import alloc_calls, alloc_checks
+from qgpu.guardian.proxy import alloc_calls
 from qgpu.nvidia import abi
-from tests.guardian.asked import TSG_PARAMS, alloc, alloc_status, control, device, dup, dup_status, free, subdevice
+from tests.guardian.asked import TSG_PARAMS, alloc, alloc_status, control, dup, dup_status, free
 from tests.guardian.fake_rm import PAGE
-from tests.guardian.pod import MINOR
+from tests.guardian.pod import make_device_on_another_card
 
 #: A device on each card, each with a subdevice; a TSG on the first, and host memory below each of them.
 FIRST, SECOND, TSG = 2, 4, 20
@@ -22,10 +22,7 @@ DUPLICATE, CONTEXT_DMA, CHANNEL = 50, 51, 21
 @pytest.fixture
 def both(on_card):
     on_card.limits |= {0: 1 << 30, 1: 1 << 30}
-    on_card.minors[1] = MINOR  # the file that the child has open
-    on_card.rm.instances[7, SECOND] = 1
-    for asked, params in ((device(SECOND), struct.pack("<I52x", 1)), (subdevice(5, parent=SECOND), bytes(4))):
-        assert alloc_status(on_card.call(abi.NV_ESC_RM_ALLOC, asked, params)[2]) == abi.NV_OK
+    make_device_on_another_card(on_card, SECOND, 5)
     on_card.call(abi.NV_ESC_RM_ALLOC, alloc(TSG, FIRST, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
     for parent, handle in MEMORY.items():
         on_card.call(abi.NV_ESC_RM_ALLOC, alloc(handle, parent, abi.NV01_MEMORY_SYSTEM), bytes(128))
@@ -109,19 +106,3 @@ def test_a_context_dma_over_another_cards_memory_is_not_named(both):
     both.call(abi.NV_ESC_RM_ALLOC, alloc(CONTEXT_DMA, FIRST, abi.NV01_CONTEXT_DMA), params)
 
     assert names(both, CONTEXT_DMA) == abi.NV_ERR_INVALID_OBJECT_HANDLE
-
-
-@pytest.mark.parametrize(("card", "made"), [(FIRST, True), (SECOND, False)])
-@pytest.mark.parametrize("by", ["TSG", "channel"])
-def test_an_address_space_is_used_on_its_own_card(both, by, card, made):
-    space = 40
-    both.call(abi.NV_ESC_RM_ALLOC, alloc(space, card, abi.FERMI_VASPACE_A), bytes(64))
-    if by == "TSG":
-        group = struct.pack("<5I", 0, 0, space, 1, 0)
-        answer = both.call(abi.NV_ESC_RM_ALLOC, alloc(22, FIRST, abi.KEPLER_CHANNEL_GROUP_A), group)
-        status = alloc_status(answer[2])
-    else:
-        status = names(both, space, at=28)
-
-    assert status == (abi.NV_OK if made else abi.NV_ERR_INVALID_ARGUMENT)
-    assert both.shared.refusals.counts.get(("web", alloc_checks.OTHER_SPACE), 0) == (not made)

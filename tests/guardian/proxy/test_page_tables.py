@@ -203,7 +203,8 @@ def test_a_free_without_length_ends_what_uvm_frees(on_card, pages, left):
 
 @pytest.mark.parametrize("size", abi.MAP_MEMORY_DMA)
 def test_rm_dma_mappings_refused_under_limit_else_made(on_card, size):
-    own, others = (struct.pack("<I", client).ljust(size, b"\0") for client in (7, 9))
+    own, others = (struct.pack("<IIII", client, 2, 9, 30).ljust(size, b"\0") for client in (7, 9))
+    on_card.rm.objects |= {(7, 9): (abi.NV01_MEMORY_VIRTUAL, 2), (7, 30): (abi.NV01_MEMORY_SYSTEM, 2)}
     under = on_card.call(abi.NV_ESC_RM_MAP_MEMORY_DMA, own)[:2]
     on_card.limits = {}
 

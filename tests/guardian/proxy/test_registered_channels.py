@@ -17,13 +17,14 @@ from tests.guardian.asked import TSG, TSG_PARAMS, alloc, alloc_status, free
 from tests.guardian.failover.test_successors import die_in, successor_of
 from tests.guardian.pod import MAJOR, held, until
 
-CHANNEL = 0x21
+CHANNEL, SPACE = 0x21, 0x30
 
 
 @pytest.fixture
 def registered(on_card):
     """A pod under a limit, with a UVM file and a TSG whose channel is registered there."""
     on_card.uvm(uvm.REGISTER_GPU, bytes(40))
+    on_card.call(abi.NV_ESC_RM_ALLOC, alloc(SPACE, 2, abi.FERMI_VASPACE_A), bytes(64))
     on_card.call(abi.NV_ESC_RM_ALLOC, alloc(TSG, 2, abi.KEPLER_CHANNEL_GROUP_A), TSG_PARAMS)
     make_channel(on_card, CHANNEL)
     assert held(on_card) == COMPUTE_TSG_BYTES
@@ -31,7 +32,7 @@ def registered(on_card):
 
 
 def make_channel(pod, handle):
-    params = bytes(28) + struct.pack("<I", 0x30) + bytes(368)
+    params = bytes(28) + struct.pack("<I", SPACE) + bytes(368)
     assert alloc_status(pod.call(abi.NV_ESC_RM_ALLOC, alloc(handle, TSG, 0xC86F), params)[2]) == abi.NV_OK
     pod.uvm(uvm.REGISTER_CHANNEL, bytes(56))  # goes on to /dev/random
     pod.rm.registered.add((7, handle))
@@ -59,8 +60,8 @@ def test_a_channel_that_rm_did_not_free_stays_registered(registered):
     """Its parameters said that it uses another object, and RM does not go by them."""
     make_channel(registered, 0x22)
     registered.rm.used.clear()
-    registered.rm.objects[7, 0x30] = (abi.NV01_MEMORY_SYSTEM, 2)
-    registered.call(abi.NV_ESC_RM_FREE, free(0x30))
+    registered.rm.objects[7, SPACE] = (abi.NV01_MEMORY_SYSTEM, 2)
+    registered.call(abi.NV_ESC_RM_FREE, free(SPACE))
 
     assert registered.rm.registered == {(7, CHANNEL), (7, 0x22)}
     assert held(registered) == COMPUTE_TSG_BYTES

@@ -12,9 +12,9 @@ from qgpu.guardian.proxy.handler_context import PodCall
 from qgpu.guardian.rules import allowed_controls
 from qgpu.linux.seccomp_notify import UnansweredCall
 from qgpu.nvidia import abi, uvm
-from tests.guardian.asked import alloc_status, control, device, dup, free, status, subdevice, uvm_mapping
+from tests.guardian.asked import control, dup, free, status, uvm_mapping
 from tests.guardian.fake_rm import PAGE
-from tests.guardian.pod import MINOR, allocate, device_of
+from tests.guardian.pod import allocate, device_of, make_device_on_another_card
 from tests.guardian.proxy.test_exports import take_in
 
 SIZE, LIMIT = 64 << 20, 1 << 30
@@ -26,10 +26,7 @@ FIRST, SECOND = 2, 4
 def both(on_card):
     """A pod with a limit and a device on each of two cards, of which RM has figures."""
     on_card.limits |= {0: LIMIT, 1: LIMIT}
-    on_card.minors[1] = MINOR  # the file that the child has open
-    on_card.rm.instances[7, SECOND] = 1
-    for asked, params in ((device(SECOND), struct.pack("<I52x", 1)), (subdevice(5, parent=SECOND), bytes(4))):
-        assert alloc_status(on_card.call(abi.NV_ESC_RM_ALLOC, asked, params)[2]) == abi.NV_OK
+    make_device_on_another_card(on_card, SECOND, 5)
     rm = on_card.rm
 
     def figure(instance, _):

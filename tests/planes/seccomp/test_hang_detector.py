@@ -159,16 +159,6 @@ def test_wait_that_sigkill_may_not_end_is_none_for_pages(waiting, where, ends, m
     assert waits_for_pages(waiting) == ends
 
 
-@pytest.mark.parametrize("waiting", ["read"], indirect=True)
-def test_read_of_proc_mem_waits_for_a_page_of_a_file(waiting, monkeypatch):
-    """Such a read does not wait for a userfaultfd: it fails."""
-    read, pread = hang_detector._read, hang_detector._READS[-1]
-    told = {"wchan": "folio_wait_bit_common", "syscall": f"{pread} 0x3"}
-    monkeypatch.setattr(hang_detector, "_read", lambda pid, what, tid: told.get(what) or read(pid, what, tid))
-
-    assert waits_for_pages(waiting)
-
-
 _WAITS_FOR_PAGE_AND_MORE = """
 import ctypes, os, sys, threading, time
 from qgpu.linux.seccomp_notify import ProcessMemory

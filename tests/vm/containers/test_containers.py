@@ -50,7 +50,7 @@ def test_exec_into_a_container_stays_under_its_grant(daemon, podman):
 
     assert memory(podman, "web", 512) == nv.NO_MEMORY
     assert memory(podman, "web", 128) == 0
-    assert "memory refused 1 times" in daemon.pods()["web"]["problem"]
+    assert "memory refused once" in daemon.pods()["web"]["problem"]
 
 
 @pytest.mark.parametrize(
