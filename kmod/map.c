@@ -3,6 +3,9 @@
  * map.c - a pod's mappings for the CPU and, by RM's own calls, for the card. RM's memory for them is charged to nobody.
  * When RM frees an object it undoes all of the object's mappings with its lock held, while other pods' calls and gates
  * wait. So a pod may have only so many. Those for the card may be of anything but the page that RM shares with all.
+ *
+ * RM maps for the device that a call names, and takes the memory's address for one on that device's card. It compares
+ * the two cards nowhere (memMap_IMPL, dmaAllocMapping_GM107).
  */
 #include <linux/slab.h>
 
@@ -21,6 +24,16 @@ static long refuse(struct qgpu_call *call, size_t status_at, u32 status)
 	return qgpu_call_answer(call, status_at, status);
 }
 
+/* Of host memory, which the object table does not keep, RM maps the pages, whatever the card (osMapSystemMemory). */
+static bool is_on_other_card(struct qgpu_client *client, u32 device, u32 memory)
+{
+	const struct qgpu_object *object = qgpu_object_find(client, memory);
+
+	if (!object || !qgpu_is_memory(object->class))
+		return false;
+	return object->gpu < 0 || object->gpu != qgpu_object_gpu(client, device);
+}
+
 /* Counted first, and for good without RM's own answer: RM may have mapped it. */
 static long map_locked(struct qgpu_call *call, struct qgpu_client *client)
 {
@@ -28,6 +41,8 @@ static long map_locked(struct qgpu_call *call, struct qgpu_client *client)
 	u32 memory = call->in.map.memory;
 	long ret;
 
+	if (is_on_other_card(client, call->in.map.device, memory))
+		return qgpu_refuse_alloc(call, status_at, NV_ERR_INVALID_ARGUMENT);
 	if (!qgpu_mapping_fits(client) && !READ_ONCE(call->pod->gone))
 		return refuse(call, status_at, NV_ERR_INSUFFICIENT_RESOURCES);
 	if (qgpu_mapping_add(client, memory))
@@ -68,6 +83,31 @@ long qgpu_unmap_memory(struct qgpu_call *call)
 	return ret;
 }
 
+static bool is_on_fabric(struct qgpu_client *client, u32 memory)
+{
+	u32 class;
+
+	return qgpu_rm_class(client->handle, memory, &class) == NV_OK &&
+	       (class == NV_MEMORY_FABRIC || class == NV_MEMORY_MULTICAST_FABRIC);
+}
+
+/*
+ * A peer's memory RM takes for that of the card that its handle lies below. An address on the fabric is of no card.
+ * Host memory has an address of the IOMMU for the card that it was made for.
+ */
+static bool crosses_cards(struct qgpu_client *client, const struct nvos46 *in)
+{
+	int gpu = qgpu_object_gpu(client, in->device);
+
+	if (gpu < 0 || qgpu_memory_gpu(client, in->dma) != gpu)
+		return true;
+	if (NVOS46_FLAGS_P2P_ENABLE(in->flags) == NVOS46_FLAGS_P2P_ENABLE_NOSLI)
+		gpu = qgpu_object_gpu(client, in->memory);
+	if (gpu >= 0 && qgpu_memory_gpu(client, in->memory) == gpu)
+		return false;
+	return !is_on_fabric(client, in->memory);
+}
+
 /* Before it is mapped RM has not chosen the place. */
 static struct qgpu_dma_mapping *mapping_for(const struct qgpu_call *call)
 {
@@ -89,6 +129,8 @@ static long map_dma_locked(struct qgpu_call *call, struct qgpu_client *client)
 	/* without a seal another thread could name the page after the check */
 	if (!qgpu_toctou_sealed() || qgpu_rm_is_shared_page(client->handle, call->in.map_dma.memory))
 		return qgpu_refuse_alloc(call, status_at, NV_ERR_NOT_SUPPORTED);
+	if (crosses_cards(client, &call->in.map_dma))
+		return qgpu_refuse_alloc(call, status_at, NV_ERR_INVALID_ARGUMENT);
 	if (!qgpu_dma_mapping_fits(client) && !READ_ONCE(call->pod->gone))
 		return refuse(call, status_at, NV_ERR_INSUFFICIENT_RESOURCES);
 	mapping = mapping_for(call);

@@ -80,6 +80,7 @@
 #define NV_SEMAPHORE_SURFACE		0x00da
 #define RM_USER_SHARED_DATA		0x00de
 #define NV_MEMORY_FABRIC		0x00f8
+#define NV_MEMORY_MULTICAST_FABRIC	0x00fd
 #define NV20_SUBDEVICE_0		0x2080
 #define NV50_MEMORY_VIRTUAL		0x50a0
 #define GT200_DEBUGGER			0x83de
@@ -203,7 +204,11 @@ struct nvos34 {			/* RM_UNMAP_MEMORY */
 struct nvos46 {			/* RM_MAP_MEMORY_DMA, as far as it is the same from 535 on */
 	u32 client, device, dma, memory;
 	u64 offset, length;
+	u32 flags;
 };
+
+#define NVOS46_FLAGS_P2P_ENABLE(flags)	((flags) >> 20 & 3)
+#define NVOS46_FLAGS_P2P_ENABLE_NOSLI	2	/* the memory is a peer's; 1: of another card of the same device */
 
 /* From its end, in 56 bytes and since 580 in 64: where the memory is mapped, and the status. */
 #define NVOS46_DMA_OFFSET_BEFORE_END	16

@@ -10,7 +10,7 @@ import pytest
 import qg
 from programs import MIB, program
 
-SPACE, CONTEXT_DMA = 0x50A0, 0x02
+SPACE, CONTEXT_DMA, SYSTEM = 0x50A0, 0x02, 0x3E
 OF_CLIENT, OF_POD = 1 << 14, 1 << 15
 PAGE, NOT_FOUND = 0x1000, 0x57
 pytestmark = pytest.mark.skipif(
@@ -143,12 +143,17 @@ def test_unmapping_while_calls_are_not_sealed_frees_no_room(process):
 
 
 def test_a_mapping_for_the_card_that_rm_refuses_does_not_count(process):
-    def map_nothing(state):
+    def lose_memory(state):
+        """RM frees it with its device, and no call says so."""
         p = state["p"]
-        p.send(p.ctl, 0x57, call := bytearray(struct.pack("IIII48x", p.client, p.device, state["space"], 0)))
-        return struct.unpack_from("I", call, 56)[0]
+        device = p.alloc(p.client, nv.DEVICE, bytes(56))
+        p.alloc(device, nv.SUBDEVICE, bytes(4))
+        state["memory"] = p.alloc(device, SYSTEM)
+        p.free(device)
 
-    assert [process.run(map_nothing) for _ in range(10)] == [NOT_FOUND] * 10
+    process.run(lose_memory)
+    assert process.run(lambda state: [map_at(state, 0, 1) for _ in range(10)]) == [(0, NOT_FOUND)] * 10
+    process.run(lambda state: state.update(memory=state["p"].memory(MIB)))
     assert process.run(room) == OF_CLIENT
 
 

@@ -376,7 +376,8 @@ def shared_page(state):
 
 def map_for_the_card(state, memory):
     p = state["p"]
-    data = bytearray(struct.pack("16I", p.client, p.device, 0x5C0000DD, memory, *bytes(12)))
+    space = p.alloc(p.device, 0x50A0, struct.pack("8xI116x", 0x80400))
+    data = bytearray(struct.pack("16I", p.client, p.device, space, memory, *bytes(12)))
     p.send(p.ctl, 0x57, data)
     return struct.unpack_from("I", data, 56)[0]
 
