@@ -17,7 +17,7 @@ enum qgpu_gates {
 	QGPU_GATES_UNTOUCHED,
 	QGPU_GATES_HELD,	/* open: the pod owes for as long as they were due closed */
 	QGPU_GATES_OPENED,	/* the pod owes for all the time since qgpu_gate_penalty_begin() */
-	QGPU_GATES_OPENED_TWICE,	/* twice that: what the call made may end without a call, and takes as long */
+	QGPU_GATES_OPENED_TWICE,	/* twice that: the end of what was made takes as long, maybe without a call */
 };
 
 /* After it: what it did to the pod's gates. */

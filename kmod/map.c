@@ -25,7 +25,7 @@ static long refuse(struct qgpu_call *call, size_t status_at, u32 status)
 }
 
 /* Of host memory, which the object table does not keep, RM maps the pages, whatever the card (osMapSystemMemory). */
-static bool is_on_other_card(struct qgpu_client *client, u32 device, u32 memory)
+static bool is_video_memory_of_other_card(struct qgpu_client *client, u32 device, u32 memory)
 {
 	const struct qgpu_object *object = qgpu_object_find(client, memory);
 
@@ -41,7 +41,7 @@ static long map_locked(struct qgpu_call *call, struct qgpu_client *client)
 	u32 memory = call->in.map.memory;
 	long ret;
 
-	if (is_on_other_card(client, call->in.map.device, memory))
+	if (is_video_memory_of_other_card(client, call->in.map.device, memory))
 		return qgpu_refuse_alloc(call, status_at, NV_ERR_INVALID_ARGUMENT);
 	if (!qgpu_mapping_fits(client) && !READ_ONCE(call->pod->gone))
 		return refuse(call, status_at, NV_ERR_INSUFFICIENT_RESOURCES);
@@ -83,18 +83,17 @@ long qgpu_unmap_memory(struct qgpu_call *call)
 	return ret;
 }
 
-static bool is_on_fabric(struct qgpu_client *client, u32 memory)
+/* An address on the fabric is of no card. Of host memory RM takes the address that the card has (memdescCreateSubMem). */
+static bool is_of_any_card(struct qgpu_client *client, u32 memory)
 {
 	u32 class;
 
 	return qgpu_rm_class(client->handle, memory, &class) == NV_OK &&
-	       (class == NV_MEMORY_FABRIC || class == NV_MEMORY_MULTICAST_FABRIC);
+	       (class == NV_MEMORY_FABRIC || class == NV_MEMORY_MULTICAST_FABRIC || class == NV01_MEMORY_SYSTEM ||
+		class == NV01_MEMORY_SYSTEM_OS_DESCRIPTOR);
 }
 
-/*
- * A peer's memory RM takes for that of the card that its handle lies below. An address on the fabric is of no card.
- * Host memory has an address of the IOMMU for the card that it was made for.
- */
+/* A peer's memory RM takes for that of the card that its handle lies below. */
 static bool crosses_cards(struct qgpu_client *client, const struct nvos46 *in)
 {
 	int gpu = qgpu_object_gpu(client, in->device);
@@ -105,7 +104,7 @@ static bool crosses_cards(struct qgpu_client *client, const struct nvos46 *in)
 		gpu = qgpu_object_gpu(client, in->memory);
 	if (gpu >= 0 && qgpu_memory_gpu(client, in->memory) == gpu)
 		return false;
-	return !is_on_fabric(client, in->memory);
+	return !is_of_any_card(client, in->memory);
 }
 
 /* Before it is mapped RM has not chosen the place. */

@@ -130,7 +130,7 @@ def sample_from_json(data: dict[str, Any], grants: Mapping[str, Grant]) -> Sampl
                 pod["preempting"],
                 pod["ended_ns"],
                 pod["ended_starts"],
-                pod["gpfifo_entries"],
+                pod.get("gpfifo_entries"),  # a guardian from before an upgrade does not count
             )
             for pod in data["pods"]
         ),

@@ -1,7 +1,7 @@
 """Tells whether a killed process has done all that it ever will, although it has not ended.
 
-SIGKILL does not end a thread's wait for a FUSE server, nor for a page of its files behind /proc/PID/mem. Until the
-server answers, the process keeps its descriptors and locks. What follows from that is left to others.
+SIGKILL does not end a thread's wait for a FUSE server, nor a read of /proc/PID/mem that waits for a page of a file.
+Until the server answers, the process keeps its descriptors and locks. What follows from that is left to others.
 """
 
 from __future__ import annotations

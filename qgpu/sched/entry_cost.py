@@ -17,8 +17,8 @@ from qgpu.sched.trial import Trial
 #: A trial may hold one entry too many or too few.
 _SLACK = 1
 
-#: A rate that follows this many entries is certain.
-_CERTAIN_ENTRIES = 20
+#: From this many entries on, one more or less hardly changes a rate.
+_ENOUGH_ENTRIES = 20
 
 #: Bounds of the cost agree if none is this many times another's. A program runs faster or slower with the card's caches
 #: and clocks.
@@ -38,12 +38,19 @@ def by_entries(trials: Sequence[Trial]) -> tuple[Trial, ...]:
             count, whole_ns, bounds = trials[at].entries[name], trials[at].watched_ns, trials[at].bounds[name]
             least, most = (cost_ns * (count + slack) / whole_ns for slack in (-_SLACK, _SLACK))
             rates[at][name] = _clamp(_clamp(rates[at][name], least, most), *bounds)
-            if count >= _CERTAIN_ENTRIES:
+            if count >= _ENOUGH_ENTRIES:
                 counted[at].add(name)
     return tuple(
         trial._replace(rates=found, counted=frozenset(names))
         for trial, found, names in zip(trials, rates, counted, strict=True)
     )
+
+
+def alike(trial: Trial, other: Trial) -> Trial:
+    """Return a trial with rates of the same source as the other's: by records, where either does not follow entries."""
+    followed = trial.counted & other.counted
+    rates = {name: rate if name in followed else trial.by_records.get(name, rate) for name, rate in trial.rates.items()}
+    return trial._replace(rates=rates)
 
 
 def _cost_ns(name: str, trials: Sequence[Trial]) -> float | None:
@@ -57,7 +64,7 @@ def _cost_ns(name: str, trials: Sequence[Trial]) -> float | None:
         return None
     least_ns = max(least * whole_ns / (count + _SLACK) for count, whole_ns, least, _, _ in told)
     most_ns = min(most * whole_ns / (count - _SLACK) for count, whole_ns, _, most, _ in several)
-    if least_ns > _AGREE * most_ns:
+    if least_ns > _AGREE * most_ns or most_ns <= 0:
         return None
 
     def doubt(each: tuple[int, int, float, float, float]) -> float:

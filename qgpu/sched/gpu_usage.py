@@ -23,10 +23,10 @@ class GpuUse(NamedTuple):
     #: How much of its GPU time may lie in windows of others.
     ungated_ns: int = 0
     #: How many GPFIFO entries the card took from it; None: unknown.
-    entries: int | None = 0
+    entries: int | None = None
 
 
-NOTHING = GpuUse()
+NOTHING = GpuUse(entries=0)
 
 
 def known_sum(a: int | None, b: int | None) -> int | None:

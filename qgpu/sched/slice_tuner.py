@@ -34,7 +34,7 @@ from qgpu.sched.candidates import (
     serves_as_before,
     shorter_slices,
 )
-from qgpu.sched.entry_cost import by_entries
+from qgpu.sched.entry_cost import alike, by_entries
 from qgpu.sched.gpu_usage import RoundEntry
 from qgpu.sched.measurement import accumulate, is_conclusive, is_contended, is_long, work_debts
 from qgpu.sched.trial import Trial, guaranteed, observe, satisfied_pods, short_of_share
@@ -120,7 +120,8 @@ def advance(
         return _proceed(_record(now, trial, now_ns), pods, period_ns, utilization, now_ns)
     if not now.settled:
         return _proceed(_record(now, trial, now_ns), pods, period_ns, utilization, now_ns)
-    return _check(now, by_entries((*now.trials, trial))[-1], pods, period_ns, utilization, now_ns)
+    *known, trial = by_entries((*now.trials, trial))
+    return _check(now._replace(trials=tuple(known)), trial, pods, period_ns, utilization, now_ns)
 
 
 def interrupted(now: Tuning) -> Tuning:
@@ -311,17 +312,19 @@ def _underserves(trial: Trial, pods: Mapping[str, RoundEntry], trials: Sequence[
         return False
     done, whole = sum(trial.rates.values()), sum(entry.weight for entry in pods.values())
     for name in guaranteed(trial, pods):
-        due = done * pods[name].weight / whole
-        if name in trial.resting:
-            told = [each.rates[name] for each in trials if name in each.counted & trial.counted]
-            due = min(due, max(told, default=0.0))
-        if trial.rates[name] < _UNDERSERVED * due:
+        rate, due = trial.rates[name], done * pods[name].weight / whole
+        if name in trial.resting:  # each trial may have counted a step too many or too few
+            step_ns, others = trial.turns_ns[name], [each for each in trials if name in each.counted & trial.counted]
+            most = max((each.rates[name] - step_ns / each.watched_ns for each in others), default=0.0)
+            rate, due = rate + step_ns / trial.watched_ns, min(due, most)
+        if rate < _UNDERSERVED * due:
             return True
     return False
 
 
 def _has_changed(before: Trial, trial: Trial) -> bool:
     """Tell whether pods behave differently than when the tuner settled on this way."""
+    before, trial = alike(before, trial), alike(trial, before)
     return before.rates.keys() != trial.rates.keys() or any(
         abs(rate - before.rates[name]) > _CHANGED + _CHANGED_PART * before.rates[name]
         for name, rate in trial.rates.items()
@@ -331,8 +334,8 @@ def _has_changed(before: Trial, trial: Trial) -> bool:
 def _newly_short(before: Trial, trial: Trial, now: Tuning, pods: Mapping[str, RoundEntry]) -> bool:
     """Tell whether a pod is short now that was not when the tuner settled on this way."""
     weights = {name: entry.weight for name, entry in pods.items()}
-    known = short_of_share(before, weights, _SHORT_LATER)
-    return bool(short_of_share(trial, weights, _SHORT_LATER) - known - now.satisfied)
+    known, found = (short_of_share(alike(*two), weights, _SHORT_LATER) for two in ((before, trial), (trial, before)))
+    return bool(found - known - now.satisfied)
 
 
 def _retry(

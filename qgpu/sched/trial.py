@@ -163,7 +163,7 @@ def observe(
         whole_ns,
         frozenset(fits_slice),
         used or 1.0,
-        bounds=_bounds(uses, pods, whole_ns, {}, hardware),
+        bounds=_bounds(uses, pods, whole_ns, dict.fromkeys(uses, 1 - (used or 1.0)), hardware),
         entries=entries,
         by_records=rates,
     )

@@ -110,7 +110,7 @@ class Tuning(NamedTuple):
         found = self.last_trial()
         if found is None or not self.settled or self.sharing.equal or self.sharing.reserved:
             return None
-        return Tuning(self.sharing, expected=sum(found.rates.values()), hardware=self.hardware)
+        return Tuning(self.sharing, expected=sum((found.by_records or found.rates).values()), hardware=self.hardware)
 
 
 def begin(weights: Sequence[int], pod_class: PodClass = PodClass.OFFLINE, hardware: HardwareTraits = OTHER) -> Tuning:

@@ -56,7 +56,7 @@ def test_grant_is_read_as_sent_and_allows_nothing_unsaid() -> None:
 
 
 TSG = TsgSample("a/0", 7, 2, True, ((1, 4), (6, 10)), 5)
-SAMPLE = Sample(1, 5, (PodSample("a", Grant(cores=30), (TSG,), 3, ended_ns=9, ended_starts=4),))
+SAMPLE = Sample(1, 5, (PodSample("a", Grant(cores=30), (TSG,), 3, ended_ns=9, ended_starts=4, gpfifo_entries=12),))
 
 
 def told(sample: Sample) -> dict[str, Any]:
@@ -72,3 +72,10 @@ GRANTS = {pod.pod: pod.grant for pod in SAMPLE.pods}
 
 def test_a_sample_told_is_the_sample_read() -> None:
     assert sample_from_json(told(SAMPLE), GRANTS) == SAMPLE
+
+
+def test_a_guardian_from_before_an_upgrade_counts_no_entries() -> None:
+    said = told(SAMPLE)
+    del said["pods"][0]["gpfifo_entries"]
+
+    assert sample_from_json(said, GRANTS).pods[0].gpfifo_entries is None

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qgpu.model import NS_PER_MS, Sharing
-from qgpu.sched.entry_cost import by_entries
+from qgpu.sched.entry_cost import alike, by_entries
 from qgpu.sched.trial import Trial
 
 WHOLE_NS = 100 * NS_PER_MS
@@ -81,6 +81,18 @@ def test_a_later_trial_can_take_back_what_entries_showed() -> None:
     again = by_entries([*first, trial(Sharing(), 0.5, (0.49, 0.51), 9000)])
 
     assert [each.rates["a"] for each in again] == [0.5, 0.6, 0.5]
+
+
+def test_rates_compare_by_records_where_one_has_no_entries() -> None:
+    slices, before = by_entries([trial(SLICES, 0.5, (0.49, 0.51), 500), trial(GATES, 0.6, (0.0, 0.6), 400)])
+    now = trial(GATES, 0.6, (0.0, 0.6), None)
+
+    assert (before.rates["a"], alike(before, now).rates["a"], alike(now, before).rates["a"]) == (
+        pytest.approx(0.4, abs=0.002),
+        0.6,
+        0.6,
+    )
+    assert alike(before, slices).rates == before.rates
 
 
 def interval() -> st.SearchStrategy[tuple[float, float, float]]:

@@ -26,21 +26,23 @@ from qgpu.model import NS_PER_MS, NS_PER_S
 from qgpu.nvidia import abi
 from qgpu.nvidia.rm_device import RmDevice
 
-#: How often a channel is read that moves, and one that has rested for _MOVES_NS. A read of card memory takes 7 to 9 us,
-#: and a program uses one or two of its eight compute channels.
+#: How often a channel is read that moves, and one that has rested for _MOVED_LATELY_NS. A read of card memory takes 7
+#: to 9 us, and a program uses one or two of its eight compute channels.
 _MOVING_NS, _RESTING_NS = 4 * NS_PER_MS, 20 * NS_PER_MS
-_MOVES_NS = 10 * NS_PER_S
+_MOVED_LATELY_NS = 10 * NS_PER_S
 #: How many entries a second the busiest program takes that was measured, an eager one with small kernels.
 _FASTEST = 100_000
 #: A count is unknown if the pod's channels were not read for this long: its thread is stuck.
 _STUCK_NS = 3 * _RESTING_NS
 #: Mappings that are not certain are searched for again after this long; each next time after twice as long, while the
-#: channels stay the same. A search reads a list of thousands of lines: searches take at most 1/_PARTS of the time.
-_AGAIN_NS, _SELDOM_NS, _PARTS = 250 * NS_PER_MS, 4 * NS_PER_S, 20
+#: channels stay the same. A search reads a list of thousands of lines, so it takes one part in so many of the time.
+_AGAIN_NS, _SELDOM_NS, _ONE_PART_IN = 250 * NS_PER_MS, 4 * NS_PER_S, 20
 #: Of a pod with more, nothing is counted: reading them all would take too long. That is eight programs.
 _MOST_CHANNELS, _MOST_PROCESSES = 64, 8
 #: Of more pods, those are counted that came first: a thread of each runs 250 times a second.
 _MOST_PODS = 8
+#: Of a pod whose thread is stuck, one run that ends and one that begins wait, and no more.
+_MOST_RUNS = 2
 
 
 def slots_of(table: ObjectTable, tsgs: Iterable[RmObject]) -> frozenset[Slot] | None:
@@ -75,7 +77,7 @@ class _Position:
     moved_ns: int
 
     def is_moving(self, now_ns: int) -> bool:
-        return now_ns - self.moved_ns < _MOVES_NS
+        return now_ns - self.moved_ns < _MOVED_LATELY_NS
 
 
 @dataclass(slots=True, eq=False)
@@ -98,9 +100,9 @@ class PodProgress:
     _found: bool = False
     _read_ns: int = 0
     _search_ns: int = 0
-    _rest_ns: int = _AGAIN_NS
+    _retry_ns: int = _AGAIN_NS
     #: When searches have rested long enough.
-    _rested_ns: int = 0
+    _may_search_ns: int = 0
 
     def watch(self, slots: frozenset[Slot] | None) -> None:
         """Count these channels from now on; None ends the thread."""
@@ -131,24 +133,24 @@ class PodProgress:
         now_ns = self._clock()
         if wanted is not self._known:
             self._lose()
-            self._known, self._rest_ns = wanted, _AGAIN_NS
+            self._known, self._retry_ns = wanted, _AGAIN_NS
             self._search_ns = min(self._search_ns, now_ns + _AGAIN_NS)
-        if not self._positions and now_ns >= max(self._search_ns, self._rested_ns):
+        if not self._positions and now_ns >= max(self._search_ns, self._may_search_ns):
             began_ns = time.thread_time_ns()
             self._search(wanted)
-            self._rested_ns = now_ns + _PARTS * (time.thread_time_ns() - began_ns)
+            self._may_search_ns = now_ns + _ONE_PART_IN * (time.thread_time_ns() - began_ns)
         self._read()
         moving = any(position.is_moving(now_ns) for position in self._positions)
         return _MOVING_NS if moving else _RESTING_NS
 
     def _search(self, wanted: frozenset[Slot]) -> None:
         """Find where all channels stand, or try again later."""
-        self._search_ns, self._rest_ns = self._clock() + self._rest_ns, min(2 * self._rest_ns, _SELDOM_NS)
+        self._search_ns, self._retry_ns = self._clock() + self._retry_ns, min(2 * self._retry_ns, _SELDOM_NS)
         for pid, started in {(slot.pid, slot.started) for slot in wanted}:
             if not self._open(pid, started, [slot for slot in wanted if slot.pid == pid]):
                 self._lose()
                 return
-        self._rest_ns = _AGAIN_NS
+        self._retry_ns = _AGAIN_NS
         with self._lock:
             self._found, self._read_ns = wanted is self._wanted, self._clock()
 
@@ -226,7 +228,7 @@ class GpfifoProgress:
         for pod, channels in counted.items():
             if pod in self._pods:
                 self._pods[pod].watch(channels)
-            else:
+            elif self._threads.waiting(pod) < _MOST_RUNS:
                 minors = self.device.minor, abi.NV_CONTROL_MINOR
                 devices = frozenset(os.makedev(abi.NV_MAJOR, minor) for minor in minors)
                 self._pods[pod] = PodProgress(channels, devices, self.device_at)

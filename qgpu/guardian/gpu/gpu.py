@@ -59,7 +59,8 @@ class Gpu:
     _owners_as_of: int = -1
     _by_context: dict[int, Key] = field(default_factory=dict)
     _by_process: dict[int, Key] = field(default_factory=dict)
-    #: Pods with compute channels, as of one revision of the object table, and whether a plan was in force then.
+    #: Pods with compute channels, countable or not, as of one revision of the object table, and whether a plan was in
+    #: force then.
     _with_channels: frozenset[str] = frozenset()
     _channels_as_of: tuple[int, bool] | None = None
 

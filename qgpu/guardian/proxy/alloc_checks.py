@@ -25,7 +25,8 @@ _MOST_SUBDEVICES, TOO_MANY_SUBDEVICES = 8, "too many subdevices of a device"
 _MOST_PAGES, TOO_MANY_PAGES = 16, "too many handles of the driver's shared page"
 #: The refusal of a TSG or channel that no gate and no timeslice would bound.
 OTHER_ENGINE = "channel of an engine that no program uses"
-#: RM compares the cards of neither (vaspaceGetByHandleOrDeviceDefault, kchangrpapiCopyConstruct_IMPL).
+#: RM does not compare its card with that of what uses it, nor a TSG's with that of its second handle
+#: (vaspaceGetByHandleOrDeviceDefault, kchangrpapiCopyConstruct_IMPL).
 OTHER_SPACE = "address space of another card"
 #: The refusal of what would put a channel on a runlist that is shared otherwise than its TSG's.
 OTHER_RUNLIST = "channel on another engine than its TSG"

@@ -25,9 +25,18 @@ from qgpu.nvidia import abi
 
 #: The refusal of addresses of one card for another.
 OTHER_CARD = "mapping of another card's memory or address space"
-#: NVOS46_FLAGS_P2P_ENABLE: the memory is a peer's.
-_FROM_PEER = 3 << 20
-_ON_FABRIC = frozenset({abi.NV_MEMORY_FABRIC, abi.NV_MEMORY_MULTICAST_FABRIC})
+#: NVOS46_FLAGS_P2P_ENABLE, and its value NOSLI: the memory is a peer's.
+_P2P, _FROM_PEER = 3 << 20, 2 << 20
+#: Memory on the fabric, and memory of the host, for which RM takes the address that the mapping's card has for it
+#: (memdescCreateSubMem).
+_OF_ANY_CARD = frozenset(
+    {
+        abi.NV_MEMORY_FABRIC,
+        abi.NV_MEMORY_MULTICAST_FABRIC,
+        abi.NV01_MEMORY_SYSTEM,
+        abi.NV01_MEMORY_SYSTEM_OS_DESCRIPTOR,
+    }
+)
 
 
 class CardMappings(Handler):
@@ -60,15 +69,15 @@ class CardMappings(Handler):
         """Tell whether RM may put an address on one card into an address space of another, given the memory's info.
 
         RM maps for the device that the call names, and takes the memory for that card's. Memory of a peer it takes for
-        that of the card that its handle lies below (dmaAllocMapping_GM107). An address on the fabric is of no card.
+        that of the card that its handle lies below (dmaAllocMapping_GM107).
         """
         client, table = asked.hClient, self._shared.table
         space = self._gpu_ops.object_info(pod_call.file, client, asked.hDma) or (0, 0)
         if self._checks.lies_elsewhere(RmObject(client, asked.hDma, space[1], space[0]), asked.hDevice):
             return True
-        if memory[0] in _ON_FABRIC:
+        if memory[0] in _OF_ANY_CARD:
             return False
-        from_peer = bool(asked.flags & _FROM_PEER)
+        from_peer = asked.flags & _P2P == _FROM_PEER
         made = RmObject(client, asked.hMemory, memory[1] if from_peer else asked.hDevice, memory[0])
         if known := table.allocations.behind([(client, asked.hMemory)]):
             return any(each.foreign or each.instance != table.instance_of(made) for each in known)

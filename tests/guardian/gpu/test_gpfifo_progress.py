@@ -324,6 +324,18 @@ def test_a_pod_that_is_slow_to_read_delays_only_itself(program, tmp_path):
     other.end()
 
 
+def test_a_stuck_pod_has_few_runs_waiting(program):
+    go_on = threading.Event()
+    progress = GpfifoProgress(SimpleNamespace(minor=3), lambda *_: go_on.wait(PATIENCE_S) and None)  # type: ignore[arg-type]
+    slots = {"stuck": frozenset({program.slot()}), "other": None}
+    for _ in range(50):
+        progress.watch(slots)
+        progress.watch({})
+    assert progress._threads.waiting("stuck") <= 2
+    go_on.set()
+    until(lambda: not progress._threads.waiting("stuck"))
+
+
 def make_pod(table: ObjectTable, name: str, pid: int, client: int, *userds: Userd | None, started: str = "9") -> None:
     """Give a pod a TSG with channels that have these USERDs."""
     grants = grants_to_json({0: Grant(cores=30)})

@@ -116,11 +116,10 @@ def test_host_memory_without_a_device_is_mapped_for_the_cpu(web):
     assert web.processes[0].run(whole) == 0
 
 
-@pytest.mark.parametrize("cls", [nv.MEM, SYSTEM], ids=["video", "host"])
 @pytest.mark.parametrize("named", ["itself", "duplicate"])
-def test_memory_is_mapped_for_its_own_card(pair, cls, named):
+def test_memory_is_mapped_for_its_own_card(pair, named):
     (process,) = pair.processes
-    memory = process.run(memory_of, "second", cls, named)
+    memory = process.run(memory_of, "second", nv.MEM, named)
     before = pair.info().refused_allocs
 
     assert process.run(map_for_the_card, "device", "device", memory) == nv.BAD_ARGUMENT
@@ -129,10 +128,18 @@ def test_memory_is_mapped_for_its_own_card(pair, cls, named):
     assert pair.info().refused_allocs == before + 1
 
 
-@pytest.mark.parametrize("cls", [nv.MEM, SYSTEM], ids=["video", "host"])
-def test_an_import_of_unknown_card_is_not_mapped_for_the_card(pair, cls):
+@pytest.mark.parametrize("named", ["itself", "duplicate", "import"])
+def test_host_memory_is_mapped_for_any_card(pair, named):
+    """RM takes the address that the mapping's card has for it."""
     (process,) = pair.processes
-    memory = process.run(memory_of, "second", cls, "import")
+    memory = process.run(memory_of, "second", SYSTEM, named)
+
+    assert [process.run(map_for_the_card, name, name, memory) for name in ("device", "second")] == [0, 0]
+
+
+def test_an_import_of_unknown_card_is_not_mapped_for_the_card(pair):
+    (process,) = pair.processes
+    memory = process.run(memory_of, "second", nv.MEM, "import")
 
     for flags in (0, FROM_PEER):
         answers = [process.run(map_for_the_card, name, name, memory, flags) for name in ("device", "second")]
@@ -155,7 +162,7 @@ def test_nothing_is_mapped_by_a_device_of_unknown_card(pair):
         """Neither the device's card is known nor that of what is below it."""
         p = state["p"]
         state["unlearned", "space"] = p.alloc(p.unlearned, SPACE, LAZY_SPACE)
-        made = [p.alloc(p.unlearned, cls) for cls in (SYSTEM, MULTICAST)]
+        made = [p.alloc(p.unlearned, cls) for cls in (SYSTEM, MULTICAST)]  # of any card
         return [map_for_the_card(state, "unlearned", "unlearned", each) for each in made]
 
     assert process.run(unknown) == [nv.BAD_ARGUMENT] * 2
