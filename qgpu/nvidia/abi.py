@@ -259,6 +259,9 @@ ROOT_CLASSES = frozenset({NV01_ROOT, NV01_ROOT_NON_PRIV, NV01_ROOT_CLIENT})
 #: GPFIFO channels from Kepler to Blackwell; a new architecture adds one.
 GPFIFO_CLASSES = frozenset({0xA06F, 0xA16F, 0xB06F, 0xC06F, 0xC36F, 0xC46F, 0xC56F, 0xC86F, 0xC96F, 0xCA6F})
 
+#: A channel's USERD: its size (kernel_fifo_gv100.c), and where GP_GET stands in it, with GP_PUT behind (clc86f.h).
+USERD_BYTES, USERD_GP_GET_AT = 512, 0x88
+
 #: Engine types of graphics/compute: GR0..GR7 (SDK/class/cl2080_notification.h).
 GR_ENGINES = range(1, 9)
 #: Engine types of copy engines: COPY0..COPY9. Since 560 also COPY10..COPY19, and a second type of each for compression.

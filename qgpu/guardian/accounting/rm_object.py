@@ -19,7 +19,7 @@ class Userd(NamedTuple):
 
     memory: int
     offset: int
-    entries: int
+    ring_size: int
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ that the ring does not wrap in between. A channel that moves is read every 4 ms,
 second are counted right. An advance counts as unknown if the ring may have wrapped: where a read was so late that
 100,000 entries a second would have wrapped it, and where a channel moves after a rest.
 
-What is read is the pod's to write. It is a hint, and no read counts as more than one ring.
+The pod can write to this memory too. So a count is a hint, and one read adds less than the size of a ring.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ _MOST_RUNS = 2
 def slots_of(table: ObjectTable, tsgs: Iterable[RmObject]) -> frozenset[Slot] | None:
     """Return the USERD of all channels of a pod's TSGs; None if it is unknown of one, or they are too many.
 
-    A client may have been made by a process of another pod, or by one whose number another pod's process has now.
+    It is unknown, too, where another pod's process made a client, or has the number of the one that did.
     """
     slots = set[Slot]()
     for tsg in tsgs:
         for channel in table.channels(tsg):
             client = table.clients[channel.client]
             maker, own = client.maker, table.processes.get(client.maker) == client.pod
-            if channel.userd is None or not channel.userd.entries or not own or len(slots) == _MOST_CHANNELS:
+            if channel.userd is None or not channel.userd.ring_size or not own or len(slots) == _MOST_CHANNELS:
                 return None
             key = channel.client, channel.userd.memory
             known = table.objects.get(key)
@@ -183,7 +183,7 @@ class PodProgress:
             if indices is None:
                 self._lose()
                 return
-            size = position.slot.entries
+            size = position.slot.ring_size
             advance = (indices[0] - position.get) % size
             if advance:
                 sure = sure and (self._clock() - position.read_ns) * _FASTEST <= size * NS_PER_S

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from qgpu.guardian.accounting.rm_object import Key
 from qgpu.linux import fd_budget, proc
+from qgpu.nvidia import abi
 
-#: Where GP_GET and GP_PUT stand in a channel's USERD (clc86f.h), and the size of that.
-_GP_GET_AT, _GP_WORDS = 0x88, struct.Struct("<II")
-_USERD_BYTES = 512
+#: GP_GET and GP_PUT.
+_INDICES = struct.Struct("<II")
 #: No more is read of a process's list of mappings: a CUDA program has some thousands, of a hundred bytes each.
 _MOST_MAPS_BYTES = 2 << 20
 #: No more mappings of the right size are looked at: a CUDA program has dozens of them.
@@ -41,7 +41,7 @@ class Slot(NamedTuple):
     memory_bytes: int
     offset: int
     #: How many entries the channel's GPFIFO has.
-    entries: int
+    ring_size: int
     #: The channel's context, which tells it from a later one in the same place.
     context: int
 
@@ -67,10 +67,10 @@ class ProcessMemory:
     def indices(self, base: int, slot: Slot) -> tuple[int, int] | None:
         """Read GP_GET and GP_PUT, given where the memory is mapped; None if no channel can have these."""
         with suppress(OSError):  # unmapped
-            read = os.pread(self.fd, _GP_WORDS.size, base + slot.offset + _GP_GET_AT)
-            if len(read) == _GP_WORDS.size:  # else the process has ended, or executes another program
-                get, put = _GP_WORDS.unpack(read)
-                return (get, put) if get < slot.entries and put < slot.entries else None
+            read = os.pread(self.fd, _INDICES.size, base + slot.offset + abi.USERD_GP_GET_AT)
+            if len(read) == _INDICES.size:  # else the process has ended, or executes another program
+                get, put = _INDICES.unpack(read)
+                return (get, put) if get < slot.ring_size and put < slot.ring_size else None
         return None
 
 
@@ -95,7 +95,7 @@ def find(
     areas, bases = _shared_areas(memory.pid), dict[Slot, int]()
     for key in {slot.memory for slot in slots}:
         own = [slot for slot in slots if slot.memory == key]
-        end = max(slot.offset for slot in own) + _USERD_BYTES
+        end = max(slot.offset for slot in own) + abi.USERD_BYTES
         large = [area for area in areas if area[1] - area[0] >= end]
         alike = [area for area in large if area[1] - area[0] == own[0].memory_bytes] or large
         if len(alike) <= _MOST_CANDIDATES:

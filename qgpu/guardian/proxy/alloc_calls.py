@@ -42,7 +42,6 @@ NOT_PREEMPTIBLE = "compute that cannot be preempted"
 #: The card would write what a pod may not free, and into memory of others.
 OTHER_MEMORY, BEYOND_MEMORY = "notifier, USERD or semaphores in no plain memory", "notifier or USERD beyond its memory"
 _USERD_AT, _USERD_OFFSET_AT = (abi.offsetof("NV_CHANNEL_ALLOC_PARAMS", f) for f in ("hUserdMemory", "userdOffset"))
-_USERD_BYTES = 512
 _GPFIFO_ENTRIES_AT = abi.offsetof("NV_CHANNEL_ALLOC_PARAMS", "gpFifoEntries")
 _WRITABLE = frozenset({abi.NV01_MEMORY_LOCAL_USER, abi.NV01_MEMORY_SYSTEM})
 #: Indices of address spaces (nvos.h) that RM does not have for the whole card.
@@ -207,7 +206,7 @@ class AllocHandler(Handler):
             return False
         known = table.objects.get((rm.client, memory))
         size = known.detail if known else self._gpu_ops.size_by_file(request.pod_call.file, rm.client, memory)
-        return params.u64(_USERD_OFFSET_AT) + _USERD_BYTES > size
+        return params.u64(_USERD_OFFSET_AT) + abi.USERD_BYTES > size
 
     def _uncounted_memory(self, request: _AllocRequest) -> str | None:
         """Name memory that RM takes without a way to count it: a pod under a limit may not have it."""

@@ -26,10 +26,10 @@ _HELD_S = 0.15
 _HANGS_S = 0.35
 #: and any guardian after this long.
 _PATIENCE_S = 2.0
-#: The numbers of futex, in which a thread waits for another thread of its process, of process_vm_writev, and of
-#: process_vm_readv (asm/unistd.h). pread64 of /proc/PID/mem waits for pages whatever signals come.
-_CALLS = {"x86_64": ("202", "311", "310"), "aarch64": ("98", "271", "270")}
-_FUTEX, _WRITE, _READ = _CALLS.get(platform.machine(), (None, None, None))
+#: The numbers of futex, in which a thread waits for another thread of its process, and of process_vm_readv and
+#: process_vm_writev (asm/unistd.h).
+_CALLS = {"x86_64": ("202", "310", "311"), "aarch64": ("98", "270", "271")}
+_FUTEX, _READ, _WRITE = _CALLS.get(platform.machine(), (None, None, None))
 #: Where these wait for a page until a fatal signal comes: for a userfaultfd (fs/userfaultfd.c), and when they read, for
 #: the page of a file (mm/filemap.c, until and since Linux 5.16). Other waits may last until a file server answers.
 _USERFAULT, _FILE_PAGE = "handle_userfault", {"wait_on_page_bit_common", "folio_wait_bit_common"}

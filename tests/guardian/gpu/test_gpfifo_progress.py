@@ -258,7 +258,7 @@ def test_searches_take_a_small_part_of_the_time(program, count, monkeypatch):
 def test_a_thread_counts_until_a_pod_is_no_longer_watched(program, monkeypatch):
     monkeypatch.setattr(gpfifo_progress, "_STUCK_NS", LATER_NS)
     progress = GpfifoProgress(SimpleNamespace(minor=3), program.device_at)  # type: ignore[arg-type]
-    slots = frozenset({program.slot(entries=LARGE)})
+    slots = frozenset({program.slot(ring_size=LARGE)})
     threads = threading.active_count()
     progress.watch({"web": slots, "batch": None})
     until(lambda: progress.take("web") == 0)

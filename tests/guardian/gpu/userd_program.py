@@ -47,10 +47,10 @@ class UserdProgram:
         assert self.process.stdout.readline() == b"mapped\n"
         self.started = proc.start_time(self.process.pid)
 
-    def slot(self, offset: int = 0x2000, entries: int = ENTRIES, memory_bytes: int = SIZE) -> Slot:
+    def slot(self, offset: int = 0x2000, ring_size: int = ENTRIES, memory_bytes: int = SIZE) -> Slot:
         """Return where a channel of it stands."""
         memory = CLIENT, USERD_MEMORY
-        return Slot(self.process.pid, self.started, memory, memory_bytes, offset, entries, offset)
+        return Slot(self.process.pid, self.started, memory, memory_bytes, offset, ring_size, offset)
 
     def put(self, get: int, put: int | None = None, offset: int = 0x2000, file: int = 0) -> None:
         """Set GP_GET and GP_PUT of a slot."""
