@@ -1,4 +1,4 @@
-"""``qgpuctl status`` and ``qgpuctl gpu``: the pGPUs and how they are shared."""
+"""``qgpuctl gpu``: the pGPUs and how they are shared."""
 
 from __future__ import annotations
 
@@ -11,60 +11,19 @@ from qgpu import units
 from qgpu.changes import changed, who
 from qgpu.cli import completion
 from qgpu.cli.context import Context, pass_context
-from qgpu.cli.output import memory, output_option, percentage, print_as, print_facts, print_json, print_table
+from qgpu.cli.output import memory, output_option, percentage, print_as, print_facts, print_json
 from qgpu.cli.params import DURATION, FACTOR, PERCENT, PGPU
-from qgpu.cli.pod import USE_DROPPABLE, USE_HEADER, at_rest, follow, use_rows
+from qgpu.cli.pod import at_rest, follow
 from qgpu.errors import InvalidValueError, QgpuError, RefusedError
 from qgpu.ipc.control_socket import SCHEMA
 from qgpu.policies.registry import POLICIES
 
-_HEADER = (
+HEADER = (
     *("GPU", "NAME", "MEMORY", "HELD", "POLICY", "ONLINE POLICY", "PERIOD", "OFFLINE FLOOR"),
     *("PODS", "ENGINE ACTIVE", "UTILIZATION", "PROBLEM"),
 )
 #: Columns that a narrow terminal does without, the first one first.
-_DROPPABLE = ("ONLINE POLICY", "OFFLINE FLOOR", "PERIOD", "ENGINE ACTIVE", "NAME", "UTILIZATION")
-
-
-@click.command()
-@output_option
-@pass_context
-def status(context: Context, output: str) -> None:
-    """Show what the daemon runs on, how its pGPUs are shared, and what pods get."""
-    answer = context.ask("status") | {"pods": context.ask("pod.list")["pods"]}
-    if output == "json":
-        print_json(answer)
-        return
-    driver = answer["driver"] or "none"
-    click.echo(f"plane {answer['plane']} ({answer['why']}), qgpu {answer['version']}, driver {driver}")
-    click.echo(f"up {answer['uptime_s']:.0f} s")
-    for line in _beside(answer):
-        click.echo(line)
-    print_table(_HEADER, [_row(gpu) for gpu in answer["gpus"]], _DROPPABLE)
-    if answer["pods"]:
-        click.echo()
-        print_table(USE_HEADER, [row for pod in answer["pods"] for row in use_rows(pod)], USE_DROPPABLE)
-
-
-def _beside(answer: dict[str, Any]) -> Iterator[str]:
-    """Yield lines about device files, pods below their quota, excluded cards, and processes outside pods."""
-    files = answer["device_files"]
-    if files["enforced"]:
-        refused = sum(files["refused"].values())
-        yield f"device files: isolated, {refused} uses from outside refused"
-    elif answer["plane"] != "sim":
-        yield f"device files: NOT isolated: {files['why']}"
-    for gpu in answer.get("gpus", ()):
-        for name, reason in gpu["below_quota"].items():
-            yield f"below its quota: pod {name} on pGPU {gpu['index']}: {reason}"
-        if gpu["memory_yielded"] or gpu["memory_shortage"]:
-            yield f"memory of pGPU {gpu['index']}: overcommit {_overcommit(gpu)}"
-    if instances := ", ".join(str(gpu["index"]) for gpu in answer.get("gpus", ()) if gpu["mig"]):
-        yield f"MIG instances: pGPUs {instances}; experimental, tried on no card in MIG mode"
-    for card in answer["excluded_cards"]:
-        yield f"GPU {card['gpu']} ({card['pci']}) excluded: {card['why']}"
-    for each in answer["unmanaged_processes"]:
-        yield f"outside pods: process {each['pid']} ({each['name']}) on pGPU {each['gpu']}, cgroup {each['cgroup']}"
+DROPPABLE = ("ONLINE POLICY", "OFFLINE FLOOR", "PERIOD", "ENGINE ACTIVE", "NAME", "UTILIZATION")
 
 
 @click.group()
@@ -78,7 +37,7 @@ def gpu() -> None:
 def list_(context: Context, output: str) -> None:
     """List the pGPUs."""
     answer = context.ask("gpu.list")
-    print_as(output, answer, _HEADER, [_row(gpu) for gpu in answer["gpus"]], _DROPPABLE)
+    print_as(output, answer, HEADER, [row(gpu) for gpu in answer["gpus"]], DROPPABLE)
 
 
 @gpu.command()
@@ -117,7 +76,7 @@ def facts(gpu: dict[str, Any], pods: list[dict[str, Any]], status: dict[str, Any
     yield "memory", memory(gpu["memory"])
     yield "held by pods", memory(gpu["memory_used"])
     yield "limits granted", memory(sum(grant["memory"] or 0 for _, grant in grants))
-    yield "memory overcommit", _overcommit(gpu)
+    yield "memory overcommit", overcommit_text(gpu)
     yield "quotas granted", units.format_percent(sum(grant["cores"] or 0 for _, grant in grants))
     yield "pods", ", ".join(name for name, _ in grants) or "-"
     yield "below their quota", "; ".join(below) or "-"
@@ -249,7 +208,7 @@ def set_(
     click.echo(f"pGPU {index}: {changed(answer['old'], answer['new'])}; by {who(answer['by'])}{kept}")
 
 
-def _overcommit(gpu: dict[str, Any]) -> str:
+def overcommit_text(gpu: dict[str, Any]) -> str:
     """Describe how often memory may be granted, and what of it is off the card or missing now."""
     parts = ["-" if gpu["memory_overcommit"] == 1 else units.format_factor(gpu["memory_overcommit"])]
     if gpu["memory_yielded"]:
@@ -259,7 +218,8 @@ def _overcommit(gpu: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _row(gpu: dict[str, Any]) -> tuple[str, ...]:
+def row(gpu: dict[str, Any]) -> tuple[str, ...]:
+    """Return a pGPU's cells under HEADER."""
     return (
         str(gpu["index"]),
         gpu["name"],

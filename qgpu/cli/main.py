@@ -36,7 +36,7 @@ _COMMANDS = {
     ),
     "run": ("qgpu.cli.run", "Run a command as a pod and end with its exit code."),
     "simulate": ("qgpu.cli.simulate", "Play a scenario (TOML) on a simulated pGPU and report what its pods got."),
-    "status": ("qgpu.cli.gpu", "Show what the daemon runs on, how its pGPUs are shared, and what pods get."),
+    "status": ("qgpu.cli.status", "Show what the daemon runs on, how its pGPUs are shared, and what pods get."),
     "top": ("qgpu.cli.top", "Show each pod's share of each pGPU, live."),
     "trace": ("qgpu.cli.trace", "Record when pods run, and write a trace for ui.perfetto.dev."),
     "web": ("qgpu.cli.web", "Serve a page with live shares and a timeline to browsers on this host."),

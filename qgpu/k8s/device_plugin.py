@@ -1,119 +1,98 @@
-"""What the kubelet asks of a device plugin, for one extended resource: its units, and what to give a container."""
+"""The device-plugin mode: puts its parts together, and registers again whenever the kubelet has restarted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Sequence
 
-import grpc
 import structlog
 
-from qgpu.errors import QgpuError, RefusedError
-from qgpu.k8s.device_units import unit_name
-from qgpu.k8s.grpc_server import Handler
-from qgpu.k8s.kubelet_api import DEVICE_PLUGIN, Service
+from qgpu.errors import QgpuError
+from qgpu.ipc.systemd import notify
+from qgpu.k8s import conflicts, grpc_server, resources
+from qgpu.k8s.device_plugin_service import DevicePlugin
+from qgpu.k8s.grpc_server import SocketServer
+from qgpu.k8s.kubelet_api import DEVICE_PLUGIN
+from qgpu.k8s.node_lock import drop_other_modes_grants, serving
+from qgpu.k8s.options import NodeConfig
+from qgpu.k8s.qgpud import Qgpud
 from qgpu.k8s.resources import Resource
+from qgpu.k8s.threads import Threads
 from qgpu.k8s.unit_allocator import UnitAllocator
 from qgpu.k8s.unit_watch import UnitWatch
+from qgpu.linux.repeated_error import RepeatedError
+from qgpu.linux.shutdown import Shutdown
 
-_log = structlog.get_logger("k8s.device-plugin")
-_MESSAGES = DEVICE_PLUGIN.messages
+_log = structlog.get_logger("k8s")
 
-VERSION = "v1beta1"
-_HEALTHY, _UNHEALTHY = "Healthy", "Unhealthy"
-_REPEAT_S = 60.0
+_COMPARE_S = 10.0
+_REGISTER_S = 5.0
 
 
-class DevicePlugin:
-    """The service of one resource."""
+def run(config: NodeConfig, served: Sequence[Resource], reserve: int, patience_s: float) -> None:
+    """Serve until a signal. Raises QgpuError if another driver advertises the cards, or there are too many units."""
+    with serving(config) as stop:
+        _Driver(config, served, reserve, patience_s).run(stop)
 
-    def __init__(self, resource: Resource, allocator: UnitAllocator, units: UnitWatch) -> None:
-        self._resource = resource
-        self._allocator = allocator
-        self._units = units
 
-    @property
-    def endpoint(self) -> str:
-        """The name of its socket."""
-        return f"qgpu-{self._resource.name.replace('/', '-')}.sock"
+class _Driver:
+    """One process in device-plugin mode."""
 
-    @property
-    def registration(self) -> Any:
-        """What the kubelet is told."""
-        return _MESSAGES.RegisterRequest(
-            version=VERSION, endpoint=self.endpoint, resource_name=self._resource.name, options=self._options()
-        )
+    def __init__(self, config: NodeConfig, served: Sequence[Resource], reserve: int, patience_s: float) -> None:
+        self._config = config
+        self._served = served
+        self._reserve = reserve
+        self._qgpud = Qgpud(config.runtime_dir)
+        self._allocator = UnitAllocator(self._qgpud, served, reserve, patience_s, config.kubelet.pod_resources)
+        self._compare_s = min(_COMPARE_S, patience_s)
+        self._units = UnitWatch(self._qgpud, served, reserve)
+        self._plugins = [DevicePlugin(resource, self._allocator, self._units) for resource in served]
+        directory = config.kubelet.device_plugins
+        self._servers = [SocketServer(directory / each.endpoint, each.services()) for each in self._plugins]
+        #: The identity of the kubelet's socket at which a plugin registered last, by the plugin's index.
+        self._registered: dict[int, object] = {}
+        self._failure = RepeatedError(_log, "not registered, trying again", "warning")
 
-    def services(self) -> list[tuple[Service, dict[str, Handler]]]:
-        """Return the service with what handles its calls."""
-        handlers: dict[str, Handler] = {
-            "GetDevicePluginOptions": lambda _request, _context: self._options(),
-            "ListAndWatch": self._list,
-            "GetPreferredAllocation": self._prefer,
-            "Allocate": self._allocate,
-            "PreStartContainer": self._settle,
-        }
-        return [(DEVICE_PLUGIN.services["DevicePlugin"], handlers)]
+    def run(self, stop: Shutdown) -> None:
+        """Serve until ``stop``. Raises QgpuError."""
+        threads = Threads(stop)
+        checked = False
+        for server in self._servers:
+            server.start()
+        threads.start("compare", lambda: self._compare(stop))
+        notify("READY=1")
+        _log.info("serving", node=self._config.node, resources=[resource.name for resource in self._served])
+        while True:
+            self._units.conflict = conflicts.check(self._config.kubelet, self._units.conflict)
+            node = self._units.poll()
+            if node is not None and not checked:
+                resources.check_units(self._served, node.cards, self._reserve)
+                checked = drop_other_modes_grants(self._qgpud, device_plugin=True)
+            if checked:
+                self._register()
+            if stop.wait(self._config.interval_s):
+                break
+        self._units.close()
+        for server in self._servers:
+            server.stop()
+        threads.check()
+        _log.info("stopped")
 
-    def _options(self) -> Any:
-        # An init container and its pod's other containers may have the same units; each gets its grant when it starts.
-        return _MESSAGES.DevicePluginOptions(get_preferred_allocation_available=True, pre_start_required=True)
+    def _register(self) -> None:
+        """Listen and register again if the kubelet has removed a socket or has restarted."""
+        socket = self._config.kubelet.device_plugin_registration
+        method = DEVICE_PLUGIN.services["Registration"].methods["Register"]
+        with self._failure.logged(QgpuError):
+            for at, (plugin, server) in enumerate(zip(self._plugins, self._servers, strict=True)):
+                renewed, kubelet = server.restore(), grpc_server.socket_identity(socket)
+                if kubelet is not None and (renewed or self._registered.get(at) != kubelet):
+                    self._registered.pop(at, None)
+                    grpc_server.call(socket, method, plugin.registration, _REGISTER_S)
+                    self._registered[at] = kubelet
+                    _log.info("registered with the kubelet", endpoint=plugin.endpoint)
 
-    def _list(self, _request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-        """Yield all units at every change."""
-        context.add_callback(self._units.wake)
-        seen, last = -1, None
-        while context.is_active() and not self._units.closed:
-            seen = self._units.wait(seen, _REPEAT_S)
-            found = self._units.of(self._resource)
-            if found is None or found == last:
-                continue
-            last = found
-            response = _MESSAGES.ListAndWatchResponse()
-            for card, count, held, more in found:
-                for number in range(count):
-                    health = _HEALTHY if number in held or more > 0 else _UNHEALTHY
-                    more -= number not in held
-                    response.devices.add(ID=unit_name(card, number), health=health)
-            yield response
-
-    def _prefer(self, request: Any, _context: grpc.ServicerContext) -> Any:
-        response = _MESSAGES.PreferredAllocationResponse()
-        for each in request.container_requests:
-            chosen = self._allocator.prefer(
-                self._resource, each.available_deviceIDs, each.must_include_deviceIDs, each.allocation_size
-            )
-            response.container_responses.add(deviceIDs=chosen)
-        return response
-
-    def _settle(self, request: Any, context: grpc.ServicerContext) -> Any:
-        try:
-            self._allocator.settle(self._resource, request.devices_ids)
-        except QgpuError as error:
-            _log.warning("container not ready to start", resource=self._resource.name, error=str(error))
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{self._resource.name}: {error}")
-        self._units.poll()
-        return _MESSAGES.PreStartContainerResponse()
-
-    def _allocate(self, request: Any, context: grpc.ServicerContext) -> Any:
-        response = _MESSAGES.AllocateResponse()
-        for each in request.container_requests:
+    def _compare(self, stop: Shutdown) -> None:
+        while not stop.wait(self._compare_s):
             try:
-                # Units of a pod that has just ended still count as healthy, so the kubelet can give them to a new pod.
-                if conflict := self._units.conflict:
-                    raise RefusedError(conflict)
-                name = self._allocator.allocate(self._resource, each.devices_ids)
+                self._allocator.compare()
             except QgpuError as error:
-                _log.warning("units not allocated", resource=self._resource.name, error=str(error))
-                context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{self._resource.name}: {error}")
-            # Some runtimes read the field, some the annotation. A runtime that reads both adds the device once.
-            response.container_responses.add(
-                cdi_devices=[_MESSAGES.CDIDevice(name=name)],
-                annotations={f"cdi.k8s.io/qgpu.io_{name.partition('=')[2]}"[:_ANNOTATION_MAX]: name},
-            )
-        self._units.poll()
-        return response
-
-
-#: The longest annotation name: "cdi.k8s.io/" and 63 characters.
-_ANNOTATION_MAX = 11 + 63
+                _log.info("not compared, trying again", error=str(error))

@@ -14,7 +14,7 @@ from qgpu.ipc.systemd import notify
 from qgpu.k8s import conflicts, registration
 from qgpu.k8s.card_watch import CardWatch
 from qgpu.k8s.cluster import Cluster, check_identity
-from qgpu.k8s.dra_plugin import VERSIONS, ClaimLocks, DraPlugin
+from qgpu.k8s.dra_service import VERSIONS, ClaimLocks, DraPlugin
 from qgpu.k8s.grpc_server import SocketServer
 from qgpu.k8s.health import HealthStream
 from qgpu.k8s.kubelet_api import DRA_HEALTH

@@ -96,11 +96,12 @@ def device_plugin(
 ) -> None:
     """Run the device plugin: qgpu.io/cores in per cent, for clusters without consumable capacity."""
     try:
-        from qgpu.k8s import device_plugin_driver, resources
+        from qgpu.k8s import resources
+        from qgpu.k8s.device_plugin import run
     except ImportError as error:
         raise _missing(error) from error
     served = resources.served(map(resources.Alias, aliases), memory_factor)
-    device_plugin_driver.run(config, served, reserve, patience)
+    run(config, served, reserve, patience)
 
 
 def _missing(error: ImportError) -> NotSupportedError:

@@ -21,7 +21,7 @@ from qgpu.errors import QgpuError, RefusedError
 from qgpu.k8s import claims, pod_resources
 from qgpu.k8s.cluster import Cluster, ForbiddenError, NotFoundError
 from qgpu.k8s.device_units import is_device_plugins
-from qgpu.k8s.dra_plugin import ClaimLocks
+from qgpu.k8s.dra_service import ClaimLocks
 from qgpu.k8s.qgpud import Qgpud
 
 _log = structlog.get_logger("k8s.resync")

@@ -32,7 +32,7 @@ from qgpu.ipc import wire
 from qgpu.ipc.listener import SocketListener
 from qgpu.ipc.systemd import FdStore
 from qgpu.linux import untrusted_fds
-from qgpu.runtime.hook import RETRY_S
+from qgpu.runtime.oci_hook import RETRY_S
 
 _log = structlog.get_logger("agent")
 

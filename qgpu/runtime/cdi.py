@@ -15,7 +15,7 @@ from typing import Any
 from qgpu.errors import unusable
 from qgpu.linux import atomic_file
 from qgpu.model.plane_api import Pgpu
-from qgpu.runtime import driver_files, hook
+from qgpu.runtime import driver_files, oci_hook
 from qgpu.runtime.oci_container import GPU_VARIABLE
 
 KIND = "qgpu.io/gpu"
@@ -58,7 +58,7 @@ def common_edits(pgpus: Iterable[Pgpu]) -> dict[str, Any]:
 
 def hook_entry(control_socket: Path, *arguments: str) -> dict[str, Any]:
     """Return our hook in the form of CDI and the OCI runtime specification."""
-    program = [sys.executable, "-I", "-S", str(Path(hook.__file__).resolve()), str(control_socket.absolute())]
+    program = [sys.executable, "-I", "-S", str(Path(oci_hook.__file__).resolve()), str(control_socket.absolute())]
     return {"hookName": "createRuntime", "path": program[0], "args": [*program, *arguments]}
 
 

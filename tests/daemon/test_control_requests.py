@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from qgpu import units
-from qgpu.cli.gpu import _beside
+from qgpu.cli.status import warnings
 from qgpu.config import Config, GpuSettings
 from qgpu.daemon import caller, container_requests
 from qgpu.daemon.control_requests import ControlRequests
@@ -252,7 +252,7 @@ def test_a_card_left_out_is_named_and_the_others_work() -> None:
     try:
         status = requests.handle(me, {"op": "status"}, [])
         assert [gpu["index"] for gpu in status["gpus"]] == [1]
-        assert list(_beside(status)) == ["GPU 0 (00000000:3a:00.0) excluded: MIG mode is on"]
+        assert list(warnings(status)) == ["GPU 0 (00000000:3a:00.0) excluded: MIG mode is on"]
         requests.handle(me, {"op": "pod.create", "name": "one", "grants": {"1": {"cores": 30}}}, [])
         with pytest.raises(QgpuError, match="0"):
             requests.handle(me, {"op": "pod.create", "name": "two", "grants": {"0": {"cores": 30}}}, [])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from qgpu.cli.gpu import _beside
+from qgpu.cli.status import warnings
 from qgpu.config import DeviceFiles
 from qgpu.daemon.device_isolation import DeviceIsolation
 from qgpu.daemon.unmanaged_processes import UnmanagedProcess, UnmanagedProcesses
@@ -104,14 +104,14 @@ def status(**more: Any) -> dict[str, Any]:
 
 
 def test_status_says_whether_device_files_are_the_pods_own() -> None:
-    assert list(_beside(status())) == ["device files: isolated, 3 uses from outside refused"]
-    assert list(_beside(status(enforced=False, why="no BPF"))) == ["device files: NOT isolated: no BPF"]
+    assert list(warnings(status())) == ["device files: isolated, 3 uses from outside refused"]
+    assert list(warnings(status(enforced=False, why="no BPF"))) == ["device files: NOT isolated: no BPF"]
 
 
 def test_status_names_who_is_outside() -> None:
     found = status() | {"unmanaged_processes": [{"gpu": 1, "pid": 7, "name": "x", "cgroup": "/a"}]}
 
-    assert list(_beside(found))[1] == "outside pods: process 7 (x) on pGPU 1, cgroup /a"
+    assert list(warnings(found))[1] == "outside pods: process 7 (x) on pGPU 1, cgroup /a"
 
 
 def test_a_simulated_card_has_no_device_files() -> None:
@@ -119,4 +119,4 @@ def test_a_simulated_card_has_no_device_files() -> None:
 
     assert not isolation.enforced
     found = {"plane": "sim", "device_files": isolation.shown(), "excluded_cards": [], "unmanaged_processes": []}
-    assert list(_beside(found)) == []
+    assert list(warnings(found)) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from qgpu.k8s.dra_plugin import ClaimLocks
+from qgpu.k8s.dra_service import ClaimLocks
 
 
 def test_changes_to_one_claim_wait_for_each_other() -> None:

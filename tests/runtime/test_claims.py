@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from qgpu.ipc.control_socket import Client
-from qgpu.runtime import hook
+from qgpu.runtime import oci_hook
 from qgpu.runtime.oci_container import GROUP_KIND, PREPARED_KIND
 from tests.cli.programs import Daemon
 from tests.runtime import oci
@@ -88,7 +88,7 @@ def node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Node]:
 
 
 def test_the_hook_knows_how_devices_with_names_begin() -> None:
-    assert (f"{PREPARED_KIND}=", f"{GROUP_KIND}=") == hook._NAMED
+    assert (f"{PREPARED_KIND}=", f"{GROUP_KIND}=") == oci_hook._NAMED
 
 
 def test_a_container_gets_what_its_claims_hold(node: Node) -> None:

@@ -17,12 +17,12 @@ import pytest
 
 from qgpu.errors import ExitCode
 from qgpu.ipc import wire
-from qgpu.runtime import cdi, hook
+from qgpu.runtime import cdi, oci_hook
 from tests.ipc.test_wire import full_listener
 
 
 def test_hook_imports_only_the_standard_library() -> None:
-    tree = ast.parse(Path(hook.__file__).read_text())
+    tree = ast.parse(Path(oci_hook.__file__).read_text())
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
 
     assert imported <= sys.stdlib_module_names
@@ -102,17 +102,17 @@ def test_hook_waits_until_there_is_room(tmp_path: Path, monkeypatch: pytest.Monk
         asked.append(request["op"])
         return answers[len(asked) - 1]
 
-    monkeypatch.setattr(hook, "ask", ask)
-    monkeypatch.setattr(hook, "_POLL_S", 0)
-    monkeypatch.setattr(sys, "argv", ["hook.py", "qgpud.sock"])
+    monkeypatch.setattr(oci_hook, "ask", ask)
+    monkeypatch.setattr(oci_hook, "_POLL_S", 0)
+    monkeypatch.setattr(sys, "argv", ["oci_hook.py", "qgpud.sock"])
     monkeypatch.setattr(sys, "stdin", io.StringIO(state))
-    assert hook.main() == 0
+    assert oci_hook.main() == 0
     assert asked == ["container.bind", "pod.waits", "pod.waits", "pod.waits"]
 
-    monkeypatch.setattr(hook, "_ROOM_TIMEOUT_S", -1)
+    monkeypatch.setattr(oci_hook, "_ROOM_TIMEOUT_S", -1)
     monkeypatch.setattr(sys, "stdin", io.StringIO(state))
     asked.clear()
-    assert hook.main() == 1
+    assert oci_hook.main() == 1
 
 
 def test_hook_tells_own_namespaces_and_what_is_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,11 +127,11 @@ def test_hook_tells_own_namespaces_and_what_is_mounted(tmp_path: Path, monkeypat
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
     asked: list[dict[str, object]] = []
-    monkeypatch.setattr(hook, "ask", lambda _path, request, _deadline: asked.append(request) or {"ok": True})
-    monkeypatch.setattr(sys, "argv", ["hook.py", "qgpud.sock"])
+    monkeypatch.setattr(oci_hook, "ask", lambda _path, request, _deadline: asked.append(request) or {"ok": True})
+    monkeypatch.setattr(sys, "argv", ["oci_hook.py", "qgpud.sock"])
     monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps({"id": "one", "pid": 1, "bundle": str(tmp_path)})))
 
-    assert hook.main() == 0
+    assert oci_hook.main() == 0
     assert asked[0]["namespaces"] == ["pid", "cgroup"]
     assert asked[0]["mounts"] == [("bind", "/sys"), ("cgroup", str(tmp_path / "cgroup")), ("", str(tmp_path))]
 
@@ -143,7 +143,7 @@ def test_hook_names_the_interpreter_that_runs_the_daemon(tmp_path: Path) -> None
 
 def test_hook_tells_a_terminal_nothing_but_what_it_can_print(capsys: pytest.CaptureFixture[str]) -> None:
     """An image's annotations are quoted where they are refused."""
-    hook.refuse("annotation qgpu.io/\x1b]0;hello\x07\n: there is no such limit", to_stderr=True)
+    oci_hook.refuse("annotation qgpu.io/\x1b]0;hello\x07\n: there is no such limit", to_stderr=True)
 
     assert capsys.readouterr().err == "qgpu: annotation qgpu.io/?]0;hello??: there is no such limit\n"
 
@@ -154,13 +154,13 @@ def test_hook_says_nothing_where_an_image_chose_the_file(
 ) -> None:
     """An image can have crun, as root, write stderr to any file; nothing that the image says goes there."""
     (tmp_path / "config.json").write_text(config)
-    monkeypatch.setattr(sys, "argv", ["hook.py", str(tmp_path / "qgpud.sock")])
+    monkeypatch.setattr(sys, "argv", ["oci_hook.py", str(tmp_path / "qgpud.sock")])
     monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps({"id": "one", "pid": 1, "bundle": str(tmp_path)})))
-    monkeypatch.setattr(hook, "TIMEOUT_S", 0)
+    monkeypatch.setattr(oci_hook, "TIMEOUT_S", 0)
     logged: list[str] = []
-    monkeypatch.setattr(hook.syslog, "syslog", lambda _, line: logged.append(line))
+    monkeypatch.setattr(oci_hook.syslog, "syslog", lambda _, line: logged.append(line))
 
-    assert hook.main() == 1
+    assert oci_hook.main() == 1
     assert len(logged) == 1
     assert capsys.readouterr() == ("", "")
 
@@ -168,7 +168,7 @@ def test_hook_says_nothing_where_an_image_chose_the_file(
 def test_hook_waits_for_a_place_in_the_daemons_queue(tmp_path: Path) -> None:
     path, until = tmp_path / "qgpud.sock", time.monotonic() + 60
     with full_listener(path) as listener, ThreadPoolExecutor() as pool:
-        asked = pool.submit(hook.ask, str(path), {"op": "status"}, until)
+        asked = pool.submit(oci_hook.ask, str(path), {"op": "status"}, until)
         wait([asked], 0.2)  # it waits by now, or fails
         listener.accept()[0].close()
         with closing(wire.Connection(listener.accept()[0])) as connection:
@@ -181,14 +181,14 @@ def test_hook_waits_for_a_place_in_the_daemons_queue(tmp_path: Path) -> None:
 def test_hook_waits_for_a_place_until_its_deadline_only(tmp_path: Path) -> None:
     path = tmp_path / "qgpud.sock"
     with full_listener(path), pytest.raises(TimeoutError):
-        hook.ask(str(path), {"op": "status"}, time.monotonic() + 0.05)
+        oci_hook.ask(str(path), {"op": "status"}, time.monotonic() + 0.05)
 
 
 def test_hook_reports_the_beginning_of_what_an_image_made_long(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     logged: list[str] = []
-    monkeypatch.setattr(hook.syslog, "syslog", lambda _, line: logged.append(line))
-    hook.refuse(f"annotation {'x' * 1_000_000}", to_stderr=True)
+    monkeypatch.setattr(oci_hook.syslog, "syslog", lambda _, line: logged.append(line))
+    oci_hook.refuse(f"annotation {'x' * 1_000_000}", to_stderr=True)
 
     assert max(len(logged[0]), len(capsys.readouterr().err)) < 3000

@@ -1,7 +1,7 @@
 """The createRuntime hook: announces a container to the daemon before its process starts, or stops the start.
 
-OCI runtimes run it as ``python3 -I -S hook.py SOCKET``, with the container's state on stdin. It decides nothing: the
-daemon makes the container a pod, or refuses with one line and the container does not start. While the daemon or the
+OCI runtimes run it as ``python3 -I -S oci_hook.py SOCKET``, with the container's state on stdin. It decides nothing:
+the daemon makes the container a pod, or refuses with one line and the container does not start. While the daemon or the
 data plane is being replaced, the hook asks again; asking twice binds a container only once. Without an answer by the
 deadline, the container does not start. The hook imports none of qgpu's modules and few others, because every start of a
 container waits for it. Its messages have the format of ``qgpu.ipc.wire``.
