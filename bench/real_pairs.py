@@ -7,6 +7,7 @@ import random
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from torch_processes import SpanResult, StepStats
@@ -74,10 +75,7 @@ def twice(program: str) -> Pair:
 
 @dataclass(slots=True)
 class Alone:
-    """The results of each program alone, from time to time: hosts speed up and slow down within a minute.
-
-    With ``at_ns`` they are the mean of the last span before that time and the first one after it.
-    """
+    """The results of each program alone, from time to time; its figures are medians over them."""
 
     spans: dict[str, list[SpanResult]] = field(default_factory=dict)
 
@@ -85,50 +83,44 @@ class Alone:
         """Add the results of one span."""
         self.spans.setdefault(program, []).append(span)
 
-    def speed(self, program: str, at_ns: int | None = None) -> float:
+    def speed(self, program: str) -> float:
         """Return steps per second."""
-        return self._middle(program, lambda span: span.processes[0].speed, at_ns)
+        return self._median(program, lambda span: span.processes[0].speed)
 
     def slowest_and_fastest(self, program: str) -> tuple[float, float]:
         """Return the least and the most steps per second of any span."""
         speeds = [span.processes[0].speed for span in self.spans[program]]
         return min(speeds), max(speeds)
 
-    def median_ms(self, program: str, at_ns: int | None = None) -> float:
+    def median_ms(self, program: str) -> float:
         """Return the median time of a step."""
-        return self._middle(program, lambda span: span.processes[0].median_ms, at_ns)
+        return self._median(program, lambda span: span.processes[0].median_ms)
 
-    def p99_ms(self, program: str, at_ns: int | None = None) -> float:
+    def p99_ms(self, program: str) -> float:
         """Return the time that only one step in a hundred exceeds."""
-        return self._middle(program, lambda span: span.processes[0].p99_ms, at_ns)
+        return self._median(program, lambda span: span.processes[0].p99_ms)
 
-    def busy(self, program: str, at_ns: int | None = None) -> float:
+    def busy(self, program: str) -> float:
         """Return the part of time that the card is busy; NaN if unknown."""
-        return self._middle(program, lambda span: span.busy, at_ns)
+        return self._median(program, lambda span: span.busy)
 
-    def _middle(self, program: str, of: Callable[[SpanResult], float], at_ns: int | None = None) -> float:
-        spans = self.spans[program]
-        if at_ns is None:
-            return statistics.median(map(of, spans))
-        before = [span for span in spans if span.at_ns <= at_ns][-1:]
-        after = [span for span in spans if span.at_ns > at_ns][:1]
-        return statistics.fmean(map(of, before + after))
+    def _median(self, program: str, of: Callable[[SpanResult], float]) -> float:
+        return statistics.median(map(of, self.spans[program]))
 
 
 @dataclass(slots=True)
 class PairResult:
-    """Spans of one pair: plain ones before, between and after rounds; in each round one for each way to share."""
+    """Spans of one pair: of ways to share, and plain ones before, between and after those of each way."""
 
     pair: Pair
-    plain: list[SpanResult] = field(default_factory=list)
+    plain: dict[Sharing, list[SpanResult]] = field(default_factory=dict)
     shared: dict[Sharing, list[SpanResult]] = field(default_factory=dict)
     mps: dict[str, list[SpanResult]] = field(default_factory=dict)
 
     def relative(self, span: SpanResult, alone: Alone) -> list[float]:
-        """Return the speed of each process over its speed alone at about that time."""
-        at_ns = span.at_ns
+        """Return the speed of each process over its speed alone."""
         pods = zip(span.processes, self.pair.programs, strict=True)
-        return [each.speed / alone.speed(name, at_ns) for each, name in pods]
+        return [each.speed / alone.speed(name) for each, name in pods]
 
     def totals(self, spans: Iterable[SpanResult], alone: Alone) -> list[float]:
         """Return, for each span, the sum of both."""
@@ -136,8 +128,9 @@ class PairResult:
 
     def over_plain(self, sharing: Sharing, of: Callable[[SpanResult], float]) -> list[float]:
         """Return, for each round, ``of`` the span over the mean of ``of`` the plain spans on both sides."""
-        beside = map(statistics.fmean, zip(map(of, self.plain), map(of, self.plain[1:]), strict=False))
-        return [of(span) / plain for span, plain in zip(self.shared[sharing], beside, strict=True)]
+        plain = [of(span) for span in self.plain[sharing]]
+        beside = map(statistics.fmean, pairwise(plain))
+        return [of(span) / each for span, each in zip(self.shared[sharing], beside, strict=True)]
 
     def gained(self, sharing: Sharing, alone: Alone) -> list[float]:
         """Return, for each round, the sum of speeds over that of plain sharing."""
@@ -145,17 +138,17 @@ class PairResult:
 
     def plain_again(self, alone: Alone) -> list[float]:
         """Return, for each plain span between two others, its sum of speeds over theirs: 1 on a steady host."""
-        sums = self.totals(self.plain, alone)
-        return [each / statistics.fmean(beside) for *beside, each in zip(sums, sums[2:], sums[1:], strict=False)]
+        found = []
+        for spans in self.plain.values():
+            sums = self.totals(spans, alone)
+            found += [each / statistics.fmean(beside) for *beside, each in zip(sums, sums[2:], sums[1:], strict=False)]
+        return found
 
     def floors(self, spans: Sequence[SpanResult], sharing: Sharing, alone: Alone) -> list[list[float]]:
         """Return, for each pod and span, its speed over the worth of its quota under ``sharing``; see ``floor``."""
         by_pod = zip(*(self.relative(each, alone) for each in spans), strict=True)
         pods = zip(by_pod, sharing.parts, self.pair.programs, strict=True)
-        return [
-            [floor(each, part, alone.busy(name, span.at_ns)) for each, span in zip(speeds, spans, strict=True)]
-            for speeds, part, name in pods
-        ]
+        return [[floor(each, part, alone.busy(name)) for each in speeds] for speeds, part, name in pods]
 
     def ratios(self, sharing: Sharing, alone: Alone) -> list[float]:
         """Return, for each round, the first pod's speed over the other's, both relative to alone."""
@@ -163,7 +156,8 @@ class PairResult:
 
     def ways(self) -> dict[str, list[SpanResult]]:
         """Return all spans by the way to share, rivals first."""
-        return {PLAIN: self.plain, **self.mps, **{sharing.name: spans for sharing, spans in self.shared.items()}}
+        plain = [span for spans in self.plain.values() for span in spans]
+        return {PLAIN: plain, **self.mps, **{sharing.name: spans for sharing, spans in self.shared.items()}}
 
 
 def floor(speed: float, part: float, busy: float) -> float:

@@ -5,10 +5,10 @@
     python bench/real_programs.py --name h100-real --out /tmp/r     # for another card
 
 Pods and plain processes load their programs first and rest until asked, so plain sharing and qgpu are measured in turn,
-seconds apart. A speed is in steps per second, relative to the speed of the program alone in a plain process, which is
-measured before, between and after. MPS comes last, without a daemon. Its clients are limited to 66 and 33 % of the
-threads where 2:1 is asked, and not limited elsewhere. NVML reports how busy the card was. All pairs in every way:
-NAME-rows.json.
+seconds apart. A way to share stays set for all of its spans. A speed is in steps per second, relative to the speed of
+the program alone in a plain process, which is measured before, between and after. MPS comes last, without a daemon. Its
+clients are limited to 66 and 33 % of the threads where 2:1 is asked, and not limited elsewhere. NVML reports how busy
+the card was. All pairs in every way: NAME-rows.json.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ from torch_processes import SpanResult, TorchProcesses
 from qgpu.model import NS_PER_MS
 
 REPEATS, REPEATS_QUICK, REPEATS_MPS = 5, 2, 2
+#: How often a program that leaves gaps is measured alone each time: its speed is the host's, which is unsteady.
+ALONE_SPANS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class Times:
     learn: float = 1.5
 
 
-GAPPY = Times(span=1.0, settle=0.45, plain=1.0, plain_settle=0.2)
+GAPPY = Times(span=1.0, settle=0.45, plain=1.0, plain_settle=0.2, learn=2.5)
 FULL = Times(span=3.0, settle=1.0)
 BEST = Times(span=2.0, settle=0.7, plain=1.5)
 SERVICE = Times(span=4.0, settle=1.5, plain=4.0)
@@ -151,9 +153,11 @@ def _repeats(script: Script) -> int:
     return REPEATS if script.scale == 1 else REPEATS_QUICK
 
 
-def _alone(script: Script, workers: TorchProcesses, alone: Alone, pairs: Iterable[Pair], times: Times) -> None:
-    """Measure each program of pairs alone, in a plain process, once."""
-    for program in dict.fromkeys(name for pair in pairs for name in pair.programs):
+def _alone(
+    script: Script, workers: TorchProcesses, alone: Alone, pairs: Iterable[Pair], times: Times, spans: int = 1
+) -> None:
+    """Measure each program of pairs alone, in a plain process, for some spans."""
+    for program in list(dict.fromkeys(name for pair in pairs for name in pair.programs)) * spans:
         span = workers.take({PLAINS[0]: program}, times.plain_settle, times.plain)
         alone.add(program, span)
         process = span.processes[0]
@@ -168,29 +172,25 @@ def _in_turn(
     sharings: Sequence[Sharing],
     times: Times,
     pods: tuple[str, str] = PODS,
-    alone: Alone | None = None,
+    between: Callable[[], object] | None = None,
 ) -> PairResult:
-    """Measure a pair plainly and in each way to share, in turn; the order of ways changes from round to round.
+    """Measure a pair in each way to share, and plainly before, between and after the spans of that way.
 
-    With ``alone``, every round measures the programs alone too, for that round's speeds.
+    A way stays set for all of its spans, so qgpu learns it once. ``between`` runs before each way and after the last.
     """
-    found = PairResult(pair, shared={sharing: [] for sharing in sharings})
-
-    def plainly() -> None:
-        asked = dict(zip(PLAINS, pair.programs, strict=True))
-        found.plain.append(workers.take(asked, times.plain_settle, times.plain))
-        if alone is not None:
-            _alone(script, workers, alone, [pair], times)
-
-    for number in range(_repeats(script)):
-        plainly()
-        first = number % len(sharings)
-        for sharing in (*sharings[first:], *sharings[:first]):
-            _share(script, sharing, pods)
-            settle_s = times.settle + (times.learn if number == 0 else 0)
-            asked = dict(zip(pods, pair.programs, strict=True))
-            found.shared[sharing].append(workers.take(asked, settle_s, times.span))
-    plainly()
+    found = PairResult(pair)
+    plain, shared = (dict(zip(names, pair.programs, strict=True)) for names in (PLAINS, pods))
+    for sharing in sharings:
+        if between is not None:
+            between()
+        _share(script, sharing, pods)
+        plains, spans = found.plain.setdefault(sharing, []), found.shared.setdefault(sharing, [])
+        for number in range(_repeats(script)):
+            plains.append(workers.take(plain, times.plain_settle, times.plain))
+            spans.append(workers.take(shared, times.settle + (0 if number else times.learn), times.span))
+        plains.append(workers.take(plain, times.plain_settle, times.plain))
+    if between is not None:
+        between()
     return found
 
 
@@ -251,7 +251,11 @@ def _plot(title: str, all_found: Sequence[PairResult], sharing: Sharing, alone: 
     """Draw the speeds of both programs of pairs plainly, by MPS and by qgpu."""
     lines: dict[str, list[tuple[object, ...]]] = {}
     for found in all_found:
-        ways = {PLAIN: found.plain, sharing.mps: found.mps.get(sharing.mps, []), "qgpu": found.shared[sharing]}
+        ways = {
+            PLAIN: found.plain[sharing],
+            sharing.mps: found.mps.get(sharing.mps, []),
+            "qgpu": found.shared[sharing],
+        }
         for way, spans in ways.items():
             columns = zip(*(found.relative(span, alone) for span in spans), strict=True)
             for place, values in zip(_places(found.pair), columns, strict=False):
@@ -289,7 +293,8 @@ def gappy(script: Script) -> list[Figure]:
     sharings = (TWO_ONE, EVEN, BEST_OF)
     with _workers(script, ((PODS, pair) for pair in GAPPY_PAIRS), cpus_apart=True) as workers:
         for pair in GAPPY_PAIRS:
-            all_found.append(_in_turn(script, workers, pair, sharings, GAPPY, alone=alone))
+            between = partial(_alone, script, workers, alone, [pair], GAPPY, ALONE_SPANS)
+            all_found.append(_in_turn(script, workers, pair, sharings, GAPPY, between=between))
             _say_all(script, all_found[-1], alone)
     cases = [(found, kind) for kind in (MPS_2_1, MPS_FREE) for found in all_found]
     _by_mps(script, cases, GAPPY, alone, cpus_apart=True)
@@ -311,7 +316,7 @@ def _gappy_figures(all_found: Sequence[PairResult], sharings: Sequence[Sharing],
             gained = found.gained(sharing, alone)
             sums[what] = median(f"gappy_sum_over_plain_{name}", gained, note=note)
             note = f"{what}: the pod that is worse off, its speed over what its quota is good for"
-            for way, spans, by in (("", found.shared[sharing], floors), ("_plain", found.plain, plain_floors)):
+            for way, spans, by in (("", found.shared[sharing], floors), ("_plain", found.plain[sharing], plain_floors)):
                 worse = min(found.floors(spans, sharing, alone), key=statistics.median)
                 by[what] = median(f"gappy_floor{way}_{name}", worse, note=f"{note}{', plain' if way else ''}")
     again = {
@@ -449,8 +454,8 @@ def online(script: Script) -> list[Figure]:
         weighted = _in_turn(script, workers, ONLINE_PAIR, (WEIGHTED,), FULL, ONLINE)
         _say_all(script, weighted, alone)
         _alone(script, workers, alone, [ONLINE_PAIR], SERVICE)
-        service = _in_turn(script, workers, SERVICE_PAIR, (BESIDE, KEPT_OFF), SERVICE, MIXED, alone)
-        _alone(script, workers, alone, [SERVICE_PAIR], SERVICE)
+        between = partial(_alone, script, workers, alone, [SERVICE_PAIR], SERVICE)
+        service = _in_turn(script, workers, SERVICE_PAIR, (BESIDE, KEPT_OFF), SERVICE, MIXED, between)
         _say_all(script, service, alone)
     _by_mps(script, [(weighted, MPS_2_1), (service, MPS_FREE)], SERVICE, alone)
     _keep(script, "real_online", [weighted, service], alone)
@@ -468,7 +473,7 @@ def _weighted_figures(found: PairResult, alone: Alone) -> list[Figure]:
     over = [[span.processes[pod].p99_ms / ideal_ms[pod] for span in spans] for pod in range(2)]
     told = f"{note}: p99 of a step over a step alone / share asked, the worse pod"
     # Two steps of one pod and one of the other need four turns, because a turn ends with its step.
-    possible = [3 / (3 + 4 * (1 / total - 1)) for total in found.totals(found.plain, alone)]
+    possible = [3 / (3 + 4 * (1 / total - 1)) for total in found.totals(found.plain[WEIGHTED], alone)]
     why = "two steps and one, with the switches that plain sharing's total shows: two for every two steps"
     return [
         median("online_weighted_ratio", found.ratios(WEIGHTED, alone), *between(1.94, 2.06), note=note),
@@ -486,7 +491,7 @@ def _service_figures(found: PairResult, alone: Alone) -> list[Figure]:
     note = f"{name} (online) beside {SERVICE_PAIR.second}"
     ways = (
         ("", found.shared[BESIDE], note),
-        ("_plain", found.plain, note),
+        ("_plain", found.plain[BESIDE], note),
         ("_mps", found.mps.get(MPS_FREE, []), note),
         ("_kept_off", found.shared[KEPT_OFF], f"{note}, which has 1 % of the card: what it takes of the host shows"),
     )
@@ -494,8 +499,8 @@ def _service_figures(found: PairResult, alone: Alone) -> list[Figure]:
         if not spans:
             continue
         most, least = (NOTHING, NOTHING) if tag else (at_most(1.10), at_least(0.52))
-        late = [span.processes[0].p99_ms / alone.p99_ms(name, span.at_ns) for span in spans]
-        middle = [span.processes[0].median_ms / alone.median_ms(name, span.at_ns) for span in spans]
+        late = [span.processes[0].p99_ms / alone.p99_ms(name) for span in spans]
+        middle = [span.processes[0].median_ms / alone.median_ms(name) for span in spans]
         kept = [found.relative(span, alone)[1] for span in spans]
         late_note = f"{told}: p99 of a request over that alone before and after, some {alone.p99_ms(name):.4g} ms"
         figures += [
@@ -508,7 +513,7 @@ def _service_figures(found: PairResult, alone: Alone) -> list[Figure]:
 
 def _p99_plot(found: PairResult, sharing: Sharing, alone: Alone) -> Plot:
     """Draw how late the first program's steps are in each way."""
-    ways = {PLAIN: found.plain, **found.mps, "qgpu": found.shared[sharing]}
+    ways = {PLAIN: found.plain[sharing], **found.mps, "qgpu": found.shared[sharing]}
     name = found.pair.first
     lines = {way: [(name, statistics.median(span.processes[0].p99_ms for span in s))] for way, s in ways.items() if s}
     title = f"{name} beside {found.pair.second}"

@@ -78,14 +78,10 @@ def step_stats(steps: Steps, start_ns: int, end_ns: int) -> StepStats:
 
 @dataclass(frozen=True, slots=True)
 class SpanResult:
-    """One span: the results of each process, in the order asked, and the part of time the card was busy (or NaN).
-
-    ``at_ns`` is when it ended, since the epoch.
-    """
+    """One span: the results of each process, in the order asked, and the part of time the card was busy (or NaN)."""
 
     processes: tuple[StepStats, ...]
     busy: float
-    at_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -212,7 +208,7 @@ class TorchProcesses:
         for name, each in zip(asked, found, strict=True):
             if not each.speed:
                 raise BenchError(f"{name}: no step of {asked[name]} in {span_s:.1f} s")
-        return SpanResult(found, busy.mean(), end_ns)
+        return SpanResult(found, busy.mean())
 
     def _steps(self, name: str, program: str) -> Steps:
         """Return the steps of a process since it was asked for a program, once it rests."""

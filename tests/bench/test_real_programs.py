@@ -46,8 +46,8 @@ def _in_turns(took_ms, part, phase, until_s=5.0, period_ms=100.0):
     return steps
 
 
-def _taken(*speeds, p99_ms=1.0, busy=math.nan, at_s=0.0):
-    return SpanResult(tuple(StepStats(each, 1000 / each, p99_ms) for each in speeds), busy, round(at_s * S))
+def _taken(*speeds, p99_ms=1.0, busy=math.nan):
+    return SpanResult(tuple(StepStats(each, 1000 / each, p99_ms) for each in speeds), busy)
 
 
 def _alone(**speeds):
@@ -106,20 +106,20 @@ def test_the_farthest_may_lie_on_either_side():
 
 def test_a_round_is_compared_to_plain_spans_on_both_sides():
     plain = [_taken(4.0, 4.0), _taken(6.0, 6.0), _taken(5.0, 5.0)]
-    found = PairResult(twice("x"), plain, {EVEN: [_taken(5.0, 5.0), _taken(5.5, 11.0)]})
+    found = PairResult(twice("x"), {EVEN: plain}, {EVEN: [_taken(5.0, 5.0), _taken(5.5, 11.0)]})
 
     assert found.gained(EVEN, _alone(x=10.0)) == pytest.approx([1.0, 1.5])
     assert found.plain_again(_alone(x=10.0)) == pytest.approx([6 / 4.5])
 
 
-def test_a_speed_is_over_those_alone_before_and_after_it():
-    found = PairResult(twice("x"), [], {EVEN: [_taken(5.0, 5.0, at_s=2), _taken(5.0, 5.0, at_s=4)]})
+def test_a_speed_is_over_the_median_of_those_alone():
+    found = PairResult(twice("x"), shared={EVEN: [_taken(4.0, 8.0)]})
     alone = Alone()
-    for at_s, each, busy in ((1, 10.0, 0.5), (3, 5.0, 0.25), (5, 5.0, 0.75)):
-        alone.add("x", _taken(each, busy=busy, at_s=at_s))
+    for each, busy in ((10.0, 0.5), (5.0, 0.25), (8.0, 0.75)):
+        alone.add("x", _taken(each, busy=busy))
 
-    assert found.totals(found.shared[EVEN], alone) == pytest.approx([10 / 7.5, 2.0])
-    assert found.floors(found.shared[EVEN], EVEN, alone)[0] == pytest.approx([5 / 7.5, 1.0])
+    assert found.totals(found.shared[EVEN], alone) == pytest.approx([1.5])
+    assert found.floors(found.shared[EVEN], EVEN, alone) == [pytest.approx([0.5]), pytest.approx([1.0])]
 
 
 @given(st.lists(st.floats(0.1, 2), min_size=1, max_size=9), st.integers(1, 9), st.integers(1, 9))
@@ -148,7 +148,7 @@ def test_two_processes_get_equal_cpus_and_some_are_left(cpus):
 
 
 def test_speeds_are_over_those_of_the_same_program_alone():
-    found = PairResult(Pair("x", "y"), [], {TWO_ONE: [_taken(6.0, 7.0)]})
+    found = PairResult(Pair("x", "y"), shared={TWO_ONE: [_taken(6.0, 7.0)]})
     alone = _alone(x=10.0, y=20.0)
 
     assert found.totals(found.shared[TWO_ONE], alone) == pytest.approx([0.95])
