@@ -31,8 +31,8 @@ def of(session: Session) -> dict[str, Any]:
     """Return user and process of a client: ``uid``, ``pid``, and, if known, ``program``, ``login_uid``, ``container``.
 
     ``login_uid`` is the user who logged in, also behind sudo. Of a process that has ended, only the first two are
-    known. ``module`` is what a Python says that it runs. The rest of its command line is left out: everybody may read
-    the record, and command lines hold secrets.
+    known. ``module`` is the module that a Python process says it runs. The rest of its command line is left out:
+    everybody may read the record, and command lines hold secrets.
     """
     pid = session.peer.pid
     caller: dict[str, Any] = {"uid": session.peer.uid, "pid": pid}

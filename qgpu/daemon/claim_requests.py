@@ -70,7 +70,7 @@ class ClaimRequests:
         """Hold what a claim asks for, until it is dropped. Raises a QgpuError.
 
         The same devices again are no change, whoever may use them now. Other devices replace unused ones. A claim with
-        a group is prepared when the group takes members; with ``wait`` false, who asks does not wait for that.
+        a group is prepared when the group takes members; with ``wait`` false, the request does not wait for that.
         """
         grant = self._prepared.parse(arguments)
         self.groups.check(grant)

@@ -96,7 +96,7 @@ class Events:
     def noted(
         self, what: str, on: Mapping[str, Any], by: Mapping[str, Any], old: Mapping[str, Any], new: Mapping[str, Any]
     ) -> None:
-        """Record what was in force for a while, and is no setting; on a full disk, as soon as there is room."""
+        """Record a temporary policy, which is no setting; on a full disk, as soon as there is room."""
         if old != new:
             self._settings.note({"what": what, **on, "by": dict(by), "old": dict(old), "new": dict(new)})
 
@@ -109,7 +109,7 @@ class Events:
         self._pods.note({"what": what, **on, "by": {"uid": os.getuid(), "pid": os.getpid(), "program": "qgpud"}})
 
     def origins(self) -> dict[str, Origin]:
-        """Return how the pods began of which that is still recorded, by name: the last one of each name."""
+        """Return when and by whom pods were started, by name, as far as recorded; the last pod of each name."""
         found: dict[str, Origin] = {}
         for event in self._pods.latest():
             name = event.get("name")

@@ -143,11 +143,11 @@ class MemoryTurns:
         return sum(found.memory.get(index, 0) for found in states if found.yielded)
 
     def shortage(self, index: int) -> int:
-        """Return how many bytes of a pGPU are still to be made free for the limits of pods on it."""
+        """Return how many bytes of a pGPU must still be made free for the limits of pods on it."""
         return self._short.get(index, 0)
 
     def shortages(self, pod: PodInfo) -> list[str]:
-        """Return what is not there yet of a pod's memory, as text for a person."""
+        """Say, for each pGPU, how much memory must still be made free for a pod's limit."""
         return [
             f"has to wait for its memory: {units.format_memory(missing)} of pGPU {index} is being made free"
             for index in pod.grants
@@ -165,7 +165,7 @@ class MemoryTurns:
 
     @contextmanager
     def room(self, index: int, name: str) -> Iterator[int | None]:
-        """Give the bytes of a pGPU that limits of other pods leave, and let no pod come meanwhile; None if all fit."""
+        """Let no pod come during the block, and yield the bytes that others' limits leave; None without overcommit."""
         with self._lock:
             if not self._overcommitted(index):
                 yield None

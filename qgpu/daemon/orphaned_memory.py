@@ -1,7 +1,7 @@
-"""Whose memory it is that ended pods have left on the cards, and what of it their owners' claims hold anyway.
+"""Tracks the memory that ended pods left on the cards: who owns it, and how much of it the owners' claims cover.
 
 Other processes keep such memory as long as they like. So it counts against what the owner's claims hold on that card,
-and only the rest is missing to others. Callers hold the pods' lock. What was left before the daemon began is nobody's.
+and only the rest is missing to others. Callers hold the pods' lock. What was left before the daemon began has no owner.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ class OrphanedMemory:
         self._left: Mapping[str, tuple[str, Mapping[int, int]]] = {}
 
     def used(self, devices: Iterable[str], whose: str) -> None:
-        """Note whose prepared devices are."""
+        """Note the owner of prepared devices."""
         known = {name: each for name, each in self._owners.items() if name in self._prepared.by_name}
         self._owners = known | dict.fromkeys(devices, whose)
 
     def began(self, name: str) -> None:
-        """Note a pod."""
+        """Note that a pod exists now."""
         self._pods.add(name)
 
     @contextmanager
     def ending(self, name: str, whose: str) -> Iterator[None]:
-        """Have a pod retired in the block, and note what it leaves; nothing for a pod that is nobody's."""
+        """Note what a pod leaves that the block retires; nothing if the pod has no owner."""
         before = self._now() if whose else None
         yield
         self._pods.discard(name)
@@ -62,7 +62,7 @@ class OrphanedMemory:
         return _by_owner(there, index, self._host.orphaned_memory())[whose] if there else 0
 
     def outside(self) -> Mapping[int, int]:
-        """Return what was left besides that inside of what claims hold, in bytes by pGPU. It needs no lock."""
+        """Return the bytes by pGPU that were left beyond what the owners' claims hold. It needs no lock."""
         now, there = self._host.orphaned_memory(), self._there()
         if not there:
             return now
@@ -73,7 +73,7 @@ class OrphanedMemory:
         }
 
     def held(self, whose: str, index: int) -> int:
-        """Return what an owner's claims hold of a pGPU, in bytes, without those whose group has it now."""
+        """Return the bytes of a pGPU that an owner's claims hold, without claims whose group has its pod now."""
         return sum(
             device.grant.memory or 0
             for grant, device in self._prepared.by_name.values()
@@ -83,25 +83,25 @@ class OrphanedMemory:
         )
 
     def owner(self, device: str) -> str:
-        """Return whose a prepared device is."""
+        """Return the owner of a prepared device; empty if there is none."""
         known = self._prepared.by_name.get(device)
         return self._owners.get(device) or ("" if known is None else f"namespace {known[0].namespace}")
 
     def _now(self) -> Mapping[int, int] | None:
-        """Return what is left, by pGPU; None while the plane is gone, and then it is of nobody."""
+        """Return the bytes that are left, by pGPU; None while the plane is gone."""
         try:
             return self._host.orphaned_memory()
         except QgpuError:
             return None
 
     def _there(self) -> Mapping[str, tuple[str, Mapping[int, int]]]:
-        """Return what pods have left of which something is left now."""
+        """Return what each ended pod left when it ended, for the pods that still have something left."""
         left = self._left
         return {name: left[name] for name in self._host.names_in_use() if name in left} if left else left
 
 
 def _by_owner(left: Mapping[str, tuple[str, Mapping[int, int]]], index: int, now: Mapping[int, int]) -> Counter[str]:
-    """Return what is left on a pGPU by owner: together no more than there is now, whatever was left at first."""
+    """Return the bytes left on a pGPU by owner; together no more than are left there ``now``."""
     found = Counter[str]()
     for whose, of_pod in left.values():
         found[whose] += of_pod.get(index, 0)

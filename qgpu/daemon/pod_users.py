@@ -1,8 +1,8 @@
 """The users who launched pods: who may bring a process into one, and how many a member of the socket's group may have.
 
-Pods of containers and of Slurm's jobs were launched by nobody: only root brings processes into them. Their owners, a
-namespace of Kubernetes or a user of Slurm, start as many as they like, one after the other. So what counts is how many
-have ended while something of theirs is left. A container without a claim leaves one at most: its name stays taken.
+Pods of containers and of Slurm's jobs have no launcher: only root brings processes into them. Their owners, a
+namespace of Kubernetes or a user of Slurm, start as many as they like, one after the other. So the limit counts pods
+that have ended while something of theirs is left. A container without a claim leaves one at most: its name stays taken.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class PodUsers:
         self._ended: dict[str, str] = {}
 
     def note(self, name: str, at: str, uid: int) -> None:
-        """Note who launched a pod, whose cgroup is ``at``; empty for none."""
+        """Note who launched a pod, whose cgroup is ``at``; empty if it has none."""
         self._users[name] = uid
         with suppress(RefusedError):  # at worst only root may come into it under the next daemon
             if at:
@@ -51,7 +51,7 @@ class PodUsers:
         self.note_owner(name, at, user(uid))
 
     def note_owner(self, name: str, at: str, whose: str) -> None:
-        """Note whose a pod is, whose cgroup is ``at``; empty for none, and for root."""
+        """Note the owner of a pod, whose cgroup is ``at``; ``whose`` is empty for no owner, and for root."""
         if whose in ("", self._owners.get(name)):
             return
         self._owners[name] = whose
@@ -60,7 +60,7 @@ class PodUsers:
                 cgroup.set_xattr(at, _OWNER, whose)
 
     def owner_of(self, name: str) -> str:
-        """Return whose a pod is, in words; empty for nobody's."""
+        """Name the owner of a pod; empty if it has none."""
         return self._owners.get(name, "")
 
     def forget(self, name: str) -> None:

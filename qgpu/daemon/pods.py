@@ -227,7 +227,7 @@ class Pods:
                     )
 
     def join(self, name: str, at: str) -> None:
-        """Let a container's cgroup count to a pod, and to no other. Raises a QgpuError."""
+        """Add a container's cgroup to a pod, and remove it from all others. Raises a QgpuError."""
         with self.lock:
             self.leave(at)
             self.host.join(name, [*self.named(name).joined, at])
@@ -240,7 +240,7 @@ class Pods:
         self._isolation.set_pods(now)
 
     def leave(self, at: str) -> None:
-        """Let a cgroup count to no pod that is not its own: its container starts anew. Raises a QgpuError."""
+        """Remove a cgroup from the pods that it had joined, because its container starts anew. Raises a QgpuError."""
         for pod in self.host.pods():
             if at in pod.joined:
                 self.host.join(pod.name, [each for each in pod.joined if each != at])
@@ -268,7 +268,7 @@ class Pods:
         self.isolate()
 
     def is_new(self, name: object) -> bool:
-        """Tell once of each pod that it was made; a container or task may also join one that there is."""
+        """Tell whether a pod was just made; true once for each. A container or task may also join an existing pod."""
         with self.lock:
             new = name in self._new
             self._new.discard(str(name))
@@ -287,11 +287,11 @@ class Pods:
             cgroup.remove(pod.name, pod.cgroup)
 
     def may_begin(self, pod: PodInfo) -> None:
-        """Note that a pod waits for its room no longer."""
+        """Note that a pod no longer waits for room."""
         self._note_waits(pod.cgroup, waits=False)
 
     def has_begun(self, pod: PodInfo) -> bool:
-        """Tell whether a pod that an earlier daemon made waited for its room no longer."""
+        """Tell whether a pod that an earlier daemon made no longer waits for room."""
         return not pod.cgroup or not cgroup.get_xattr(pod.cgroup, _WAITS)
 
     def is_overcommitted(self, indexes: Iterable[int]) -> bool:
@@ -350,7 +350,7 @@ class Pods:
         return container_notes.labels_of(pod, self.prepared.by_name)
 
     def _without_ended(self, pod: PodInfo) -> PodInfo:
-        """Let cgroups of ended containers count to a pod no longer, and return the pod. Raises a QgpuError."""
+        """Remove the cgroups of ended containers from a pod, and return the pod. Raises a QgpuError."""
         left = tuple(at for at in pod.joined if cgroup.exists(at))
         if left != pod.joined:
             self.host.join(pod.name, left)

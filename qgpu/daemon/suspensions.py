@@ -162,7 +162,7 @@ class Suspensions:
     def host_room(self) -> int | None:
         """Return how many bytes of suspended pods host memory can hold, those that it holds included; None: any.
 
-        A pod on its way counts as none of them: nobody knows how much of it is there.
+        A pod that is being moved does not count as held, because nobody knows how much of it is there.
         """
         with closing(self._host.checkpointer()) as driver:
             room = driver.host_room()

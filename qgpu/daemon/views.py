@@ -64,7 +64,7 @@ def pod(info: PodInfo, labels: ContainerLabels, ledgers: Mapping[int, Ledger], u
 def place(found: Suspension, waits: str, origin: Origin) -> dict[str, Any]:
     """Return where a pod is: on its cards, off them, or on the way, what it waits for, and what went wrong last.
 
-    And who made it, when. None stands for what is not known, as of a pod that an earlier daemon has moved.
+    Also who made it, and when. A value is None if it is unknown, as of a pod that an earlier daemon has moved.
     """
     return {
         "created_at": origin.at,

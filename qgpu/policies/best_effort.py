@@ -2,8 +2,8 @@
 
 Properties:
 - N busy pods get 1/N each; a pod that is busy alone gets the whole pGPU.
-- No gate is ever closed, and no round is shorter than the one that the driver's own timeslices make. The policy
-  promises no share, so nothing justifies slowing another pod down.
+- The policy closes no gate, and makes no round shorter than the one that the driver's own timeslices make. It promises
+  no share, so nothing justifies slowing another pod down.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ Properties:
 - A starting program needs the GPU often, but only for a short time, and would wait for a window each time. So the gate
   of its pod stays open during the windows of others, with short slices for all pods, until the pod has run a few ms in
   short turns, for three seconds at most. That time is charged like any use beyond the quota, and a pod in debt starts
-  in its own windows. So a pod that runs without pause has the windows of others for one period. A pod that starts over
-  and over gets half a per cent of the card in this way, whatever it has left of its quota; all pods together get two
-  per cent.
+  in its own windows. So a pod that runs without pause uses the windows of others for one period only. A pod that starts
+  over and over gets at most half a per cent of the card in this way, however much of its quota is left; all pods
+  together get at most two per cent.
 """
 
 from __future__ import annotations

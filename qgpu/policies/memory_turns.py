@@ -214,7 +214,7 @@ def _chosen(room: int, pods: Sequence[PodMemory], pace: Pace) -> list[PodMemory]
 
 
 def _order(pod: PodMemory) -> tuple[bool, int, bool, int, str]:
-    """Sort pods by who goes first: no cold one, the least charged, who is there, and who has waited longest."""
+    """Sort pods: cold ones last, then by the least charge, those on the card first, and the longest waiting first."""
     there = pod.place is Place.ON
     return there and pod.idle_ns >= COLD_NS, pod.charged_ns, not there, -pod.stay_ns, pod.name
 

@@ -131,8 +131,8 @@ def _tried(wanted: Sharing, now: Tuning, period_ns: int) -> bool:
 def shorter_slices(now: Tuning, best: Trial, pods: Mapping[str, RoundEntry]) -> Sharing | None:
     """Return ``best`` with slices half as long for pods without a quota, if a pod has less than its quota.
 
-    None if that is not so, or no slice can be shorter, or this was on trial; also for equal slices, because those by
-    weight serve quotas better.
+    None if no pod has less, no slice can be shorter, or this was on trial before; also if the slices of ``best`` are
+    equal, because slices by weight serve quotas better.
     """
     has_quotas = any(entry.grant.cores is not None for entry in pods.values())
     if best.sharing.equal or not has_quotas or not owed(best, now.satisfied, pods):
@@ -231,7 +231,7 @@ def all_retry_due(now: Tuning, trial: Trial, now_ns: int) -> bool:
     """Tell whether what is known of other ways is old; ``trial`` is the newest of the way that was settled on.
 
     Small pods may do something else by now, and windows hide what pods do in them. A way that was kept for new weights
-    is old when the operator has seen them.
+    is old after a delay, in which the operator sees the new weights in force.
     """
     if now.kept_until_ns:
         return now_ns >= now.kept_until_ns
@@ -248,9 +248,9 @@ def gates_pay(gated: Trial, best: Trial, now: Tuning, pods: Mapping[str, RoundEn
 def least_gated_use(now: Tuning, gated: Trial, best: Trial) -> float:
     """Return the least use of the card, 0 to 1, with which ``gated`` stays; ``best`` is the best round.
 
-    What idles in turns by gate is time of the pods that leave gaps with slices. If that is one pod, its work is
-    certain, and so is that of pods whose entries were counted. That of several others is an estimate: good where little
-    idles, or where all of them together do more than with slices.
+    Idle time in turns by gate belongs to the pods that leave gaps with slices. The work of these pods is certain if it
+    is one pod, or if the entries of all were counted. Otherwise it is an estimate: good where little idles, or where
+    all of them together do more than with slices.
     """
     used, gappy = sum(best.rates.values()), best.gappy - now.satisfied - gated.sharing.ungated
     if len(gappy) == 1 or (gappy and gappy <= gated.counted & best.counted):

@@ -47,7 +47,7 @@ def by_entries(trials: Sequence[Trial]) -> tuple[Trial, ...]:
 
 
 def alike(trial: Trial, other: Trial) -> Trial:
-    """Return a trial with rates of the same source as the other's: by records, where either does not follow entries."""
+    """Return ``trial`` with each rate from the source that ``other`` uses: records, unless both counted entries."""
     followed = trial.counted & other.counted
     rates = {name: rate if name in followed else trial.by_records.get(name, rate) for name, rate in trial.rates.items()}
     return trial._replace(rates=rates)
@@ -56,7 +56,7 @@ def alike(trial: Trial, other: Trial) -> Trial:
 def _cost_ns(name: str, trials: Sequence[Trial]) -> float | None:
     """Return the GPU time that one entry of a pod takes, in ns; None if the trials do not agree on one.
 
-    The trial that leaves the least doubt tells, as far as the others allow.
+    The trial with the tightest bounds gives the cost; the bounds of all trials limit it.
     """
     told = [(each.entries[name], each.watched_ns, *each.bounds[name], each.by_records[name]) for each in trials]
     several = [each for each in told if each[0] > _SLACK]

@@ -104,7 +104,8 @@ def observe(
 
     ``used`` is the part of the time in which kernels ran; only ways with gates need it. ``known_fits`` names pods whose
     steps are known to fit into their slices, ``known_gappy`` those that leave gaps with slices, and ``used_by_slices``
-    is what of the time was used then. A ``long`` round shows too few turns to tell which pods rest.
+    is the part of the time in which kernels ran with slices. A ``long`` round shows too few turns to tell which pods
+    rest.
     """
     whole_ns = max(1, watched_ns)
     starts = {name: use.starts for name, use in uses.items()}
@@ -176,7 +177,10 @@ def _bounds(
     idle: Mapping[str, float],
     hardware: HardwareTraits,
 ) -> dict[str, tuple[float, float]]:
-    """Return the least and the most work of each pod that records allow; some may have been ``idle`` for so long."""
+    """Return the least and the most work of each pod that records allow, as parts of the time.
+
+    ``idle`` is the largest part of the time in which a pod may have been on the card without work.
+    """
     found = {}
     for name, use in uses.items():
         part = pods[name].part
