@@ -30,7 +30,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 ARGUMENTS = {
     ("completion", "shell"): "The shell that is to complete.",
     ("gpu", "index"): "The pGPU: its number or its UUID.",
-    ("gpu", "policy_name"): "The policy: its name or its number.  [default: as it is]",
+    ("gpu", "policy_name"): "The policy: its name or its number.  [default: unchanged]",
     ("grant", "uid"): "UID of the claim, as 'qgpuctl grant list' shows it.",
     ("group", "name"): "Name of the group.",
     ("man", "words"): "The command, such as pod set.  [default: qgpuctl itself]",

@@ -23,8 +23,8 @@ _FIELDS = {
     "profiling": "profiling",
     "graphics": "graphics",
 }
-GRAPHICS_HELP = "Let it draw by OpenGL or Vulkan; a long draw holds up the card's other pods."
-PROFILING_HELP = "Let profilers such as ncu read the counters of the whole card, its other pods included."
+_GRAPHICS_HELP = "Let it draw by OpenGL or Vulkan; a long draw holds up the card's other pods."
+_PROFILING_HELP = "Let profilers such as ncu read the counters of the whole card, its other pods included."
 _CLASS = click.Choice([each.value for each in PodClass])
 
 
@@ -40,11 +40,26 @@ def class_option(function: _F) -> _F:
     )(function)
 
 
+def permission_options(function: _F) -> _F:
+    """Give a command that makes a pod the flags of what it may do besides, as ``profiling`` and ``graphics``."""
+    for option in (
+        click.option("--allow-graphics", "graphics", is_flag=True, help=_GRAPHICS_HELP),
+        click.option("--allow-profiling", "profiling", is_flag=True, help=_PROFILING_HELP),
+    ):
+        function = option(function)
+    return function
+
+
+def permissions(*, profiling: bool, graphics: bool) -> dict[str, bool]:
+    """Return the fields of a new grant that these flags ask for."""
+    return {name: True for name, asked in (("profiling", profiling), ("graphics", graphics)) if asked}
+
+
 def grant_options(function: _F) -> _F:
     """Give a command the options that change a grant as its arguments ``quota``, ``limit``, ``profiling`` and so on."""
     for option in (
-        click.option("--allow-profiling/--refuse-profiling", "profiling", default=None, help=PROFILING_HELP),
-        click.option("--allow-graphics/--refuse-graphics", "graphics", default=None, help=GRAPHICS_HELP),
+        click.option("--allow-profiling/--refuse-profiling", "profiling", default=None, help=_PROFILING_HELP),
+        click.option("--allow-graphics/--refuse-graphics", "graphics", default=None, help=_GRAPHICS_HELP),
         click.option(
             "--latency-target",
             "target",

@@ -13,7 +13,7 @@ import click
 from qgpu.changes import changed, who
 from qgpu.cli import completion
 from qgpu.cli.context import Context, first_gpu, pass_context
-from qgpu.cli.grant_options import change, class_option, given, grant_options, or_none
+from qgpu.cli.grant_options import change, class_option, given, grant_options, or_none, permission_options, permissions
 from qgpu.cli.output import cores, duration, memory, output_option, print_as, print_facts, print_json, print_table
 from qgpu.cli.params import DURATION, FIRST_PGPU, MEMORY, PGPU, OrNone
 from qgpu.errors import InvalidValueError, PermissionDeniedError, QgpuError, TimedOutError
@@ -45,6 +45,7 @@ def group() -> None:
 @click.option("--memory", "limit", type=MEMORY, help="Memory limit of the whole group, such as 40GiB.")
 @class_option
 @click.option("--latency-target", "target", type=DURATION, help="What sharing may add to its p99, such as 2ms.")
+@permission_options
 @click.option("--sm", type=int, help="A member's part of the SMs in per cent, unless it asks for another.")
 @click.option("--member-memory", type=MEMORY, help="A member's memory limit, unless it asks for another.")
 @pass_context
@@ -56,6 +57,8 @@ def create(
     limit: int | None,
     pod_class: str,
     target: int | None,
+    profiling: bool,
+    graphics: bool,
     sm: int | None,
     member_memory: int | None,
 ) -> None:
@@ -67,6 +70,7 @@ def create(
     GroupFiles(context.runtime_dir, name).server.environment(sm, member_memory)  # a part that is none is refused
     part = MemberLimits(sm, member_memory)
     grant = {"class": pod_class, "cores": quota, "memory": limit, "latency_target_ns": target}
+    grant |= permissions(profiling=profiling, graphics=graphics)
     keeper_process.start(context.runtime_dir, name, {str(gpu): grant}, part)
     click.echo(f"group {name}: made on pGPU {gpu}")
 

@@ -6,7 +6,9 @@ command starts, the command does not start: a pod runs with its grant or not at 
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterable, Mapping
@@ -18,7 +20,7 @@ from click.core import ParameterSource
 
 from qgpu.cli import completion
 from qgpu.cli.context import Context, first_gpu
-from qgpu.cli.grant_options import GRAPHICS_HELP, PROFILING_HELP, class_option
+from qgpu.cli.grant_options import class_option, permission_options, permissions
 from qgpu.cli.params import DURATION, FIRST_PGPU, MEMORY, PGPU
 from qgpu.errors import QgpuError, TimedOutError
 from qgpu.groups.group_files import GroupFiles, check_not_claims
@@ -34,8 +36,8 @@ _WRITTEN = {
     "gpus": "gpu",
     "pod_class": "class",
     "latency_target": "latency-target",
-    "allow_profiling": "allow-profiling",
-    "allow_graphics": "allow-graphics",
+    "profiling": "allow-profiling",
+    "graphics": "allow-graphics",
 }
 #: How often a pod that waits for memory asks whether it may begin.
 _POLL_S = 0.2
@@ -63,8 +65,7 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND, _BY_SIGNAL = 126, 127, 128
 @click.option("--memory", type=MEMORY, help="Memory limit such as 16GiB (16G and 16GB are the same).")
 @class_option
 @click.option("--latency-target", type=DURATION, help="What sharing may add to an online pod's p99, such as 2ms.")
-@click.option("--allow-profiling", is_flag=True, help=PROFILING_HELP)
-@click.option("--allow-graphics", is_flag=True, help=GRAPHICS_HELP)
+@permission_options
 @click.argument("command", metavar="-- CMD...", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
 def run(
@@ -77,22 +78,24 @@ def run(
     memory: int | None,
     pod_class: str,
     latency_target: int | None,
-    allow_profiling: bool,
-    allow_graphics: bool,
+    profiling: bool,
+    graphics: bool,
     command: tuple[str, ...],
 ) -> NoReturn:
     """Run a command as a pod and end with its exit code."""
     context: Context = click_context.obj
     if name == "":
         raise click.UsageError("--name is empty: leave it out for a generated name")
+    if command[0] and shutil.which(command[0]) is None and not os.path.exists(command[0]):
+        click.echo(f"qgpuctl: {command[0]}: {os.strerror(errno.ENOENT)}", err=True)
+        sys.exit(_NO_SUCH_COMMAND)
     if group is not None:
         _check_member_options(click_context)
         sys.exit(_run_in_group(context, group, sm, memory, command))
     if sm is not None:
         raise click.UsageError("--sm is a member's part of a group: give --group, too")
     grant = {"class": pod_class, "cores": cores, "memory": memory, "latency_target_ns": latency_target}
-    grant |= {"profiling": True} if allow_profiling else {}
-    grant |= {"graphics": True} if allow_graphics else {}
+    grant |= permissions(profiling=profiling, graphics=graphics)
     # Block signals until the child exists; otherwise they would end only us. Ctrl-C may come: it ends both.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED - {signal.SIGINT})
     with context.connect() as client:
@@ -118,7 +121,7 @@ def _wait_for_room(client: Client, pod: dict[str, Any]) -> None:
 
 def _check_member_options(click_context: click.Context) -> None:
     """Refuse options that the group's own grant decides. Raises click.UsageError."""
-    for option in ("gpus", "name", "cores", "pod_class", "latency_target", "allow_profiling", "allow_graphics"):
+    for option in ("gpus", "name", "cores", "pod_class", "latency_target", "profiling", "graphics"):
         if click_context.get_parameter_source(option) is ParameterSource.COMMANDLINE:
             raise click.UsageError(f"--{_WRITTEN.get(option, option)} is the group's: leave it out with --group")
 

@@ -28,10 +28,11 @@ def web(context: Context, listen: str, allow_changes: bool) -> None:
 
     The page is read-only without --allow-changes. It has the permissions of the user who starts the command.
     """
+    address = parse_address(listen)
     context.connect().close()  # fail here, not in the page, if there is no daemon
     # While the page is served, a daemon that is gone is said at once.
     connect = partial(Client, context.runtime_dir, context.timeout_s)
-    site = Site(parse_address(listen), connect, changes=allow_changes)
+    site = Site(address, connect, changes=allow_changes)
     stop = Shutdown(signal.SIGINT, signal.SIGTERM)
     try:
         click.echo(site.url)

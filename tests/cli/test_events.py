@@ -54,6 +54,12 @@ def test_pods_are_recorded_from_start_to_end(running: Daemon) -> None:
     assert "pGPU 0: class offline, quota 30 %" in running.ctl("events").stdout
 
 
+def test_a_program_that_does_not_exist_makes_no_pod(running: Daemon) -> None:
+    running.ctl("run", "--", "no-such-program")
+
+    assert running.json("events")["events"] == []
+
+
 def test_switching_the_module_is_recorded(running: Daemon) -> None:
     with Client(running.runtime_dir) as client:
         client.call("module.switched", on=False)

@@ -36,12 +36,14 @@ def groups(host: Daemon) -> list[dict]:
 
 
 def test_members_of_a_group_share_its_grant(host):
-    assert host.ctl("group", "create", "llm", "--cores", "60", "--memory", "40GiB").returncode == 0
+    assert host.ctl("group", "create", "llm", "--cores", "60", "--memory", "40GiB", "--allow-graphics").returncode == 0
     member = host.start("run", "--group", "llm", "--", "sleep", "60")
     try:
         while not (found := groups(host)) or not found[0]["members"]:
             assert member.poll() is None
-        assert [(grant["cores"], grant["memory"]) for grant in found[0]["grants"]] == [(60, 40 << 30)]
+        assert [(grant["cores"], grant["memory"], grant["graphics"]) for grant in found[0]["grants"]] == [
+            (60, 40 << 30, True)
+        ]
         assert [pod["name"] for pod in host.json("pod", "list")["pods"]] == ["llm"]
     finally:
         member.terminate()
