@@ -16,7 +16,7 @@ help:
 	@echo "make hosttest  the packages in a virtual machine with systemd: install, use, look, upgrade under load, remove"
 	@echo "make distributiontest  the packages on each Debian and Ubuntu they are for, in containers; as root"
 	@echo "make slurmtest jobs of real Slurms, from Debian's packages, become pods; as root"
-	@echo "make bpf       the BPF program that keeps device files to their pods; needs clang"
+	@echo "make bpf       the BPF program that refuses pods' device files to other processes; needs clang"
 	@echo "make packages  wheel, sdist and Debian packages, into dist/"
 	@echo "make nightly   what takes too long for CI: 5,000 examples a policy, kernels, sanitizers, NVIDIA's driver, containers; hours"
 	@echo "make bench     what qgpu guarantees, measured on this machine's GPU; about six minutes, as root"
