@@ -234,7 +234,7 @@ class Guardian:
             if card.lease_until_ns is not None:
                 due.append(card.lease_until_ns)
             if self.table.processes:
-                due.append(card.drain_due_ns())
+                due.append(card.drain_due_ns)
         return min(due) - time.monotonic_ns()
 
     def _run_due(self) -> None:
@@ -251,7 +251,7 @@ class Guardian:
             if card.lease_until_ns is not None and card.lease_until_ns <= now:
                 _log.warning("lease expired: gates open, driver timeslices restored", pgpu=card.index)
                 card.release(now)
-            if self.table.processes and card.drain_due_ns() <= now:
+            if self.table.processes and card.drain_due_ns <= now:
                 card.drain(now)
 
     def _is_used(self) -> bool:
@@ -362,7 +362,7 @@ class Guardian:
         self._file_work.retry()
         for pod in self.shared.uvm_files.pods():
             self._look(pod, partial(self.shared.pod_uvm_files.release_closed, pod))
-        for pod in self.shared.quota.search.pods():
+        for pod in list(self.table.allocations.managed_left):
             self._search_mappings(pod)
         if self.table.allocations.carries("")[1] and self._looked_ns >= self._list_exports_ns:
             self._look("", self._look_at_carriers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -19,10 +19,7 @@ _TABLE, _LEVELS = 4 << 10, (21, 29, 38, 47)
 def table_bytes(base: int, length: int) -> int:
     """Return how many bytes of page tables on a card a mapping with no neighbours can take."""
     last = base + max(length, 1) - 1
-    tables = len(_LEVELS)
-    for level in _LEVELS:
-        tables += (last >> level) - (base >> level)
-    return _TABLE * tables
+    return _TABLE * sum((last >> level) - (base >> level) + 1 for level in _LEVELS)
 
 
 class Mapping(NamedTuple):
@@ -41,8 +38,6 @@ class Mapping(NamedTuple):
 
 #: A card, and the length of mappings on it as a power of 2.
 Kind = tuple[bytes, int]
-#: A place among the mappings of a process: the kind, and one of that kind.
-Place = tuple[Kind, Mapping]
 
 
 @dataclass(slots=True)
@@ -58,8 +53,6 @@ class AddressSpace:
     most_tables: Counter[bytes] = field(default_factory=Counter, compare=False)
     #: During a walk, the pieces of mappings that were split: they may lie before those that were not reached yet.
     _pieces: list[Mapping] | None = field(default=None, compare=False)
-    #: Whether the process has ended; its mappings are forgotten in steps.
-    ended: bool = field(default=False, compare=False)
 
     @property
     def mappings(self) -> list[Mapping]:
@@ -70,11 +63,9 @@ class AddressSpace:
         """Add a mapping, or a piece of one that was split; False if it is there already."""
         if is_piece and self._pieces is not None:
             self._pieces.append(mapping)
-        like = self.by_kind.setdefault(_kind(mapping), [])
-        at = bisect_left(like, mapping)
-        if like[at : at + 1] == [mapping]:
+        if self.has(mapping):
             return False
-        like.insert(at, mapping)
+        insort(self.by_kind.setdefault(_kind(mapping), []), mapping)
         return True
 
     def has(self, mapping: Mapping) -> bool:
@@ -92,12 +83,13 @@ class AddressSpace:
         for kind, some in found.items():
             like = self.by_kind[kind]
             if len(some) > _FEW:  # one by one would take too long
-                out = set(some)
-                like[:] = [each for each in like if each not in out]
+                out, reach = set(some), slice(bisect_left(like, min(some)), bisect_right(like, max(some)))
+                like[reach] = [each for each in like[reach] if each not in out]
             else:
                 for each in some:
                     del like[bisect_left(like, each)]
-            self._tidy(kind)
+            if not like:
+                del self.by_kind[kind]
         return [*chain.from_iterable(found.values())]
 
     def take(self, base: int, end: int, uuid: bytes | None, *, whole: bool) -> list[Mapping]:
@@ -109,30 +101,18 @@ class AddressSpace:
                 out = each.end > base and not (whole and (each.base < base or each.end > end))
                 (gone if out else left).append(each)
             self.by_kind[kind][place] = left
-            self._tidy(kind)
+            if not self.by_kind[kind]:
+                del self.by_kind[kind]
         return gone
 
-    def _tidy(self, kind: Kind) -> None:
-        if not self.by_kind[kind]:
-            del self.by_kind[kind]
-
-    def drop(self, number: int, after: Place | None, most: int) -> tuple[Place | None, int, list[Mapping]]:
-        """Remove an allocation's mappings from the ``most`` that follow a place.
-
-        Return where to go on, None at the end, how many were looked at, and those that were removed.
-        """
-        for kind in sorted(self.by_kind):
-            if after is not None and kind < after[0]:
-                continue
-            like = self.by_kind[kind]
-            at = bisect_right(like, after[1]) if after is not None and kind == after[0] else 0
+    def following(self, last: Mapping | None, most: int) -> list[Mapping]:
+        """List mappings of one kind that follow another one, or the first ones: ``most`` or fewer, none at the end."""
+        if last is not None and (like := self.by_kind.get(_kind(last))) is not None:
+            at = bisect_right(like, last)
             if reach := like[at : at + most]:
-                gone = [each for each in reach if each.memory == number]
-                if gone:
-                    like[at : at + most] = [each for each in reach if each.memory != number]
-                    self._tidy(kind)
-                return (kind, reach[-1]), len(reach), gone
-        return None, 0, []
+                return reach
+        later = [kind for kind in self.by_kind if last is None or kind > _kind(last)]
+        return self.by_kind[min(later)][:most] if later else []
 
     def _places(self, base: int, end: int, uuid: bytes | None = None) -> list[tuple[Kind, slice]]:
         """Return the slices with all mappings that reach into a range, and few others; for one card or for all."""
@@ -159,22 +139,13 @@ class AddressSpace:
     def walk(self) -> Iterator[Mapping]:
         """Yield the mappings, while mappings may come, go or be split; one that comes meanwhile may be left out."""
         self._pieces = []
-        for kind in list(self.by_kind):
-            last: Mapping | None = None
-            while (following := self._following(kind, last)) or self._pieces:
-                if self._pieces:
-                    piece = self._pieces.pop()
-                    if self.has(piece):
-                        yield piece
-                else:
-                    last = following[0]
-                    yield last
+        last: Mapping | None = None
+        while found := self._pieces or self.following(last, 1):
+            each, is_piece = found.pop(), found is self._pieces
+            last = last if is_piece else each
+            if not is_piece or self.has(each):
+                yield each
         self._pieces = None
-
-    def _following(self, kind: Kind, last: Mapping | None) -> list[Mapping]:
-        like = self.by_kind.get(kind, [])
-        at = bisect_right(like, last) if last is not None else 0
-        return like[at : at + 1]
 
     def more_tables(self, uuid: bytes, base: int, length: int) -> int:
         """Return how many more bytes page tables on a card may take with one more mapping."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from qgpu.guardian.accounting.address_space import AddressSpace, Mapping, Place
+from qgpu.guardian.accounting.address_space import AddressSpace, Mapping
 from qgpu.guardian.accounting.rm_object import Key
 from qgpu.guardian.accounting.sets_by_key import Counts, SetsByKey, while_there
 
@@ -76,22 +76,20 @@ class Allocations:
     tables_of: Counts[tuple[str, bytes]] = field(default_factory=Counts, compare=False)
     #: How many processes of each pod are in ``managed``.
     managers: Counts[str] = field(default_factory=Counts, compare=False)
-    #: How many allocations and mappings are known, by pod and in all.
+    #: How many allocations and mappings are known, by pod.
     records: Counts[str] = field(default_factory=Counts, compare=False)
-    all_records: int = field(default=0, compare=False)
-    _pods: dict[int, str] = field(default_factory=dict, compare=False)
     #: The mappings of each allocation, with their processes.
     _mapped: SetsByKey[int, tuple[int, Mapping]] = field(default_factory=SetsByKey)
-    #: Mappings that are gone, mostly of ended processes, to be forgotten in steps; and allocations that are gone, with
-    #: the processes that still list mappings of them.
+    #: Mappings that are gone, mostly of ended processes, to be forgotten in steps; and allocations that are gone, each
+    #: with a process that still lists mappings of it.
     _ending: list[tuple[int, AddressSpace, list[Mapping]]] = field(default_factory=list, compare=False)
-    _dead: list[tuple[int, list[int]]] = field(default_factory=list, compare=False)
+    _dead: list[tuple[int, int]] = field(default_factory=list, compare=False)
     #: Up to where the last of these processes is looked through.
-    _looked: Place | None = field(default=None, compare=False)
+    _looked: Mapping | None = field(default=None, compare=False)
     #: The allocations that each carrier carries.
     _carried: SetsByKey[int, int] = field(default_factory=SetsByKey)
-    #: How many clients each pod has: one whose file is open elsewhere may keep what is pinned.
-    _clients: Counts[str] = field(default_factory=Counts, compare=False)
+    #: By pod, its clients: one whose file is open elsewhere may keep what is pinned.
+    clients: SetsByKey[str, int] = field(default_factory=SetsByKey, compare=False)
     #: How many times memory of a pod is carried, and the pods that ended while some was, or while they had clients.
     _carries: Counts[str] = field(default_factory=Counts)
     _ended: set[str] = field(default_factory=set)
@@ -108,7 +106,6 @@ class Allocations:
 
     def allocate(self, key: Key, pod: str, instance: int, size: int, number: int) -> None:
         """Charge an allocation under its first handle."""
-        self.drop(key)
         self.keep(number, pod, instance, size)
         self.duplicate(key, number)
 
@@ -129,11 +126,10 @@ class Allocations:
 
     def keep(self, number: int, pod: str, instance: int, size: int) -> None:
         """Charge an allocation that has no handle now, unless it is charged already."""
-        if number in self.memories:
-            return
-        self._last = max(self._last, number)
-        self.memories[number] = Allocation(number, pod, instance, size)
-        self._count(self.memories[number], 1)
+        if number not in self.memories:
+            self._last = max(self._last, number)
+            self.memories[number] = Allocation(number, pod, instance, size)
+            self._count(self.memories[number], 1)
 
     def pin(self, number: int) -> None:
         """Charge an allocation until every process and client of its pod is gone and no file carries its memory."""
@@ -206,27 +202,26 @@ class Allocations:
         """Remove a handle."""
         if (memory := self.by_handle.pop(key, None)) is not None:
             memory.handles.discard(key)
-            self._discharge_if_unused(memory)
+            self._discharge_if_unused(memory.number)
 
     def pod_ended(self, pod: str) -> None:
         """Record that a pod has no process; what a file or client elsewhere may still keep stays charged."""
         self.managed_left.pop(pod, None)
-        if self._carries[pod] or self._clients[pod]:
+        if self._carries[pod] or pod in self.clients:
             self._ended.add(pod)
             return
         self._ended.discard(pod)
         for numbers in self._kept_by_size.pop(pod, {}).values():
             self._pins |= numbers
 
-    def count_client(self, pod: str, more: int) -> None:
-        """Record that a pod has one client more or less."""
-        self._clients.change(pod, more)
-        if not self._clients[pod] and pod in self._ended:
+    def client_gone(self, pod: str, client: int) -> None:
+        """Record that a client is gone, or another pod's."""
+        self.clients.discard(pod, client)
+        if pod not in self.clients and pod in self._ended:
             self.pod_ended(pod)
 
-    def process_started(self, pid: int, pod: str) -> None:
-        """Record a process of a pod; it may keep what is pinned."""
-        self._pods[pid] = pod
+    def process_started(self, pod: str) -> None:
+        """Record that a pod has a process; it may keep what is pinned."""
         self._ended.discard(pod)
 
     def kept_of_size(self, pod: str, instance: int, size: int, most: int) -> list[Allocation]:
@@ -251,17 +246,17 @@ class Allocations:
         """Discharge an allocation if nothing keeps it after a pin or carrier was removed."""
         if not memory.is_kept:
             self._remove_kept(memory)
-            self._discharge_if_unused(memory)
+            self._discharge_if_unused(memory.number)
 
     def discharge_unused(self) -> None:
         """Discharge everything that nothing keeps, after a rebuild from facts of different moments."""
-        for memory in list(self.memories.values()):
-            self._discharge_if_unused(memory)
+        for number in list(self.memories):
+            self._discharge_if_unused(number)
 
-    def map(self, pid: int, base: int, length: int, uuid: bytes, number: int) -> None:
+    def map(self, pid: int, base: int, length: int, uuid: bytes, number: int, pod: str = "") -> None:
         """Record that UVM may have mapped an allocation; earlier mappings there still count, as this one may fail."""
         if (space := self.mappings.get(pid)) is None:
-            space = self.mappings[pid] = AddressSpace(self._pods.get(pid, ""))
+            space = self.mappings[pid] = AddressSpace(pod)
         self._add(pid, space, Mapping(base, base + length, uuid, number))
 
     def unmap(self, pid: int, base: int, length: int, uuid: bytes | None = None, *, whole: bool = False) -> None:
@@ -289,12 +284,8 @@ class Allocations:
     def _add(self, pid: int, space: AddressSpace, mapping: Mapping, *, is_piece: bool = False) -> None:
         if space.add(mapping, is_piece=is_piece):
             self._mapped.add(mapping.memory, (pid, mapping))
-            self._record(space.pod, 1)
+            self.records.change(space.pod, 1)
             self._count_tables(space, mapping.uuid, mapping.tables)
-
-    def _record(self, pod: str, more: int) -> None:
-        self.all_records += more
-        self.records.change(pod, more)
 
     def _count_tables(self, space: AddressSpace, uuid: bytes, more: int) -> None:
         """Count page tables of a process, and the most that it has had for its pod."""
@@ -310,25 +301,23 @@ class Allocations:
         self.tables_of.change((space.pod, uuid), -space.most_tables.pop(uuid, 0))
         del space.tables[uuid]
 
-    def set_managed(self, pid: int, size: int) -> None:
+    def set_managed(self, pid: int, size: int, pod: str = "") -> None:
         """Charge a process for the bytes that it could have as managed memory."""
-        pod = self._pods.get(pid, "")
         self.managers[pod] += pid not in self.managed
         self.managed_of.change(pod, size - self.managed.get(pid, 0))
         self.managed[pid] = size
 
     def _unmapped(self, pid: int, space: AddressSpace, gone: list[Mapping]) -> None:
-        self._record(space.pod, -len(gone))
+        self.records.change(space.pod, -len(gone))
         for each in gone:
-            if not space.ended:
+            if each.uuid in space.tables:  # else the process has ended
                 self._count_tables(space, each.uuid, -each.tables)
             if each.memory in self._mapped:
                 self._mapped.discard(each.memory, (pid, each))
-                self._discharge_if_unused(self.memories.get(each.memory))
+                self._discharge_if_unused(each.memory)
 
-    def exited(self, pid: int) -> None:
+    def exited(self, pid: int, pod: str = "") -> None:
         """Forget a process's address space, and its mappings in steps; what could be managed memory its pod keeps."""
-        pod = self._pods.pop(pid, "")
         if (size := self.managed.pop(pid, None)) is not None:
             self.managers.change(pod, -1)
             self.managed_of.change(pod, -size)
@@ -336,7 +325,7 @@ class Allocations:
         if (space := self.mappings.pop(pid, None)) is not None:
             for uuid in list(space.tables):
                 self._discharge_tables(space, uuid)
-            gone, space.by_kind, space.ended = space.mappings, {}, True
+            gone, space.by_kind = space.mappings, {}
             self._ending.append((pid, space, gone))
 
     @property
@@ -355,10 +344,12 @@ class Allocations:
             if not mapped:
                 self._ending.pop()
         while self._dead and most > 0:
-            number, pids = self._dead[-1]
-            if pids:
-                most -= self._forget_dead(number, pids, most)
-            else:
+            number, pid = self._dead[-1]
+            reach = self.space_of(pid).following(self._looked, most)
+            self._remove(pid, [each for each in reach if each.memory == number])
+            most -= max(1, len(reach))
+            self._looked = reach[-1] if reach else None
+            if not reach:
                 self._dead.pop()
         while self._pins and most > 0:
             most -= 1
@@ -367,18 +358,12 @@ class Allocations:
                 self._release_kept(memory)
         return self.is_forgetting
 
-    def _forget_dead(self, number: int, pids: list[int], most: int) -> int:
-        """Look at the next mappings of the last process for those of an allocation; return how many were looked at."""
-        looked, at = 0, None
-        if (space := self.mappings.get(pids[-1])) is not None:
-            at, looked, gone = space.drop(number, self._looked, most)
-            self._unmapped(pids[-1], space, gone)
+    def _remove(self, pid: int, mappings: list[Mapping]) -> None:
+        """Remove mappings of a process; one that has ended lists none."""
+        if (space := self.mappings.get(pid)) is not None:
+            self._unmapped(pid, space, space.remove(mappings))
             if not space.by_kind:
-                del self.mappings[pids[-1]]
-        self._looked = at
-        if at is None:
-            pids.pop()
-        return max(1, looked)
+                del self.mappings[pid]
 
     def facts(self) -> Iterator[dict[str, Any]]:
         """Yield the facts beyond those of objects: mappings, charged allocations, managed memory.
@@ -409,15 +394,14 @@ class Allocations:
             if pod in self._ended:
                 yield {"fact": "ended", "name": pod}
 
-    def _discharge_if_unused(self, memory: Allocation | None) -> None:
-        if memory is None or memory.number not in self.memories:
-            return
-        if not memory.handles and not memory.is_kept and not self.is_mapped(memory.number):
+    def _discharge_if_unused(self, number: int) -> None:
+        memory = self.memories.get(number)
+        if memory is not None and not memory.handles and not memory.is_kept and not self.is_mapped(number):
             self._count(memory, -1)
-            del self.memories[memory.number]
+            del self.memories[number]
 
     def _count(self, memory: Allocation, times: int) -> None:
-        self._record(memory.pod, times)
+        self.records.change(memory.pod, times)
         self.held.change((memory.pod, memory.instance), times * charged_bytes(memory.size))
 
     def among(self, mappings: Iterable[Mapping], base: int, uuid: bytes | None) -> list[Allocation]:
@@ -428,18 +412,15 @@ class Allocations:
     def unmap_all(self, number: int) -> None:
         """Forget the recorded mappings of an allocation that is gone; in steps if they are many."""
         gone = self._mapped.pop(number, set())
-        self._discharge_if_unused(self.memories.get(number))
+        self._discharge_if_unused(number)
         if len(gone) > _MANY:
-            self._dead.insert(0, (number, list({pid for pid, _ in gone})))
+            self._dead[:0] = [(number, pid) for pid in {pid for pid, _ in gone}]
             return
         by_process: dict[int, list[Mapping]] = {}
         for pid, mapping in gone:
             by_process.setdefault(pid, []).append(mapping)
-        for pid, mappings in by_process.items():  # an ended process lists none
-            if (space := self.mappings.get(pid)) is not None:
-                self._unmapped(pid, space, space.remove(mappings))
-                if not space.by_kind:
-                    del self.mappings[pid]
+        for pid, mappings in by_process.items():
+            self._remove(pid, mappings)
 
     def mapped_by(self, number: int) -> set[int]:
         """Return the processes of which UVM is recorded to have mapped an allocation."""

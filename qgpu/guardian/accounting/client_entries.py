@@ -25,9 +25,9 @@ class RmClientEntry:
     maker: int = 0
     #: Whether the guardian made it, so that RM takes the guardian for its owner.
     made_here: bool = False
+    #: Whether another pod has taken it over.
+    transferred: bool = field(default=False, compare=False)
     users: list[tuple[int, int]] = field(default_factory=list)
-    #: Kinds of objects that it got and a checkpoint cannot restore. They stay listed until the client is gone.
-    unrestorable: set[str] = field(default_factory=set)
     #: How many notes of sharing RM keeps in it (``rm_share.py``).
     notes: int = 0
     #: How many mappings for the card it has (``dma_mappings.py``).

@@ -19,34 +19,27 @@ class LatelyEnded:
     """The latest of each pod's numbers that ended: of processes, or of contexts."""
 
     def __init__(self) -> None:
-        self._pods: dict[int, str] = {}
-        #: By pod, when each of its numbers ended, in seconds of the monotonic clock, the oldest first.
+        #: By pod, when each of its numbers ended, in seconds of the monotonic clock, the oldest first. A number is in
+        #: one pod only.
         self._ended: dict[str, OrderedDict[int, float]] = {}
 
     def add(self, number: int, pod: str) -> None:
         """Remember a number; the pod's oldest is forgotten if there are too many."""
+        for other in self._ended.values():
+            other.pop(number, None)
         ended = self._ended.setdefault(pod, OrderedDict())
         ended[number] = time.monotonic()
-        ended.move_to_end(number)
-        self._pods[number] = pod
         if len(ended) > MOST_ENDED:
-            self._forget(ended.popitem(last=False)[0], pod)
+            ended.popitem(last=False)
 
     def retire(self, pod: str) -> None:
         """Forget a pod with its numbers."""
-        for number in self._ended.pop(pod, ()):
-            self._forget(number, pod)
+        self._ended.pop(pod, None)
 
     def pod_of(self, number: int) -> str | None:
         """Return the pod of a number that ended lately; None if it is unknown."""
-        pod = self._pods.get(number)
-        if pod is None or time.monotonic() - self._ended[pod][number] > KEPT_S:
-            return None
-        return pod
-
-    def _forget(self, number: int, pod: str) -> None:
-        if self._pods.get(number) == pod:  # another pod may have had the number since
-            del self._pods[number]
+        pods = (pod for pod, ended in self._ended.items() if number in ended)
+        return next((pod for pod in pods if time.monotonic() - self._ended[pod][number] <= KEPT_S), None)
 
 
 class EndedProcesses(LatelyEnded):
@@ -54,27 +47,18 @@ class EndedProcesses(LatelyEnded):
 
     def __init__(self) -> None:
         super().__init__()
-        #: By process, the clients that it made, each with its pod, the latest last; and by client, its maker.
+        #: By process, the clients that it made, each with its pod, the latest last.
         self._made: dict[int, dict[int, str]] = {}
-        self._makers: dict[int, int] = {}
 
     def client_made(self, client: int, pid: int, pod: str) -> None:
-        """Remember who made a client, in place of who made an earlier one of this handle."""
-        self.client_gone(client)
-        self._makers[client] = pid
+        """Remember who made a client, or that it is another pod's now: RM still names its maker."""
         self._made.setdefault(pid, {})[client] = pod
 
-    def client_moved(self, client: int, pod: str) -> None:
-        """Record that a client is another pod's now: RM still names its maker."""
-        if (pid := self._makers.get(client)) is not None:
-            self._made[pid][client] = pod
-
-    def client_gone(self, client: int) -> None:
-        """Forget who made a client."""
-        if (pid := self._makers.pop(client, None)) is not None:
-            del self._made[pid][client]
-            if not self._made[pid]:
-                del self._made[pid]
+    def client_gone(self, client: int, pid: int) -> None:
+        """Forget that a process made a client."""
+        del self._made[pid][client]
+        if not self._made[pid]:
+            del self._made[pid]
 
     def has_made(self, number: int) -> bool:
         """Tell whether a process of this number made a client that exists."""

@@ -74,19 +74,13 @@ class ManagedSearch:
         """Tell whether one is due, also if nobody waits for it."""
         return self.is_due(pod) and self._last.get(pod, _NEVER).rested(1)
 
-    def pods(self) -> list[str]:
-        """List the pods that are charged for what no process of them is charged for."""
-        return list(self._table.allocations.managed_left)
-
-    def clear(self, pod: str) -> bool:
-        """Search if that may discharge something, or wait for the search that does; True if it did."""
-        before = self.discharges[pod]
+    def clear(self, pod: str) -> None:
+        """Search if that may discharge something, or wait for the search that does."""
         if self.is_due(pod):
             with self._turn(pod):
                 for _ in range(_MOST_IN_A_ROW):
                     if self.is_due(pod):
                         self._search(pod)
-        return self.discharges[pod] > before
 
     def charge_all(self, pod: str) -> bool:
         """Charge a pod for all that its processes map, whoever mapped it; False if not all of them could be seen."""

@@ -80,6 +80,8 @@ class MemoryQuota:
     _uvm_files: Callable[[str], int]
     #: Files that carry exported memory.
     _carriers: FileSet
+    #: Returns the charge for what a process maps of managed memory, None if that is unknown.
+    _shown: Callable[[int], int | None] = lambda pid: managed_memory.mapped(pid)
     #: Mappings in progress, in bytes by process and by pod: charged until /proc shows the result.
     _mapping: Counts[int] = field(default_factory=Counts)
     _mapping_of: Counts[str] = field(default_factory=Counts)
@@ -177,22 +179,20 @@ class MemoryQuota:
         managed = self._table.allocations.managed
         return [pid for pid in self._table.pids_of(pod) if managed.get(pid)]
 
-    def rescan_mappings(self, pid: int, settled: int = 0) -> bool:
+    def rescan_mappings(self, pid: int, settled: int = 0) -> None:
         """Charge a process for what it maps of UVM now; ``settled`` bytes of mappings in progress are included in it.
 
-        Return True if that is less than before. What is less stays charged to the pod until a search (``search``).
+        What is less than before stays charged to the pod until a search (``search``).
         Call it without the lock: a process can make this take long.
         """
-        held = self._mapped(pid)
-        if held is None:  # its charge stays as it is
-            return False
-        with self._lock:
-            return self._charge_mapped(pid, held, settled)
+        if (held := self._mapped(pid)) is not None:  # else its charge stays as it is
+            with self._lock:
+                self._charge_mapped(pid, held, settled)
 
-    def _charge_mapped(self, pid: int, held: int, settled: int = 0) -> bool:
-        """Charge a process for what it maps; True if that is less than before, which is left to its pod."""
+    def _charge_mapped(self, pid: int, held: int, settled: int = 0) -> None:
+        """Charge a process for what it maps; what is less than before is left to its pod."""
         if (pod := self._table.processes.get(pid)) is None:
-            return False
+            return
         settled = min(settled, self._mapping[pid])
         allocations = self._table.allocations
         less = allocations.managed.get(pid, 0) + settled - held
@@ -200,14 +200,13 @@ class MemoryQuota:
             self._note_left(pod, allocations.managed_left[pod] + less)
         self._note_managed(pid, held)
         self._count_in_progress(pid, -settled)
-        return less > 0
 
     def _note_left(self, pod: str, size: int) -> None:
         if size != self._table.allocations.managed_left[pod]:
             self._note({"fact": "managed_left", "pod": pod, "bytes": size})
 
     def _mapped(self, pid: int) -> int | None:
-        return fd_budget.retry_on_emfile(lambda: managed_memory.mapped(pid))
+        return fd_budget.retry_on_emfile(lambda: self._shown(pid))
 
     def _note_managed(self, pid: int, size: int) -> None:
         if size != self._table.allocations.managed.get(pid, 0):

@@ -15,7 +15,7 @@ from qgpu.guardian.accounting.client_entries import ALL_OBJECTS, MOST_USERS, UNR
 from qgpu.guardian.accounting.ended_processes import EndedProcesses, LatelyEnded
 from qgpu.guardian.accounting.object_tree import ObjectTree
 from qgpu.guardian.accounting.rm_object import Fact, Key, RmObject, Userd, object_fact
-from qgpu.guardian.accounting.sets_by_key import Counts, HandlesByClient, SetsByKey, while_there
+from qgpu.guardian.accounting.sets_by_key import HandlesByClient, SetsByKey, while_there
 from qgpu.ipc.codec import grants_from_json, grants_to_json
 from qgpu.linux import cgroup
 from qgpu.nvidia import abi
@@ -48,13 +48,12 @@ class ObjectTable(ObjectTree):
     #: By process, the descriptors of UVM files on which it has registered cards.
     uvm_fds: SetsByKey[int, int] = field(default_factory=SetsByKey)
     _pids: SetsByKey[str, int] = field(default_factory=SetsByKey, compare=False)
-    #: Clients by pod, and by the process that uses them.
-    _of_pod: SetsByKey[str, int] = field(default_factory=SetsByKey, compare=False)
-    _used: SetsByKey[int, int] = field(default_factory=SetsByKey, compare=False)
-    #: How many of a pod's clients hold something that a checkpoint cannot restore, by pod and what it is.
-    unrestorable: Counts[tuple[str, str]] = field(default_factory=Counts, compare=False)
-    #: Clients that another pod has taken over.
-    _transferred: set[int] = field(default_factory=set, compare=False)
+    #: Clients by the process that uses them.
+    used: SetsByKey[int, int] = field(default_factory=SetsByKey, compare=False)
+    #: The clients that got what a checkpoint cannot restore, by what it is. They stay listed until they are gone.
+    unrestorable: dict[str, HandlesByClient] = field(
+        default_factory=lambda: {what: HandlesByClient() for what in UNRESTORABLE}
+    )
     shared_with_all: HandlesByClient = field(default_factory=HandlesByClient)
     #: Objects of other classes (``untracked_objects.py``), by whether they are system memory.
     untracked: dict[bool, HandlesByClient] = field(
@@ -99,7 +98,7 @@ class ObjectTable(ObjectTree):
         self.allocations.pod_ended(fact["name"])
 
     def _carrier(self, fact: Fact) -> None:
-        self._keep(fact)
+        self._kept(fact)
         self.allocations.add_carrier(fact["carrier"], fact["memory"])
 
     def _carrier_closed(self, fact: Fact) -> None:
@@ -109,7 +108,7 @@ class ObjectTable(ObjectTree):
         self.processes[fact["pid"]] = fact["pod"]
         self.started[fact["pid"]] = fact.get("started", "")
         self._pids.add(fact["pod"], fact["pid"])
-        self.allocations.process_started(fact["pid"], fact["pod"])
+        self.allocations.process_started(fact["pod"])
 
     def _uvm_file(self, fact: Fact) -> None:
         there = fact["there"] and fact["pid"] in self.processes
@@ -124,8 +123,8 @@ class ObjectTable(ObjectTree):
             self._pids.discard(pod, fact["pid"])
         self.uvm_fds.pop(fact["pid"], None)
         self._forget_cpu_mappings(fact["pid"])
-        self.allocations.exited(fact["pid"])
-        for handle in self._used.pop(fact["pid"], ()):
+        self.allocations.exited(fact["pid"], pod or "")
+        for handle in self.used.pop(fact["pid"], ()):
             client = self.clients[handle]
             client.users = [user for user in client.users if user[0] != fact["pid"]]
 
@@ -157,39 +156,33 @@ class ObjectTable(ObjectTree):
         self._add_user(client, fact["pid"], fact["fd"])
 
     def _unrestorable(self, fact: Fact) -> None:
-        entry = self.clients.get(fact["client"])
-        if entry is not None and fact["what"] not in entry.unrestorable:
-            entry.unrestorable.add(fact["what"])
-            self.unrestorable[entry.pod, fact["what"]] += 1
-
-    def _count_unrestorable(self, entry: RmClientEntry, more: int) -> None:
-        for what in entry.unrestorable:
-            self.unrestorable.change((entry.pod, what), more)
+        if (entry := self.clients.get(fact["client"])) is not None:
+            self.unrestorable[fact["what"]].add(entry.pod, fact["client"], ALL_OBJECTS)
 
     def _add_client(self, client: int, pod: str, maker: int) -> None:
-        self.allocations.count_client(pod, 1)
+        self.allocations.clients.add(pod, client)
         if (before := self.clients.get(client)) is not None:
-            self._count_unrestorable(before, -1)
-            self.allocations.count_client(before.pod, -1)
-            self._of_pod.discard(before.pod, client)
+            for kind in self.unrestorable.values():
+                kind.drop(before.pod, client)
+            if before.pod != pod:
+                self.allocations.client_gone(before.pod, client)
             for pid, _ in before.users:
-                self._used.discard(pid, client)
+                self.used.discard(pid, client)
+            self.ended_processes.client_gone(client, before.maker)
         self.clients[client] = RmClientEntry(pod, maker)
         self.ended_processes.client_made(client, maker, pod)
-        self._transferred.discard(client)
-        self._of_pod.add(pod, client)
 
     def _add_user(self, client: int, pid: int, fd: int) -> None:
         entry = self.clients[client]
         if (pid, fd) not in entry.users and len(entry.users) < MOST_USERS:
             entry.users.append((pid, fd))
-            self._used.add(pid, client)
+            self.used.add(pid, client)
 
     def _reached(self, fact: Fact) -> None:
         """Record a descriptor that leads to a client, in place of those that do not."""
         if (entry := self.clients.get(fact["client"])) is not None:
             for pid, _ in entry.users:
-                self._used.discard(pid, fact["client"])
+                self.used.discard(pid, fact["client"])
             entry.users = []
             self._add_user(fact["client"], fact["pid"], fact["fd"])
 
@@ -204,28 +197,26 @@ class ObjectTable(ObjectTree):
         if "maker" in fact:  # its objects are other ones
             for kind in self._kinds_without_objects():
                 kind.drop(entry.pod, client)
-        for kind in (self.handles, *self._kinds_by_class(), *self._kinds_without_objects()):
+        kinds = self.handles, *self._kinds_by_class(), *self._kinds_without_objects(), *self.unrestorable.values()
+        for kind in kinds:
             kind.move(client, entry.pod, pod)
-        self._of_pod.discard(entry.pod, client)
-        self._of_pod.add(pod, client)
-        self._count_unrestorable(entry, -1)
         before, entry.pod = entry.pod, pod
         if "maker" in fact:
+            self.ended_processes.client_gone(client, entry.maker)
             entry.maker, entry.made_here = fact["maker"], fact.get("made_here", False)
             entry.notes = entry.dma_mappings = 0
             entry.memory_of = {}
-            self.ended_processes.client_made(client, entry.maker, pod)
-        self.ended_processes.client_moved(client, pod)
-        self._count_unrestorable(entry, 1)
+        self.ended_processes.client_made(client, entry.maker, pod)
         handles = self.handles.of(client)
         for handle in handles:
             if (client, handle) in self._tsgs:
-                self._tsgs.separate((client, handle))
-        self._transferred.add(client)
+                self._leave_tsg((client, handle))
+                self._join_tsg((client, handle))
+        entry.transferred = True
         self._reached(fact)
         self.allocations.transfer([(client, handle) for handle in handles], pod)
-        self.allocations.count_client(before, -1)
-        self.allocations.count_client(pod, 1)
+        self.allocations.client_gone(before, client)
+        self.allocations.clients.add(pod, client)
 
     def _object(self, fact: Fact) -> None:
         # RM reads parent 0 as the client itself (rs_server.c:serverAllocResource).
@@ -279,7 +270,7 @@ class ObjectTable(ObjectTree):
             rm.uses = tuple(handle for handle in rm.uses if handle != key[1])
 
     def _unnamed(self, fact: Fact) -> None:
-        if fact["pod"] in self._of_pod:
+        if fact["pod"] in self.allocations.clients:
             self.unnamed[fact["pod"]] = fact["count"]
 
     def _count_in_client(self, fact: Fact) -> None:
@@ -318,23 +309,20 @@ class ObjectTable(ObjectTree):
             self._drop((client, handle))
 
     def _drop_client(self, client: int) -> None:
-        self.ended_processes.client_gone(client)
         if (entry := self.clients.get(client)) is None:
             return
+        self.ended_processes.client_gone(client, entry.maker)
         for handle in self.handles.drop(entry.pod, client):
             self._forget(self.objects.pop((client, handle)))
         del self.clients[client]
         self._forget_cpu_mappings(entry.maker)
-        for kind in self._kinds_without_objects():
+        for kind in (*self._kinds_without_objects(), *self.unrestorable.values()):
             kind.drop(entry.pod, client)
-        self._transferred.discard(client)
-        self._count_unrestorable(entry, -1)
-        self.allocations.count_client(entry.pod, -1)
-        self._of_pod.discard(entry.pod, client)
-        if entry.pod not in self._of_pod:
+        self.allocations.client_gone(entry.pod, client)
+        if entry.pod not in self.allocations.clients:
             self.unnamed.pop(entry.pod, None)
         for pid, _ in entry.users:
-            self._used.discard(pid, client)
+            self.used.discard(pid, client)
 
     def _drop(self, key: Key) -> None:
         """Forget an object and all below it, as RM frees a subtree."""
@@ -381,30 +369,26 @@ class ObjectTable(ObjectTree):
         """
         if number is not None and self.allocations.duplicate(rm.key, number):
             self.allocations.grow(number, size)
-            if compacted and rm.client in self._transferred:
+            if compacted and self.clients[rm.client].transferred:
                 self.allocations.transfer([rm.key], self.pod_of(rm))  # its fact may precede the client's new owner
             return
         if instance is not None:
             number = number if number is not None else self.allocations.next_number()
             self.allocations.allocate(rm.key, self.pod_of(rm), instance, size, number)
 
-    def _keep(self, fact: Fact) -> None:
+    def _kept(self, fact: Fact) -> None:
         """Charge the memory of a fact that says whose it is: the fact about its object may come later."""
         if "pod" in fact:
             self.allocations.keep(fact["memory"], fact["pod"], fact["instance"], fact["size"])
-
-    def _kept(self, fact: Fact) -> None:
-        self._keep(fact)
-        if fact.get("pinned"):
+        if fact.get("pinned", fact["fact"] == "pin"):
             self.allocations.pin(fact["memory"])
 
-    def _pin(self, fact: Fact) -> None:
-        self._keep(fact)
-        self.allocations.pin(fact["memory"])
+    _pin = _kept
 
     def _map(self, fact: Fact) -> None:
-        if fact["pid"] in self.processes:  # else it has ended, and so has its address space
-            self.allocations.map(fact["pid"], fact["base"], fact["length"], bytes.fromhex(fact["uuid"]), fact["memory"])
+        if (pod := self.processes.get(fact["pid"])) is not None:  # else it has ended, and so has its address space
+            place = fact["pid"], fact["base"], fact["length"], bytes.fromhex(fact["uuid"])
+            self.allocations.map(*place, fact["memory"], pod)
 
     def _unmap(self, fact: Fact) -> None:
         uuid = bytes.fromhex(fact["uuid"]) if fact["uuid"] is not None else None
@@ -414,8 +398,8 @@ class ObjectTable(ObjectTree):
         self.allocations.unmap_all(fact["memory"])
 
     def _managed(self, fact: Fact) -> None:
-        if fact["pid"] in self.processes:
-            self.allocations.set_managed(fact["pid"], fact["bytes"])
+        if (pod := self.processes.get(fact["pid"])) is not None:
+            self.allocations.set_managed(fact["pid"], fact["bytes"], pod)
 
     def _managed_left(self, fact: Fact) -> None:
         left = self.allocations.managed_left
@@ -438,9 +422,9 @@ class ObjectTable(ObjectTree):
                     yield {"fact": "uvm_file", "pid": pid, "fd": fd, "there": True}
         for handle, client in while_there(self.clients):
             known = {"pod": client.pod, "maker": client.maker, "made_here": client.made_here}
-            known |= {"unrestorable": sorted(client.unrestorable)} if client.unrestorable else {}
-            counts = {"notes": client.notes, "dma_mappings": client.dma_mappings}
-            known |= {what: count for what, count in counts.items() if count}
+            lost = [what for what, kind in self.unrestorable.items() if handle in kind]
+            optional = {"unrestorable": lost, "notes": client.notes, "dma_mappings": client.dma_mappings}
+            known |= {name: each for name, each in optional.items() if each}
             yield {"fact": "client", "client": handle} | known | {"users": [list(user) for user in client.users]}
             if (made := self.cpu_mappings.get(client.maker)) is not None:
                 yield {"fact": "cpu_mappings", "pid": client.maker, "count": made}
@@ -470,7 +454,7 @@ class ObjectTable(ObjectTree):
 
     def _tsg_of(self, rm: RmObject) -> Fact:
         """Return what a fact adds about a handle of a TSG that has an earlier one."""
-        first = self._tsgs.first(rm.key) if rm.key in self._tsgs else rm.key
+        first = self._tsgs.get(rm.key, [rm.key])[0]
         return {"same_as": list(first) if first != rm.key else None} if rm.same_as is not None else {}
 
     def _number_of(self, rm: RmObject) -> Fact:
@@ -482,8 +466,8 @@ class ObjectTable(ObjectTree):
         """Return how many clients, objects, allocations and mappings are known, of a pod and of all pods."""
         held = self.allocations
         kinds = (self.handles, *self._kinds_without_objects())
-        own = len(self._of_pod.of(pod)) + held.records[pod] + sum(kind.counts[pod] for kind in kinds)
-        every = len(self.clients) + held.all_records + sum(kind.total for kind in kinds)
+        own = len(self.allocations.clients.of(pod)) + held.records[pod] + sum(kind.counts[pod] for kind in kinds)
+        every = len(self.clients) + held.records.total() + sum(kind.counts.total() for kind in kinds)
         return own, every
 
     def is_shared(self, key: Key) -> bool:
@@ -496,11 +480,11 @@ class ObjectTable(ObjectTree):
 
     def unrestorable_of(self, pod: str) -> list[str]:
         """List what a pod's processes hold that a checkpoint cannot restore."""
-        return [what for what in UNRESTORABLE if (pod, what) in self.unrestorable]
+        return [what for what, kind in self.unrestorable.items() if pod in kind.counts]
 
     def clients_of(self, pod: str) -> list[int]:
         """List a pod's RM clients."""
-        return list(self._of_pod.of(pod))
+        return list(self.allocations.clients.of(pod))
 
     def notes_of(self, pod: str) -> int:
         """Return how many notes of sharing RM keeps in a pod's clients. It takes as long as the pod has clients."""
@@ -512,7 +496,7 @@ class ObjectTable(ObjectTree):
 
     def retired_pods(self) -> set[str]:
         """Name the retired pods that still have RM clients: another pod may have the files."""
-        return self._of_pod.keys() - self.pods.keys()
+        return self.allocations.clients.keys() - self.pods.keys()
 
     def names_in_use(self) -> set[str]:
         """Name the retired pods that still have RM clients or card memory: a new pod of the name would get them."""
@@ -532,10 +516,6 @@ class ObjectTable(ObjectTree):
         owners = {entry.pod for client, _ in memory.handles if (entry := self.clients.get(client)) is not None}
         owners |= {self.processes.get(pid, memory.pod) for pid in self.allocations.mapped_by(memory.number)}
         return bool(owners - {memory.pod})
-
-    def clients_used_by(self, pid: int) -> list[int]:
-        """List the RM clients that a process uses."""
-        return list(self._used.of(pid))
 
     def pod_of(self, rm: RmObject) -> str:
         """Name the pod an object belongs to."""

@@ -8,7 +8,6 @@ from itertools import islice
 
 from qgpu.guardian.accounting.rm_object import NO_INSTANCE, Key, RmObject
 from qgpu.guardian.accounting.sets_by_key import HandlesByClient, SetsByKey
-from qgpu.guardian.accounting.tsg_handles import TsgHandles
 from qgpu.nvidia import abi
 
 #: Levels of objects below an RM client: device, TSG or subdevice, channel, objects on the channel; and some to spare.
@@ -40,7 +39,9 @@ class ObjectTree:
     unplaced_devices: HandlesByClient = field(default_factory=HandlesByClient, compare=False)
     #: Subdevices by device.
     subdevices: SetsByKey[Key, int] = field(default_factory=SetsByKey, compare=False)
-    _tsgs: TsgHandles = field(default_factory=TsgHandles, compare=False)
+    #: By handle of a TSG, all its handles in the order in which they were made; the first one stands for the TSG. A
+    #: client of an MPS server duplicates the server's TSG, and makes its channels below the new handle.
+    _tsgs: dict[Key, list[Key]] = field(default_factory=dict, compare=False)
     #: All handles of TSGs, with channels that stand alone, and those of channels.
     tsg_handles: HandlesByClient = field(default_factory=HandlesByClient, compare=False)
     channel_handles: HandlesByClient = field(default_factory=HandlesByClient, compare=False)
@@ -64,7 +65,7 @@ class ObjectTree:
         if rm.rm_class == abi.NV20_SUBDEVICE_0:
             self.subdevices.add((rm.client, rm.parent), rm.handle)
         if self.is_scheduled(rm):
-            self._tsgs.add(rm.key, rm.same_as)
+            self._join_tsg(rm.key, rm.same_as)
             self.tsg_handles.add(pod, *rm.key)
         if rm.rm_class in abi.GPFIFO_CLASSES:
             self.channel_handles.add(pod, *rm.key)
@@ -80,9 +81,19 @@ class ObjectTree:
         for written in rm.written:
             self._writers.discard((rm.client, written), rm.handle)
         self.subdevices.discard((rm.client, rm.parent), rm.handle)
-        self._tsgs.drop(rm.key)
+        self._leave_tsg(rm.key)
         for kind in self._kinds_by_class(self.others(rm.rm_class)):
             kind.discard(pod, *rm.key)
+
+    def _join_tsg(self, key: Key, same_as: Key | None = None) -> None:
+        """Add a handle of the TSG that ``same_as`` names, or of a TSG of its own."""
+        alike = self._tsgs.get(same_as, []) if same_as is not None else []
+        alike.append(key)
+        self._tsgs[key] = alike
+
+    def _leave_tsg(self, key: Key) -> None:
+        if (alike := self._tsgs.pop(key, None)) is not None:
+            alike.remove(key)
 
     def _kinds_by_class(self, *others: HandlesByClient) -> tuple[HandlesByClient, ...]:
         """Return the kinds of handles that follow from objects' classes; of ``others``, all without one given."""
@@ -137,19 +148,17 @@ class ObjectTree:
             rm.key
             for rm in found
             if rm is not None
-            and not self._lies_below(rm.key, key)
-            and any(self._lies_below((client, handle), key) for handle in rm.written)
+            and key not in self._upwards(rm.key)
+            and any(key in self._upwards((client, handle)) for handle in rm.written)
         ]
 
-    def _lies_below(self, at: Key, key: Key) -> bool:
-        """Tell whether an object is another one or lies below it."""
+    def _upwards(self, at: Key) -> Iterator[Key]:
+        """Yield a key, and those above it up to the first of no object."""
         for _ in range(_DEEPEST):
-            if at == key:
-                return True
+            yield at
             if (rm := self.objects.get(at)) is None:
-                return False
-            at = (rm.client, rm.parent)
-        return False
+                return
+            at = rm.client, rm.parent
 
     def others(self, rm_class: int) -> HandlesByClient:
         """Return the handles of the objects of a class, of those without a kind of their own; do not keep them."""
@@ -157,15 +166,8 @@ class ObjectTree:
 
     def _hangs_together(self, rm: RmObject) -> bool:
         """Tell whether an object is not its own ancestor: RM makes no such object, but a pod may ask for one."""
-        at = rm.parent
-        for _ in range(_DEEPEST):
-            if at == rm.handle or rm.handle == rm.client:
-                return False
-            above = self.objects.get((rm.client, at))
-            if above is None or at == rm.client:
-                return True
-            at = above.parent
-        return False
+        above = [*self._upwards((rm.client, rm.parent))]
+        return rm.handle != rm.client and rm.key not in above and above[-1] not in self.objects
 
     def instance_of(self, rm: RmObject) -> int | None:
         """Return the device instance that an object is on; None if no known device is above it."""
@@ -232,18 +234,16 @@ class ObjectTree:
 
     def tsgs_on(self, instance: int) -> list[RmObject]:
         """List the confirmed TSGs of one card, and the channels there that stand alone."""
-        return [rm for rm in self._confirmed_tsgs() if self.instance_of(rm) == instance]
+        tsgs = [self.objects[key] for key, alike in self._tsgs.items() if key == alike[0]]
+        return [rm for rm in tsgs if rm.confirmed and self.instance_of(rm) == instance]
 
     def compute_tsgs(self, instance: int) -> list[RmObject]:
         """List the confirmed TSGs of the compute engine of one card."""
-        return [rm for rm in self._confirmed_tsgs() if self.is_compute(rm) and self.instance_of(rm) == instance]
+        return [*filter(self.is_compute, self.tsgs_on(instance))]
 
     def copy_tsgs(self, instance: int) -> list[RmObject]:
         """List the confirmed TSGs of the copy engines of one card, and the channels there that stand alone."""
-        return [rm for rm in self._confirmed_tsgs() if self.is_copy(rm) and self.instance_of(rm) == instance]
-
-    def _confirmed_tsgs(self) -> Iterator[RmObject]:
-        return (rm for rm in (self.objects[key] for key in self._tsgs.firsts()) if rm.confirmed)
+        return [*filter(self.is_copy, self.tsgs_on(instance))]
 
     def channels(self, tsg: RmObject) -> list[RmObject]:
         """List the confirmed channels of a TSG, under all its handles; a channel that stands alone is its own."""
@@ -251,7 +251,7 @@ class ObjectTree:
             return [tsg] if tsg.confirmed else []
         below = (
             self.objects.get((key[0], handle))
-            for key in self._tsgs.all_of(tsg.key)
+            for key in self._tsgs.get(tsg.key, ())
             for handle in self._children.of(key)
         )
         return [rm for rm in below if rm is not None and rm.confirmed and rm.rm_class in abi.GPFIFO_CLASSES]

@@ -46,7 +46,6 @@ class HandlesByClient:
 
     _of: SetsByKey[int, int] = field(default_factory=SetsByKey)
     counts: Counts[str] = field(default_factory=Counts, compare=False)
-    total: int = 0
 
     def __contains__(self, client: int) -> bool:
         return client in self._of
@@ -59,28 +58,24 @@ class HandlesByClient:
         """Add a handle, unless it is there."""
         if handle not in self._of.of(client):
             self._of.add(client, handle)
-            self._count(pod, 1)
+            self.counts.change(pod, 1)
 
     def discard(self, pod: str, client: int, handle: int) -> None:
         """Remove a handle, if it is there."""
         if handle in self._of.of(client):
             self._of.discard(client, handle)
-            self._count(pod, -1)
+            self.counts.change(pod, -1)
 
     def drop(self, pod: str, client: int) -> Set[int]:
         """Remove all handles of a client, and return them."""
         handles = self._of.pop(client, set())
-        self._count(pod, -len(handles))
+        self.counts.change(pod, -len(handles))
         return handles
 
     def move(self, client: int, before: str, after: str) -> None:
         """Count a client's handles for another pod."""
-        self._count(before, -len(self.of(client)))
-        self._count(after, len(self.of(client)))
-
-    def _count(self, pod: str, more: int) -> None:
-        self.total += more
-        self.counts.change(pod, more)
+        self.counts.change(before, -len(self.of(client)))
+        self.counts.change(after, len(self.of(client)))
 
 
 def while_there(known: Mapping[K, V]) -> Iterator[tuple[K, V]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import structlog
 
 from qgpu.errors import QgpuError
@@ -27,14 +29,11 @@ def open_gates(journal_fd: int) -> None:
         table = ObjectTable()
         for fact in Journal(journal_fd).read(_is_of_channels)[1]:
             table.note(fact)
-        client = RmClient()
-        try:
+        with closing(RmClient()) as client:
             devices = open_devices(client)
             gpu_ops = GpuOps(table, find(installed()), client, devices)
             for device in devices:
                 gpu_ops.open_gates(device)
-        finally:
-            client.close()
     except (QgpuError, OSError) as error:
         _log.warning("gates unchanged until a guardian runs", reason=str(error))
 

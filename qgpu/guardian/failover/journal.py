@@ -67,8 +67,8 @@ class Journal:
         self._answers: dict[int, bytes] = {}
         #: Start of the journal that was read last; -1 before the first read.
         self._read_start = -1
-        self._end = self._find_end()
-        self._compacted_end = self._end
+        start = self._words[0]  # once: another process may move it
+        self._end = self._compacted_end = start + len(self._lines_from(start))
         #: The rest of a compaction, and where it started.
         self._compaction: Iterator[Fact] | None = None
         self._compaction_start = self._end
@@ -99,13 +99,13 @@ class Journal:
 
     def listeners(self) -> set[int]:
         """Return the numbers of all listeners."""
-        return {self._listener_at(at) for at in _SLOTS} - {_NOBODY}
+        return self._slots().keys() - {_NOBODY}
 
     def slot(self, listener: int) -> memoryview:
         """Return the memory for a listener's current notification. Raises RefusedError if there are too many."""
-        at = self._slot_of(listener)
-        if at is None:
-            if (at := self._slot_of(_NOBODY)) is None:
+        slots = self._slots()
+        if (at := slots.get(listener)) is None:
+            if (at := slots.get(_NOBODY)) is None:
                 raise RefusedError(f"{len(_SLOTS)} process trees of pods are being watched already; end some first")
             _LISTENER.pack_into(self._page, at, listener)
         at += _LISTENER.size
@@ -114,19 +114,17 @@ class Journal:
     @property
     def free_slots(self) -> int:
         """Return how many more listeners fit."""
-        return sum(self._listener_at(at) == _NOBODY for at in _SLOTS)
+        return len(_SLOTS) - len(self.listeners())
 
     def release(self, listener: int) -> None:
         """Free the slot of a listener that is gone."""
         self._answers.pop(listener, None)
-        if (at := self._slot_of(listener)) is not None:
+        if (at := self._slots().get(listener)) is not None:
             self._page[at : at + _STRIDE] = bytes(_STRIDE)
 
-    def _slot_of(self, listener: int) -> int | None:
-        return next((at for at in _SLOTS if self._listener_at(at) == listener), None)
-
-    def _listener_at(self, slot_at: int) -> int:
-        return int(_LISTENER.unpack_from(self._page, slot_at)[0])
+    def _slots(self) -> dict[int, int]:
+        """Return where the slot of each listener is, and the first one that is nobody's."""
+        return {int(_LISTENER.unpack_from(self._page, at)[0]): at for at in reversed(_SLOTS)}
 
     def append(self, fact: Fact) -> None:
         """Write one fact, and the next facts of a compaction."""
@@ -153,7 +151,10 @@ class Journal:
             self._compaction = None
         else:
             if ended:
-                self._finish_compaction()
+                self._words[0], self._compaction = self._compaction_start, None
+                self._compacted_end = self._end
+                used = ctypes.c_long(self._compaction_start // _PAGE * _PAGE - _HEAD)
+                _libc.fallocate(self.fd, _PUNCH_HOLE_KEEP_SIZE, ctypes.c_long(_HEAD), used)
 
     def answer(self, listener: int, call: int, writes: Writes) -> None:
         """Write down the answer that a performed call is about to get."""
@@ -189,37 +190,29 @@ class Journal:
         self._compaction, self._compaction_start = facts, self._end
         self._write_lines(b"".join(self._answers.values()))
 
-    def _finish_compaction(self) -> None:
-        self._words[0], self._compaction = self._compaction_start, None
-        self._compacted_end = self._end
-        used = ctypes.c_long(self._compaction_start // _PAGE * _PAGE - _HEAD)
-        _libc.fallocate(self.fd, _PUNCH_HOLE_KEEP_SIZE, ctypes.c_long(_HEAD), used)
-
-    def _find_end(self) -> int:
-        """Return where to continue writing: a crash may have cut the last line short."""
-        start = self._words[0]
-        data = os.pread(self.fd, os.fstat(self.fd).st_size - start, start)
-        return start + data.rfind(b"\n") + 1
+    def _lines_from(self, at: int) -> bytes:
+        """Read all lines from here on, except a last one that is incomplete: a crash may have cut it short."""
+        data = os.pread(self.fd, os.fstat(self.fd).st_size - at, at)
+        return data[: data.rfind(b"\n") + 1]
 
     def read(self, matters: Callable[[bytes], bool] = lambda _line: True) -> tuple[bool, Iterator[Fact]]:
         """Return (restart, facts): the new facts whose line ``matters``, while another process may be writing.
 
         ``restart`` means that all facts follow, and that those read before no longer count. It is set for the first
         read, and for a reader who is behind the start of the last compaction. Another reader has read its facts among
-        the others: they state what is true when they are taken. A last line that is incomplete, for example after a
-        crash, waits for the next read.
+        the others: they state what is true when they are taken. A last line that is incomplete waits for the next read.
         """
         while True:
             start = self._words[0]
             restart = self._read_start < 0 or self._end < start
             at = start if restart else self._end
-            data = os.pread(self.fd, os.fstat(self.fd).st_size - at, at)
+            data = self._lines_from(at)
             if self._words[0] == start:  # else a compaction has freed what was read
                 break
         if start != self._read_start:
             self._compacted_end = start  # how much is obsolete is unknown: a long journal is compacted at once
         self._read_start = start
-        self._end = at + data.rfind(b"\n") + 1
+        self._end = at + len(data)
         if restart:
             self._answers.clear()
         return restart, self._facts([line for line in data.split(b"\n")[:-1] if matters(line)])

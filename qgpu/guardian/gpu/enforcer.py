@@ -20,11 +20,12 @@ from typing import Any
 
 from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.accounting.rm_object import Key, RmObject
-from qgpu.guardian.gpu.gpu_ops import Mechanism, Moved
+from qgpu.guardian.gpu.gpu_ops import GpuOps, Moved
 from qgpu.model import MIN_TIMESLICE_US, NS_PER_MS, OnIdle, Plan, Span
 from qgpu.model.timeline import Timeline
 from qgpu.model.tsg_turns import TsgTurns
 from qgpu.nvidia import abi
+from qgpu.nvidia.rm_device import RmDevice
 
 #: A gate that RM refused to move is tried again after this long.
 RETRY_NS = 100 * NS_PER_MS
@@ -54,19 +55,19 @@ class _Moves:
 class Enforcer:
     """The plan in force on one pGPU, and what has been done for it."""
 
-    instance: int
+    device: RmDevice
     table: ObjectTable
-    mechanism: Mechanism
-    #: A pod's GPU time so far in ns, as of the last drain: shows which pods left a window idle.
-    used_ns: Callable[[str], int]
-    #: The same for each compute TSG of a pod.
+    gpu_ops: GpuOps
+    #: Called with channels and TSGs that no longer exist, or whose client was not reached.
+    missed: Callable[[Iterable[Key]], None]
+    #: GPU time so far in ns of each compute TSG of a pod, as of the last drain: shows which pods left a window idle.
     tsgs_used_ns: Callable[[str], Mapping[Key, int]]
     #: Drains the card's context-switch log. Gates move first and do not wait for it.
     drain: Callable[[int], None]
     plan: Plan | None = None
     closed: frozenset[str] = frozenset()
     _timeline: Timeline | None = None
-    #: Pods whose gate covers their copy TSGs too.
+    #: Pods whose gate covers their copy TSGs too: they lend none of their windows while they are idle.
     _copies_gated: frozenset[str] = frozenset()
     _closed_channels: set[Key] = field(default_factory=set)
     _timeslices_us: dict[Key, int] = field(default_factory=dict)
@@ -92,9 +93,6 @@ class Enforcer:
     #: Turns of the TSGs in pods whose TSGs take turns, and the time up to which they are advanced.
     _tsg_turns: dict[str, TsgTurns[Key]] = field(default_factory=dict)
     _turns_as_of_ns: int = 0
-    #: Compute TSGs by pod, as of one revision of the object table.
-    _listed: dict[str, set[Key]] = field(default_factory=dict)
-    _listed_as_of: int = -1
 
     def adopt(self, plan: Plan | None, now_ns: int) -> None:
         """Put a plan in force, or none."""
@@ -102,7 +100,9 @@ class Enforcer:
             self._idle.clear()
         self.plan = plan
         self._timeline = Timeline(plan) if plan is not None else None
-        self._copies_gated = _pods_keeping_windows(plan) if plan is not None else frozenset()
+        windows = {part.pod: part.windows for part in (plan.pods if plan else ()) if part.windows is not None}
+        lending = {pod for pod, own in windows.items() if any(each.on_idle is not OnIdle.KEEP for each in own)}
+        self._copies_gated = frozenset(windows.keys() - lending)
         self.refresh(now_ns)
 
     def refresh(self, now_ns: int) -> None:
@@ -123,7 +123,7 @@ class Enforcer:
         self._advance_tsg_turns(now_ns, wanted)
         known = self.table.pods.keys()  # a plan may name a pod that was retired since
         opened, shut = (self.closed - wanted) & known, (wanted - self.closed) & known
-        had_ns = {pod: self.used_ns(pod) for pod in opened}
+        had_ns = {pod: self._used_ns(pod) for pod in opened}
         moves = self._set_gates(wanted)
         if wanted != self.closed:
             self.closed = wanted
@@ -149,8 +149,8 @@ class Enforcer:
 
     def forget_timeslices(self) -> None:
         """Forget which timeslices are set, so that all are set again: an earlier guardian may have set others."""
-        tsgs = (*self.table.compute_tsgs(self.instance), *self.table.copy_tsgs(self.instance))
-        self._timeslices_us = {tsg.key: 0 for tsg in tsgs}
+        tsgs = (*self.table.compute_tsgs(self.device.instance), *self.table.copy_tsgs(self.device.instance))
+        self._timeslices_us = dict.fromkeys(self._remember(tsg.key for tsg in tsgs), 0)
 
     def open_for_free(self, channels: list[Key]) -> None:
         """Open channels that are about to be freed, and keep them open."""
@@ -202,24 +202,18 @@ class Enforcer:
         for part in self.plan.pods if self.plan else ():
             if part.tsg_turn_ns is None or part.pod not in self.table.pods:
                 continue
-            turns = before.get(part.pod, TsgTurns(part.tsg_turn_ns))
-            if turns.turn_ns != part.tsg_turn_ns:
-                turns = replace(turns, turn_ns=part.tsg_turn_ns)
-            if turns.used_ns.keys() != self._tsgs_of(part.pod):
-                turns = turns.with_tsgs(self.tsgs_used_ns(part.pod))
+            turns = replace(before.get(part.pod, TsgTurns(part.tsg_turn_ns)), turn_ns=part.tsg_turn_ns)
+            used_ns = self.tsgs_used_ns(part.pod)
+            if turns.used_ns.keys() != used_ns.keys():
+                turns = turns.with_tsgs(used_ns)
             if part.pod in before and part.pod not in self.closed:
                 turns = turns.advanced(passed_ns)
                 if part.pod in closing:
                     turns = turns.gate_closed()
             self._tsg_turns[part.pod] = turns
 
-    def _tsgs_of(self, pod: str) -> Set[Key]:
-        """Return a pod's compute TSGs; the index is rebuilt only when the object table has changed."""
-        if self._listed_as_of != self.table.revision:
-            self._listed_as_of, self._listed = self.table.revision, {}
-            for tsg in self.table.compute_tsgs(self.instance):
-                self._listed.setdefault(self.table.pod_of(tsg), set()).add(tsg.key)
-        return self._listed.get(pod, set())
+    def _used_ns(self, pod: str) -> int:
+        return sum(self.tsgs_used_ns(pod).values())
 
     def _rotate_tsgs(self, now_ns: int) -> bool:
         """At the end of a turn, find which TSGs had work, and move their gates; True if one did not move.
@@ -255,7 +249,7 @@ class Enforcer:
             self.drain(now_ns)
         for pod, before_ns in tried.items():
             # Less than before: another pod has this name, or some of its processes have ended. That is not idle.
-            (self._idle.discard if self.used_ns(pod) != before_ns else self._idle.add)(pod)
+            (self._idle.discard if self._used_ns(pod) != before_ns else self._idle.add)(pod)
 
     def _set_gates(self, wanted: frozenset[str]) -> _Moves:
         """Move gates.
@@ -265,22 +259,22 @@ class Enforcer:
         (docs/decisions/0059-open-before-close.md).
         """
         resting = {tsg for turns in self._tsg_turns.values() for tsg in turns.resting}
-        lost = self.mechanism.unreachable() if self.plan is not None else frozenset()
-        retired = self.table.retired_pods() if self.plan is not None else frozenset()
-        compute_tsgs = self.table.compute_tsgs(self.instance) if wanted or resting or lost or retired else ()
+        instance = self.device.instance
+        lost = self.gpu_ops.lost if self.plan is not None else set[int]()
+        retired = self.table.retired_pods() if self.plan is not None else set[str]()
+        compute_tsgs = self.table.compute_tsgs(instance) if wanted or resting or lost or retired else ()
         compute = self._channels(compute_tsgs, wanted | retired, lost, resting)
         with_copies = (wanted & self._copies_gated) | retired
-        copy_tsgs = self.table.copy_tsgs(self.instance) if with_copies or lost else ()
+        copy_tsgs = self.table.copy_tsgs(instance) if with_copies or lost else ()
         copies = self._channels(copy_tsgs, with_copies, lost)
         to_open = sorted(self._closed_channels - compute - copies)
         compute, copies = compute - self._closed_channels, copies - self._closed_channels
         opens_first = self._may_overlap(to_open, compute | copies)
         opened = self._open(to_open) if opens_first else Moved()
-        if compute and self._hands_over(wanted, opens=bool(to_open)):
-            # Copy engines need preemption: no other TSG may want them.
-            closed = _merged(self._close(compute, preempt=False), self._close(copies, preempt=True))
-        else:
-            closed = self._close(compute | copies, preempt=True)
+        # Copy engines need preemption: no other TSG may want them.
+        by_slices = compute if compute and self._hands_over(wanted, opens=bool(to_open)) else set[Key]()
+        preempted = (compute | copies) - by_slices
+        closed = _merged(self._close(by_slices, preempt=False), self._close(preempted, preempt=True))
         if not opens_first:
             opened = self._open(to_open)
         until_ns = opened.took_ns + closed.took_ns
@@ -306,7 +300,9 @@ class Enforcer:
     def _close(self, channels: set[Key], *, preempt: bool) -> Moved:
         if not channels:
             return Moved()
-        moved = self.mechanism.gate(sorted(channels), closed=True, preempt=preempt)
+        moved = self.gpu_ops.gate(self.device, sorted(channels), closed=True, preempt=preempt)
+        if moved.gone:
+            self.missed(moved.gone)
         self._closed_channels |= self._remember(channels - moved.gone - moved.stuck)
         return moved
 
@@ -326,7 +322,9 @@ class Enforcer:
     def _open(self, channels: list[Key]) -> Moved:
         """Open gates; those that did not move must be tried again."""
         known, pods = [key for key in channels if key in self.table.objects], self._pods_of(channels)
-        moved = self.mechanism.gate(known, closed=False) if known else Moved()
+        moved = self.gpu_ops.gate(self.device, known, closed=False) if known else Moved()
+        if moved.gone:
+            self.missed(moved.gone)
         self._slow_to_open -= pods
         if moved.stuck or moved.gone or moved.took_ns >= _SLOW_NS:
             self._slow_to_open |= pods
@@ -339,10 +337,10 @@ class Enforcer:
         After _AT_ONCE of them, or _STEP_NS, the next step goes on. No TSG is tried twice before each was tried.
         """
         parts = self.plan.pods if self.plan else ()
-        compute, copies = self.table.compute_tsgs(self.instance), self.table.copy_tsgs(self.instance)
+        compute, copies = self.table.compute_tsgs(self.device.instance), self.table.copy_tsgs(self.device.instance)
         of_compute = {part.pod: part.timeslice_us for part in parts}
         of_copies = {part.pod: us for part in parts if (us := part.copy_timeslice_us) is not None}
-        lost, most, again, until_ns = self.mechanism.unreachable(), _AT_ONCE, False, time.monotonic_ns() + _STEP_NS
+        lost, most, again, until_ns = self.gpu_ops.lost, _AT_ONCE, False, time.monotonic_ns() + _STEP_NS
         for tsg, asked in chain(zip(compute, repeat(of_compute)), zip(copies, repeat(of_copies))):
             wanted = asked.get(self.table.pod_of(tsg), tsg.requested_us)
             if self._timeslices_us.get(tsg.key, abi.RM_DEFAULT_TIMESLICE_US) == wanted:
@@ -359,26 +357,15 @@ class Enforcer:
                 return
             most -= 1
             self._tried.add(tsg.key)
-            if self.mechanism.timeslice(tsg, wanted):
+            if self.gpu_ops.timeslice(tsg, wanted):
                 self._timeslices_us[tsg.key] = wanted
                 self._objects[tsg.key] = tsg
             else:
                 self._failures[tsg.client] += 1
+                self.missed([tsg.key])
         later_ns = 0 if again else RETRY_NS if self._failures else None
         self._timeslices_due_ns = now_ns + later_ns if later_ns is not None else None
         self._tried, self._failures = set(), Counter()
-        alive = {tsg.key for tsg in (*compute, *copies)}
-        self._timeslices_us = {key: us for key, us in self._timeslices_us.items() if key in alive}
-        self._freeing = {key for key in self._freeing if key in self.table.objects}
-
-
-def _pods_keeping_windows(plan: Plan) -> frozenset[str]:
-    """Name the gated pods that lend none of their windows while they are idle."""
-    return frozenset(
-        part.pod
-        for part in plan.pods
-        if part.windows is not None and all(window.on_idle is OnIdle.KEEP for window in part.windows)
-    )
 
 
 def _merged(first: Moved, second: Moved) -> Moved:

@@ -94,6 +94,7 @@ class PodProgress:
     #: The channels that are searched for or counted.
     _known: frozenset[Slot] | None = None
     _positions: list[_Position] = field(default_factory=list)
+    _memories: list[ProcessMemory] = field(default_factory=list)
     #: The entries since the last ``take``; whether that is all, and whether all channels are being counted.
     _entries: int = 0
     _whole: bool = False
@@ -147,30 +148,19 @@ class PodProgress:
         """Find where all channels stand, or try again later."""
         self._search_ns, self._retry_ns = self._clock() + self._retry_ns, min(2 * self._retry_ns, _SELDOM_NS)
         for pid, started in {(slot.pid, slot.started) for slot in wanted}:
-            if not self._open(pid, started, [slot for slot in wanted if slot.pid == pid]):
+            slots = [slot for slot in wanted if slot.pid == pid]
+            with suppress(OSError):
+                self._memories.append(memory := ProcessMemory(pid, started))
+                for slot, base in userd_mapping.find(memory, slots, self._devices, self._device_at).items():
+                    now_ns = self._clock()
+                    if (indices := memory.indices(base, slot)) is not None:
+                        self._positions.append(_Position(memory, base, slot, indices[0], now_ns, now_ns))
+            if sum(position.slot.pid == pid for position in self._positions) < len(slots):  # it is not certain
                 self._lose()
                 return
         self._retry_ns = _AGAIN_NS
         with self._lock:
             self._found, self._read_ns = wanted is self._wanted, self._clock()
-
-    def _open(self, pid: int, started: str, slots: list[Slot]) -> bool:
-        """Find where one process's channels stand; False if that is not certain."""
-        with suppress(OSError):
-            memory = ProcessMemory(pid, started)
-            positions = list[_Position]()
-            try:
-                for slot, base in userd_mapping.find(memory, slots, self._devices, self._device_at).items():
-                    now_ns = self._clock()
-                    if (indices := memory.indices(base, slot)) is not None:
-                        positions.append(_Position(memory, base, slot, indices[0], now_ns, now_ns))
-            finally:
-                if len(positions) < len(slots):
-                    memory.close()
-            if len(positions) == len(slots):
-                self._positions += positions
-                return True
-        return False
 
     def _read(self) -> None:
         """Read the channels that are due, and count what they advanced."""
@@ -199,9 +189,9 @@ class PodProgress:
         """Stop counting: a channel cannot be read, or others are wanted."""
         with self._lock:
             self._whole = self._found = False
-        for memory in {position.memory for position in self._positions}:
+        for memory in self._memories:
             memory.close()
-        self._positions = []
+        self._positions, self._memories = [], []
 
 
 @dataclass(slots=True, eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,10 +14,10 @@ from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.accounting.rm_object import Key, RmObject
 from qgpu.guardian.gpu.enforcer import Enforcer
 from qgpu.guardian.gpu.gpfifo_progress import GpfifoProgress, slots_of
-from qgpu.guardian.gpu.gpu_ops import GpuOps, Mechanism
+from qgpu.guardian.gpu.gpu_ops import GpuOps
 from qgpu.ipc.codec import grant_to_json
 from qgpu.linux.repeated_error import RepeatedError
-from qgpu.model import NS_PER_MS, Plan
+from qgpu.model import NS_PER_MS, Grant, Plan
 from qgpu.model.preemptions import preemptions
 from qgpu.nvidia.ctxsw_log import ContextSwitches
 from qgpu.nvidia.gpu_time import NOTHING
@@ -52,11 +52,13 @@ class Gpu:
     enforcer: Enforcer = field(init=False)
     gpfifo_progress: GpfifoProgress = field(init=False)
     lease_until_ns: int | None = None
-    _drained_ns: int = 0
+    #: When the log must be drained at the latest.
+    drain_due_ns: int = DRAIN_NS
     _failure: RepeatedError = field(default_factory=lambda: RepeatedError(_log, "card fails"))
-    #: The TSG of each (context, pid), as of one revision of the object table.
+    #: The TSG of each (context, pid), and the compute TSGs of each pod, as of one revision of the object table.
     _owners: dict[Hashable, Key | None] = field(default_factory=dict)
-    _owners_as_of: int = -1
+    _tsgs: dict[str, list[RmObject]] = field(default_factory=dict)
+    _indexed_as_of: int = -1
     _by_context: dict[int, Key] = field(default_factory=dict)
     _by_process: dict[int, Key] = field(default_factory=dict)
     #: Pods with compute channels, countable or not, as of one revision of the object table, and whether a plan was in
@@ -67,10 +69,7 @@ class Gpu:
     def __post_init__(self) -> None:
         self.gpu_time = GpuTimeReader(self.device, self.log)
         self.gpfifo_progress = GpfifoProgress(self.device)
-        mechanism = Mechanism(self.gpu_ops, self.device, self.lost)
-        self.enforcer = Enforcer(
-            self.device.instance, self.table, mechanism, self._used_ns, self._tsgs_used_ns, self.drain
-        )
+        self.enforcer = Enforcer(self.device, self.table, self.gpu_ops, self.lost, self._tsgs_used_ns, self.drain)
 
     def apply(self, plan: Plan, now_ns: int) -> None:
         """Put a plan in force and renew the lease."""
@@ -100,15 +99,12 @@ class Gpu:
         if self._failure.text:
             raise BackendGoneError(f"pGPU {self.index}: {self._failure.text}")
         seen: GpuTimeReading[Owner] = self.gpu_time.read(self._owner_of, detailed=detailed, kept_as=self._kept_as)
-        tsgs: dict[str, list[RmObject]] = {}
-        for tsg in self.table.compute_tsgs(self.device.instance):
-            tsgs.setdefault(self.table.pod_of(tsg), []).append(tsg)
-        self._watch_channels(tsgs)
-        preempted, preempting = self._preemptions(seen.handovers)
+        every = self.table.pods.items()
+        grants = {name: grant for name, pod in every if (grant := pod.grants.get(self.index)) is not None}
+        self._watch_channels(grants.keys())
+        preempted, preempting = self._preemptions(seen.handovers, grants)
         pods = []
-        for name, pod in self.table.pods.items():
-            if self.index not in pod.grants:
-                continue
+        for name in grants:
             closed, ended = self.enforcer.take_closed(name, now_ns), seen.uses.get(name, NOTHING)
             pods.append(
                 {
@@ -129,28 +125,24 @@ class Gpu:
                             "resident": tsg.key == seen.resident,
                             "runs": seen.runs.get(tsg.key, []),
                         }
-                        for tsg in tsgs.get(name, ())
+                        for tsg in self._tsgs_of(name)
                     ],
                 }
             )
         answer = {"pgpu": self.index, "now_ns": now_ns, "pods": pods, "lost": self.log.dropped if detailed else 0}
         if grants_revision != self.table.grants_revision:
             answer["grants_revision"] = self.table.grants_revision
-            answer["grants"] = {
-                name: grant_to_json(grant)
-                for name, pod in self.table.pods.items()
-                if (grant := pod.grants.get(self.index)) is not None
-            }
+            answer["grants"] = {name: grant_to_json(grant) for name, grant in grants.items()}
         return answer
 
-    def _watch_channels(self, tsgs: Mapping[str, Iterable[RmObject]]) -> None:
+    def _watch_channels(self, granted: Set[str]) -> None:
         """Let the progress of the pods' channels be counted, if several pods share the card by a plan."""
         as_of = self.table.revision, self.enforcer.plan is not None
         if self._channels_as_of == as_of:
             return
         self._channels_as_of = as_of
-        granted = {name for name, pod in self.table.pods.items() if self.index in pod.grants}
-        slots = {name: slots_of(self.table, own) for name, own in tsgs.items() if name in granted}
+        self._index()
+        slots = {name: slots_of(self.table, own) for name, own in self._tsgs.items() if name in granted}
         slots = {name: channels for name, channels in slots.items() if channels != frozenset()}
         self._with_channels = frozenset(slots)
         self.gpfifo_progress.watch(slots if self.enforcer.plan is not None and len(granted) > 1 else {})
@@ -162,38 +154,25 @@ class Gpu:
             return None
         return entries if pod in self._with_channels else 0
 
-    def _preemptions(self, switches: Counter[tuple[Owner, Owner]]) -> tuple[Counter[str], Counter[str]]:
+    def _preemptions(
+        self, switches: Counter[tuple[Owner, Owner]], grants: Mapping[str, Grant]
+    ) -> tuple[Counter[str], Counter[str]]:
         """Count switches straight from offline pods to online pods, by the preempted and by the preempting pod."""
         handovers: Counter[tuple[str, str]] = Counter()
         for owners, count in switches.items():
             before, after = (each if isinstance(each, str) else self.table.clients[each[0]].pod for each in owners)
             handovers[before, after] += count
-        pods = self.table.pods.items()
-        classes = {name: grant.pod_class for name, pod in pods if (grant := pod.grants.get(self.index))}
-        return preemptions(handovers, classes)
+        return preemptions(handovers, {name: grant.pod_class for name, grant in grants.items()})
 
     def drain(self, now_ns: int) -> None:
         """Move context switches from the log to the counter; after an error, try again at the next drain."""
-        self._drained_ns = now_ns
+        self.drain_due_ns = now_ns + DRAIN_NS
         with self._failure.logged(RmError, OSError, pgpu=self.index):
             self.gpu_time.drain()
 
-    def drain_due_ns(self) -> int:
-        """Return when the log must be drained at the latest."""
-        return self._drained_ns + DRAIN_NS
-
-    def _used_ns(self, pod: str) -> int:
-        """Return a pod's GPU time so far, from which the enforcer tells whether the pod is idle."""
-        return sum(
-            use.run_ns
-            for engine_context, use in self.gpu_time.counter.totals.items()
-            if (key := self._tsg_of(engine_context)) is not None and self.table.clients[key[0]].pod == pod
-        )
-
     def _tsgs_used_ns(self, pod: str) -> dict[Key, int]:
         """Return the GPU time so far of each compute TSG of a pod, including TSGs that never ran."""
-        tsgs = self.table.compute_tsgs(self.device.instance)
-        used_ns = dict.fromkeys(sorted(tsg.key for tsg in tsgs if self.table.pod_of(tsg) == pod), 0)
+        used_ns = dict.fromkeys(sorted(tsg.key for tsg in self._tsgs_of(pod)), 0)
         for engine_context, use in self.gpu_time.counter.totals.items():
             if (key := self._tsg_of(engine_context)) in used_ns:
                 used_ns[key] += use.run_ns
@@ -208,10 +187,7 @@ class Gpu:
         return self.table.ended_contexts.pod_of(context) or by_process
 
     def _tsg_of(self, engine_context: Hashable) -> Key | None:
-        if self._owners_as_of != self.table.revision:
-            self._owners.clear()
-            self._owners_as_of = self.table.revision
-            self._index()
+        self._index()
         if engine_context not in self._owners:
             self._owners[engine_context] = self._find_tsg(engine_context)
         return self._owners[engine_context]
@@ -237,13 +213,23 @@ class Gpu:
             return engine_context
         return _NO_CONTEXT, engine_context[1]
 
-    def _index(self) -> None:
-        """Index TSGs by their channels' contexts, and by the maker and users of their client; the first TSG of each.
+    def _tsgs_of(self, pod: str) -> Sequence[RmObject]:
+        """Return the compute TSGs of a pod."""
+        self._index()
+        return self._tsgs.get(pod, ())
 
-        A process of another pod may have the client's file, too: its time is not this pod's.
+    def _index(self) -> None:
+        """If the object table has changed, index TSGs by pod, by their channels' contexts, and by processes.
+
+        These are the maker and the users of its client; the first TSG of each counts. A process of another pod may have
+        the client's file, too: its time is not this pod's.
         """
-        self._by_context, self._by_process = {}, {}
+        if self._indexed_as_of == self.table.revision:
+            return
+        self._indexed_as_of = self.table.revision
+        self._owners, self._tsgs, self._by_context, self._by_process = {}, {}, {}, {}
         for tsg in self.table.compute_tsgs(self.device.instance):
+            self._tsgs.setdefault(self.table.pod_of(tsg), []).append(tsg)
             for channel in self.table.channels(tsg):
                 if channel.context:
                     self._by_context.setdefault(channel.context, tsg.key)

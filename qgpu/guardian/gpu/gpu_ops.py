@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, TypeVar
 
@@ -47,7 +47,7 @@ class Moved:
 
     gone: frozenset[Key] = frozenset()
     stuck: frozenset[Key] = frozenset()
-    took_ns: int = 0
+    took_ns: int = field(default=0, compare=False)
 
 
 class GpuOps:
@@ -99,12 +99,13 @@ class GpuOps:
         something else by now: RM frees channels with their address space, too.
         """
         known = {key: rm for key in channels if (rm := self._table.objects.get(key)) is not None}
-        alive = list(channels)
+        alive, stuck, began_ns = list(channels), frozenset[Key](), time.monotonic_ns()
         for _ in range(_GATE_TRIES):
             try:
                 if alive:
                     device.set_channels(alive, disabled=closed, preempt=preempt)
-                return Moved(gone=frozenset(channels) - frozenset(alive))
+                stuck = frozenset()
+                break
             except (RmError, OSError) as error:
                 _log.info("gate refused", closed=closed, channels=len(alive), reason=str(error))
                 alive = [key for key in alive if self.exists(key)]
@@ -112,10 +113,11 @@ class GpuOps:
                 for key in others & known.keys():
                     self._check_class(known[key])
                 alive = [key for key in alive if key not in others]
+                stuck = frozenset(alive)
                 if not closed or len(opened) < len(alive):
                     stuck = opened | unasked if closed else frozenset(alive) - opened
-                    return Moved(frozenset(channels) - frozenset(alive), stuck)
-        return Moved(frozenset(channels) - frozenset(alive), frozenset(alive))
+                    break
+        return Moved(frozenset(channels) - frozenset(alive), stuck, time.monotonic_ns() - began_ns)
 
     def _open(self, device: RmDevice, channels: Sequence[Key]) -> tuple[frozenset[Key], frozenset[Key], frozenset[Key]]:
         """Open channels; return those that are certainly open, those that are no channels in RM, and the rest.
@@ -194,11 +196,8 @@ class GpuOps:
 
     def free(self, file: int, client: int, handle: int) -> None:
         """Free what RM made for a pod and the pod may not keep."""
-        try:
-            if not rm_client.free(file, client, handle):
-                _log.warning("RM object not freed", client=client, handle=handle)
-        except OSError as error:
-            _log.warning("RM object not freed", client=client, handle=handle, reason=str(error))
+        if not _asked(rm_client.free, file, client, handle, log="RM was not asked to free an object"):
+            _log.warning("RM object not freed", client=client, handle=handle)
 
     def free_anywhere(self, key: Key) -> bool:
         """Free an object through any file of its client; False if there is none."""
@@ -231,11 +230,7 @@ class GpuOps:
             return 0
         if file is None:
             return self._via_client_file(client, free_all)
-        try:
-            return free_all(file)
-        except (OSError, RmError) as error:
-            _log.info("RM does not say what a client has", client=client, reason=str(error))
-            return None
+        return _asked(free_all, file, log=f"RM does not say what client {client:#x} has")
 
     def free_os_event(self, client: int, number: int) -> None:
         """Free an OS event, whoever made it: RM does not ask."""
@@ -411,35 +406,6 @@ class GpuOps:
                 return taken
             self.closer.close(pod, taken)
         raise OSError(errno.EBADF, "no control file there")
-
-
-@dataclass(frozen=True, slots=True)
-class Mechanism:
-    """What the enforcer of a card does to TSGs."""
-
-    gpu_ops: GpuOps
-    device: RmDevice
-    #: Called with channels and TSGs that no longer exist, or whose client was not reached.
-    missed: Callable[[Iterable[Key]], None]
-
-    def gate(self, channels: list[Key], *, closed: bool, preempt: bool = True) -> Moved:
-        """Close or open gates; without ``preempt`` a running TSG may finish its timeslice."""
-        began_ns = time.monotonic_ns()
-        moved = self.gpu_ops.gate(self.device, channels, closed=closed, preempt=preempt)
-        if moved.gone:
-            self.missed(moved.gone)
-        return replace(moved, took_ns=time.monotonic_ns() - began_ns)
-
-    def timeslice(self, tsg: RmObject, timeslice_us: int) -> bool:
-        """Set a timeslice; False if the TSG is gone, or its client cannot be reached."""
-        done = self.gpu_ops.timeslice(tsg, timeslice_us)
-        if not done:
-            self.missed([tsg.key])
-        return done
-
-    def unreachable(self) -> Set[int]:
-        """Return RM clients whose TSGs' timeslices cannot be set: while there is a plan, these TSGs do not run."""
-        return self.gpu_ops.lost
 
 
 def _asked(ask: Callable[..., _T], *about: Any, log: str = "") -> _T | None:

@@ -118,15 +118,12 @@ class Reconciler:
         """Do work that is due, within a bound; True if a TSG or channel came or went."""
         changed, most, until_ns = False, BATCH, self._clock() + _PASS_NS
         self._table.allocations.forget_some(_MAPPINGS_AT_ONCE)
-        again = []
         while most > 0 and (recheck := self._next()) is not None and recheck.due_ns <= now_ns:
             heappop(self._order)
             gone, most = self._resolve(recheck, now_ns, most - 1, until_ns)
             changed = changed or gone
-            if self._rechecks.get(recheck.key) is recheck and recheck.due_ns <= now_ns:
-                again.append(recheck)
-        for recheck in again:
-            self._schedule(recheck, recheck.due_ns)
+            if self._rechecks.get(recheck.key) is recheck and recheck.due_ns <= now_ns:  # this was all for this pass
+                self._schedule(recheck, recheck.due_ns)
         if self._new_since_ns and self._new_due_ns() <= now_ns:
             changed, until_ns = True, self._clock() + _PASS_NS
             while self._new_channels and self._clock() < until_ns:
@@ -144,14 +141,11 @@ class Reconciler:
 
     def object_made(self, rm: RmObject) -> None:
         """Record a new object; RM is asked for the context id of a compute channel if it is still unknown then."""
-        if self.is_compute_channel(rm):
+        tsg = self._table.scheduled_with(rm) if rm.rm_class in abi.GPFIFO_CLASSES else None
+        if of_compute := tsg is not None and self._table.is_compute(tsg):
             self._new_channels.append(rm.key)
-            self.tsgs_changed()
-        elif rm.rm_class in abi.GPFIFO_CLASSES:
-            parent = self._table.objects.get((rm.client, rm.parent))
-            if self._table.is_copy(rm) or (parent is not None and self._table.is_copy(parent)):
-                self.tsgs_changed()
-        elif rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A:
+        of_copies = tsg is not None and self._table.is_copy(tsg)
+        if of_compute or of_copies or rm.rm_class == abi.KEPLER_CHANNEL_GROUP_A:
             self.tsgs_changed()
 
     def is_compute_channel(self, rm: RmObject) -> bool:

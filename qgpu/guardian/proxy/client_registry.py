@@ -259,7 +259,7 @@ class ClientRegistry(SharedPart):
     def record_unrestorable(self, client: int, what: str) -> None:
         """Record that a client gets something that a checkpoint cannot restore; before RM gives it."""
         with self._lock:
-            if (entry := self._table.clients.get(client)) is not None and what not in entry.unrestorable:
+            if client in self._table.clients and client not in self._table.unrestorable[what]:
                 self._note({"fact": "unrestorable", "client": client, "what": what})
 
     def recheck_pods(self, pods: Collection[str]) -> None:

@@ -56,7 +56,8 @@ class SharedState(SharedTable):
         allowance, look = (lambda pod: self.allowance(pod)), self.clients.recheck
         uuids, uvm_files = (lambda: self.uuids), self.uvm_files.count
         self.quota = MemoryQuota(
-            self.table, self.lock, self.note, allowance, look, uuids, uvm_files, self.files.carriers
+            *(self.table, self.lock, self.note, allowance, look, uuids, uvm_files, self.files.carriers),
+            self.uvm_files.mapped,
         )
         forget, wake = self.clients.forget_at_once, (lambda: self.wake())
         self.reconciler = Reconciler(self.table, self.gpu_ops, self.note, forget, self.clock, wake)
@@ -136,7 +137,7 @@ class SharedState(SharedTable):
         """
         with self.lock:
             self.quota.exited(pid)
-            used = self.table.clients_used_by(pid)
+            used = list(self.table.used.of(pid))
             self.reconciler.recheck_clients(used)
             self.note({"fact": "exit", "pid": pid})
             self.monitors.exited(pid)

@@ -43,12 +43,9 @@ class GuardianLink:
                 raise RefusedError(_NO_ROOM) from error
             raise BackendGoneError(f"guardian at {path}: {error.strerror or error}") from error
         self._lock = threading.Lock()
-        #: Whether the connection has ended.
+        #: Whether the connection has ended, and the error if that ended it: TimeoutError if an answer came too late.
         self.over = False
-        #: Whether it ended because an answer did not come in time.
-        self.hangs = False
-        #: Why it ended.
-        self.why = ""
+        self.failure: Exception | None = None
         self.events: list[dict[str, Any]] = []
         try:
             self.hello, fds = self.call("hello", watch=watch)
@@ -81,8 +78,7 @@ class GuardianLink:
                 self._connection.send({"op": op, **arguments}, fds)
                 answer, received = self._answer()
             except (OSError, wire.WireError) as error:
-                self.over = True  # a late answer would be taken for the next one
-                self.hangs, self.why = isinstance(error, TimeoutError), str(error)
+                self.over, self.failure = True, error  # a late answer would be taken for the next one
                 raise BackendGoneError(f"guardian: {error}") from error
         if not answer["ok"]:
             raise errors.from_code(answer["code"], answer["error"])
@@ -90,24 +86,19 @@ class GuardianLink:
 
     def _answer(self) -> tuple[dict[str, Any], list[int]]:
         """Return the next message that is not an event. Raises OSError if there is none, or the guardian hangs."""
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
         while True:
             while (message := self._connection.next_buffered()) is not None:
                 if "event" not in message[0]:
                     return message
                 self.events.append(message[0])
-            self._wait_for_data()
+            if not poll.poll(LOOK_MS):
+                silence = HangDetector(self._connection.peer().pid)
+                while not poll.poll(LOOK_MS):
+                    silence.look()
             if not self._connection.fill():
                 raise ConnectionError("it has died")
-
-    def _wait_for_data(self) -> None:
-        """Return when data has arrived. Raises TimeoutError if the guardian hangs."""
-        poll = select.poll()
-        poll.register(self._connection, select.POLLIN)
-        if poll.poll(LOOK_MS):
-            return
-        silence = HangDetector(self._connection.peer().pid)
-        while not poll.poll(LOOK_MS):
-            silence.look()
 
     def wait(self, timeout_ns: int) -> None:
         """Return when an event has arrived or the time is up."""

@@ -53,7 +53,7 @@ class HangDetector:
         age_s = now_s - self._began_s + LOOK_MS / 1000
         self._had_s += self._had_since(now_s - self._looked_s, spent, used_s - self._used_s)
         self._looked_s, self._spent, self._used_s = now_s, spent, used_s
-        if age_s >= _HELD_S and is_held(self._pid):
+        if age_s >= _HELD_S and ((_stat(self._pid) or ["-"])[0] in "Tt" or cgroup.is_frozen(self._pid)):
             raise TimeoutError("its process is stopped")
         if self._had_s >= _HANGS_S and not is_in_driver(self._pid, self._ticks):
             raise TimeoutError("it does not answer")
@@ -70,11 +70,6 @@ class HangDetector:
         if _waits_for_running_thread(self._pid):  # Python's lock is held by a thread that runs, or waits for a CPU
             return min(used_s, passed_s)
         return max(0.0, passed_s - waited_s)
-
-
-def is_held(pid: int) -> bool:
-    """Tell whether a process is stopped, traced or frozen."""
-    return (_stat(pid) or ["-"])[0] in "Tt" or cgroup.is_frozen(pid)
 
 
 def is_in_driver(pid: int, before: tuple[int, int] = (0, 0)) -> bool:
@@ -123,9 +118,7 @@ def _waits_for_page(pid: int, tid: int) -> bool | None:
 
 def _waits_for_running_thread(pid: int) -> bool:
     """Tell whether a process's first thread waits for another of its threads that runs, or waits for a CPU."""
-    if _call(pid, pid) != _FUTEX:
-        return False
-    return any(_stat(pid, tid)[:1] == ["R"] for tid in _threads(pid))
+    return _call(pid, pid) == _FUTEX and any(_stat(pid, tid)[:1] == ["R"] for tid in _threads(pid))
 
 
 def _times(pid: int) -> tuple[int, int]:

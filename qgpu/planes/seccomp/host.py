@@ -93,7 +93,7 @@ class SeccompHost(Host):
         for number, pod in self._link.hello["listeners"].items():
             _, fds = self._link.call("listener", listener=int(number))
             self._hold(int(number), pod, fds[0])
-        self._standby = self._standby or self._prepare(self._state)
+        self._standby = self._standby or StandbyLink(self._runtime_dir, self._state, self._listeners)
         excluded = {card.index for card in self._excluded}
         cards = [(card["index"], card["pci"]) for card in self._link.hello["cards"] if not card["divided"]]
         self._pgpus = {pgpu.index: pgpu for pgpu in describe(card for card in cards if card[0] not in excluded)}
@@ -218,14 +218,14 @@ class SeccompHost(Host):
 
     def revive(self, lost: GuardianLink | None = None) -> None:
         """Connect again, to a new guardian if this one died or hangs. Raises the error that prevents it."""
-        if lost is not None and lost.hangs:
+        failure = lost.failure if lost is not None else None
+        if lost is not None and isinstance(failure, TimeoutError):
             _kill(lost.pidfd)  # first: a thread that holds the lock may wait for this guardian too
         with self._lock:
             try:
                 link = GuardianLink(self.socket, watch=_GONE)
             except BackendGoneError:
-                why = lost.why if lost is not None else ""
-                _log.warning("guardian lost: starting another", pid=self.guardian_pid, reason=why)
+                _log.warning("guardian lost: starting another", pid=self.guardian_pid, reason=str(failure or ""))
                 _kill(self._link.pidfd)
                 link = self._start(self._state, killed=True)
             self._link.close()
@@ -331,7 +331,8 @@ class SeccompHost(Host):
                 return self._begin(standby, state, killed=killed)
         while True:
             try:
-                return self._begin(self._prepare(state), state, killed=killed)
+                standby = StandbyLink(self._runtime_dir, state, self._listeners)
+                return self._begin(standby, state, killed=killed)
             except AlreadyRunningError as error:
                 if time.monotonic() > deadline:
                     raise BackendGoneError(f"{error}, and does not answer") from error
@@ -355,17 +356,13 @@ class SeccompHost(Host):
             raise errors.from_code(said["code"], said["error"])
         return GuardianLink(self.socket, watch=_GONE)
 
-    def _prepare(self, state: StateFds) -> StandbyLink:
-        """Start a standby. Raises BackendGoneError."""
-        return StandbyLink(self._runtime_dir, state, self._listeners)
-
     def _ensure_standby(self) -> None:
         """Start a standby, unless the last one started recently: the host may lack what it needs."""
         last = self._standby
         if last is not None and (last.lives or time.monotonic() - last.began_s < _RESTART_STANDBY_S):
             return
         try:
-            self._standby = self._prepare(self._state)
+            self._standby = StandbyLink(self._runtime_dir, self._state, self._listeners)
         except BackendGoneError as error:  # a new guardian then takes longer to start
             _log.warning("no standby guardian", error=str(error))
 

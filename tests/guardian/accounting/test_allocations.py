@@ -174,7 +174,7 @@ def test_many_mappings_of_memory_that_is_gone_go_bit_by_bit(monkeypatch):
     assert at_once == ({("web", 0): SIZE}, [2] * 10)
     assert steps > 5
     assert {each.memory for space in found.mappings.values() for each in space.mappings} == {2}
-    assert found.all_records == found.records["web"] + found.records[""] == 11
+    assert found.records.total() == found.records["web"] + found.records[""] == 11
 
 
 def test_what_was_exported_counts_until_the_pod_ends():
@@ -191,13 +191,13 @@ def test_what_was_exported_counts_until_the_pod_ends():
 
 def test_what_a_client_may_keep_counts_until_it_is_gone():
     found = allocations()
-    found.count_client("web", 1)
+    found.clients.add("web", 7)
     found.pin(1)
     found.drop(A)
     found.pod_ended("web")
     found.forget_some(1)
     still = held(found)
-    found.count_client("web", -1)
+    found.client_gone("web", 7)
     found.forget_some(1)
 
     assert (still, held(found)) == ({("web", 0): SIZE}, {})

@@ -46,12 +46,12 @@ def test_a_maker_is_remembered_while_its_client_exists(monkeypatch):
     ended.client_made(11, 1, "web")
     assert ended.pod_of(1) == "web"
 
-    ended.client_moved(11, "batch")
+    ended.client_made(11, 1, "batch")  # another pod's now
     assert ended.pod_of(1) == "batch"
-    ended.client_gone(11)
+    ended.client_gone(11, 1)
     assert ended.pod_of(1) == "web"
+    ended.client_gone(10, 1)
     ended.client_made(10, 2, "batch")  # RM gave the handle to another client
     assert [ended.pod_of(pid) for pid in (1, 2)] == [None, "batch"]
-    ended.client_gone(10)
-    ended.client_gone(10)
+    ended.client_gone(10, 2)
     assert ended.pod_of(2) is None

@@ -131,7 +131,7 @@ def test_a_compacted_client_is_no_longer_its_former_pods():
     for fact in (POD, POD | {"name": "former"}, PROCESS | {"pod": "former"}, CLIENT):
         table.note(fact)
     table.note({"fact": "client", "client": 7, "pod": "web", "maker": 200, "made_here": False, "users": []})
-    before = table.clients_of("former"), table.clients_of("web"), table.clients_used_by(100)
+    before = table.clients_of("former"), table.clients_of("web"), list(table.used.of(100))
     for fact in ({"fact": "gone", "client": 7, "handle": 7}, {"fact": "exit", "pid": 100}):
         table.note(fact)
 

@@ -143,9 +143,9 @@ def test_copies_are_preempted_where_compute_is_handed_over():
     asked = []
     gate = engine.gate
 
-    def seen(channels, *, closed, preempt=True):
+    def seen(device, channels, *, closed, preempt=True):
         asked.append((channels, closed, preempt))
-        return gate(channels, closed=closed, preempt=preempt)
+        return gate(device, channels, closed=closed, preempt=preempt)
 
     engine.gate = seen
     enforcer.step(10 * MS)

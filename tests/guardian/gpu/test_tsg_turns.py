@@ -204,7 +204,6 @@ def test_a_cards_meter_tells_what_each_tsg_of_a_pod_had() -> None:
     }
 
     assert metered.enforcer.tsgs_used_ns("a") == {(1, 30): 0, (2, 30): 6 * MS}
-    assert metered.enforcer.used_ns("a") == 6 * MS
 
 
 def test_time_of_a_process_is_not_of_the_pod_whose_file_it_has() -> None:
@@ -214,7 +213,7 @@ def test_time_of_a_process_is_not_of_the_pod_whose_file_it_has() -> None:
     metered = Gpu(0, SimpleNamespace(instance=0), table, None, None, lambda keys: None)  # type: ignore[arg-type]
     metered.gpu_time.counter.totals = {(0, 2): GpuTime(5 * MS)}
 
-    assert (metered.enforcer.used_ns("a"), metered.enforcer.used_ns("b")) == (0, 5 * MS)
+    assert [metered.enforcer.tsgs_used_ns(pod) for pod in "ab"] == [{(1, 30): 0}, {(2, 30): 5 * MS}]
 
 
 def test_contexts_that_a_process_made_and_freed_have_one_total() -> None:
@@ -223,11 +222,11 @@ def test_contexts_that_a_process_made_and_freed_have_one_total() -> None:
     device = SimpleNamespace(instance=0, time_ns=lambda: 0)
     metered = Gpu(0, device, table, None, SimpleNamespace(dropped=0, read=list), lambda keys: None)  # type: ignore[arg-type]
     metered.gpu_time.counter.totals = {(context, 2): GpuTime(MS, 1, MS) for context in range(100, 200)}
-    before = metered.enforcer.tsgs_used_ns("a"), metered.enforcer.used_ns("a")
+    before = metered.enforcer.tsgs_used_ns("a")
     metered.sample(0)
 
     assert metered.gpu_time.counter.totals == {(0, 2): GpuTime(100 * MS, 100, MS)}
-    assert (metered.enforcer.tsgs_used_ns("a"), metered.enforcer.used_ns("a")) == before
+    assert metered.enforcer.tsgs_used_ns("a") == before
 
 
 def test_nothing_is_kept_of_a_pod_that_was() -> None:
