@@ -26,11 +26,13 @@ KERNEL_MAPPINGS = frozenset({MAP_EXTERNAL_ALLOCATION, ALLOC_DEVICE_P2P})
 
 #: Calls that map no card memory, but take page tables on the card.
 TABLES_ALONE = frozenset({MAP_DYNAMIC_PARALLELISM_REGION, ALLOC_SEMAPHORE_POOL, MAP_EXTERNAL_SPARSE})
-#: Calls that decide which cards hold which memory.
+#: By these UVM begins to record events, on a file of /dev/nvidia-uvm-tools; the second one is new in branch 555.
+TRACKERS = frozenset({56, 76})
+#: Calls that decide which cards hold which memory, or whom UVM tells of events.
 WATCHED = frozenset(
     {
         *(INITIALIZE, MAP_EXTERNAL_ALLOCATION, FREE, REGISTER_GPU, UNMAP_EXTERNAL),
-        *(ALLOC_DEVICE_P2P, REGISTER_GPU_VASPACE, REGISTER_CHANNEL, *TABLES_ALONE),
+        *(ALLOC_DEVICE_P2P, REGISTER_GPU_VASPACE, REGISTER_CHANNEL, *TABLES_ALONE, *TRACKERS),
     }
 )
 

@@ -37,6 +37,8 @@ _PATIENCE_S = 1.0
 PAGE_TABLES, CHOSEN_PLACE = "address space with its page tables", "memory at an address of the card"
 #: All processes that map into none of their own share it.
 WHOLE_CARDS = "the whole card's address space"
+#: RM frees such a space never, or with it the card's own (vaspaceapiDestruct_IMPL, _gvaspaceFlaVaspaceDestruct).
+FABRIC_SPACE, _IS_FLA, _SPACE_FLAGS_AT = "address space of the NVLink fabric", 1 << 9, 4
 #: RM cannot take it off the card in the middle of a kernel.
 NOT_PREEMPTIBLE = "compute that cannot be preempted"
 #: The card would write what a pod may not free, and into memory of others.
@@ -103,7 +105,10 @@ class AllocHandler(Handler):
         if (request := self._copy_in(pod_call, block, asked)) is None:
             return block.answer(abi.NV_ERR_INVALID_ADDRESS)
         params, names_others = request.params, self._shared.clients.names_others
-        if params is not None and names_others(self._pod, asked.client, row.clients, params.data):
+        # RM looks up a device's client as it first uses the address space: by then the handle may be another pod's, and
+        # where two name each other, RM's search ends only with its stack (deviceInitClientShare).
+        pod = "" if asked.rm_class == abi.NV01_DEVICE_0 else self._pod
+        if params is not None and names_others(pod, asked.client, row.clients, params.data):
             return self._refuse(block, abi.NV_ERR_INVALID_OBJECT_HANDLE, of_others(row.name))
         if row.holds_memory_at is not None and params is not None and not params.u32(row.holds_memory_at):
             # RM would attach any number of pieces to it, and detaches all with its lock held.
@@ -117,6 +122,8 @@ class AllocHandler(Handler):
                 return self._refuse(block, abi.NV_ERR_INVALID_ARGUMENT, BEYOND_MEMORY)
         if asked.rm_class == abi.FERMI_VASPACE_A and params is not None and params.u32() not in _OWN_SPACES:
             return self._refuse(block, abi.NV_ERR_INVALID_ARGUMENT, WHOLE_CARDS)
+        if asked.rm_class == abi.FERMI_VASPACE_A and params is not None and params.u32(_SPACE_FLAGS_AT) & _IS_FLA:
+            return self._refuse(block, abi.NV_ERR_INVALID_ARGUMENT, FABRIC_SPACE)
         self._free_handler.undo_interrupted(pod_call, request.rm.key)
         if (memory := self._uncounted_memory(request)) is not None:
             return self._refuse(block, abi.NV_ERR_NOT_SUPPORTED, memory)

@@ -25,6 +25,8 @@ from qgpu.nvidia import abi
 
 #: The refusal of addresses of one card for another.
 OTHER_CARD = "mapping of another card's memory or address space"
+#: RM may look through all mappings of an address space for the one to undo, with the card's lock held.
+_LONG_NS = 2 * 10**5
 #: NVOS46_FLAGS_P2P_ENABLE, and its value NOSLI: the memory is a peer's.
 _P2P, _FROM_PEER = 3 << 20, 2 << 20
 #: Memory on the fabric, and memory of the host, for which RM takes the address that the mapping's card has for it
@@ -97,7 +99,9 @@ class CardMappings(Handler):
             return block.answer(abi.NV_ERR_INSUFFICIENT_RESOURCES)
         if self._mappings.may_split(asked.hClient, place, size) and not self._mappings.fits(asked.hClient):
             return block.answer(abi.NV_ERR_INSUFFICIENT_RESOURCES)
-        error = self._ctx.perform(pod_call, block)
+        self._ctx.rare.wait()
+        with self._ctx.rare.worked(_LONG_NS):
+            error = self._ctx.perform(pod_call, block)
         if not error and asked.status == abi.NV_OK:
             self._mappings.remove(asked.hClient, place, size)
         return error

@@ -42,6 +42,8 @@ _EXPORTS, _IMPORTS = (
 )
 #: GET_EXPORT_OBJECT_INFO: its sizes since 545, and before, and where RM says the card; it has fewer.
 _INFO_BYTES, _CARD_AT, _NO_CARD = (80, 76), 4, 32
+#: The refusal of memory of a card that RM would take for another one's (thirdpartyp2pCtrlCmdRegisterVidmem_IMPL).
+OTHER_CARD = "another card's memory for network cards"
 #: Where an export names the device of which RM tells importers.
 _EXPORTED_DEVICE_AT = abi.offsetof("NV0000_CTRL_OS_UNIX_EXPORT_OBJECT_TO_FD_PARAMS", "hDevice")
 #: Controls that add a reference to memory, in the kernel or in a client.
@@ -204,6 +206,8 @@ class ControlHandler(Handler):
                 return abi.NV_ERR_INSUFFICIENT_PERMISSIONS, row.name
             case abi.NV00FD_ATTACH_MEM if not self._mappings.fits(asked.client):
                 return abi.NV_ERR_INSUFFICIENT_RESOURCES, row.name
+            case allowed_controls.REGISTER_VIDMEM if self._lies_elsewhere(asked.client, data):
+                return abi.NV_ERR_INVALID_ARGUMENT, OTHER_CARD
             case allowed_controls.BIND_CHANNEL if not self._bound.has_room():
                 return abi.NV_ERR_INSUFFICIENT_RESOURCES, TOO_MANY_EVENTS
         if asked.command == allowed_controls.ALLOC_STREAM and params is not None:
@@ -216,6 +220,12 @@ class ControlHandler(Handler):
         if params is not None and names_others(self._pod, asked.client, row.clients, params.data):
             return abi.NV_ERR_INVALID_OBJECT_HANDLE, of_others(row.name)
         return None
+
+    def _lies_elsewhere(self, client: int, params: bytes | bytearray) -> bool:
+        """Tell whether memory lies on another card than its handle: RM gives network cards addresses of the latter."""
+        table, key = self._shared.table, (client, int.from_bytes(params[:4], "little"))
+        memory, rm = table.allocations.by_handle.get(key), table.objects.get(key)
+        return memory is not None and rm is not None and memory.instance != table.instance_of(rm)
 
     def _changes_preemption(self, params: IoctlBuffer) -> bool:
         asked = params.data.ljust(abi.sizeof("NV2080_CTRL_GR_SET_CTXSW_PREEMPTION_MODE_PARAMS"), b"\0")

@@ -31,18 +31,19 @@ class ControlFiles:
         #: When files may be listed again; None if they never were.
         self._due_ns: int | None = None
 
-    def has_room(self, pod: str) -> bool:
+    def has_room(self, pod: str, most: int = _MOST) -> bool:
         """Tell whether a pod may have another file; list those that are open before saying no. Call without the lock.
 
         A new guardian lists them first, because it has the files of the last one.
         """
-        if self._due_ns is None or not self._fits(pod):
+        if self._due_ns is None or not self._fits(pod, most):
             self._list()
-        return self._fits(pod)
+        return self._fits(pod, most)
 
-    def _fits(self, pod: str) -> bool:
+    def _fits(self, pod: str, most: int) -> bool:
         makers = self._makers()
-        return fd_budget.within_fair_share(makers.count(mark_of(pod)), self._most - makers.count(), _GUARANTEED)
+        own, left = makers.count(mark_of(pod)), self._most - makers.count()
+        return own < most and fd_budget.within_fair_share(own, left, _GUARANTEED)
 
     def _list(self) -> None:
         with self._listing:

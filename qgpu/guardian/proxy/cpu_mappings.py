@@ -11,15 +11,20 @@ from __future__ import annotations
 
 import errno
 
+from qgpu.guardian.accounting.client_entries import RmClientEntry
+from qgpu.guardian.proxy.client_registry import of_others
 from qgpu.guardian.proxy.handler_context import Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
 from qgpu.guardian.proxy.object_claims import TOO_MANY
 from qgpu.guardian.proxy.passthrough_memory import UNSEEN
+from qgpu.guardian.rules import escapes
 from qgpu.nvidia import abi
 
 _DESCRIPTOR_AT = abi.offsetof("NVOS33_PARAMETERS_WITH_FD", "fd")
 #: How many mappings a process makes; a CUDA program makes about 30. RM undoes one in 1.4 µs (``bench/rm_mappings.py``).
 _MOST = 1 << 16
+#: With so many, RM may look through all of them to find one, with the card's lock held, and so long for each.
+_MANY, _LOOK_NS = 1 << 12, 20
 #: The journal has the number in steps.
 _STEP = 1 << 8
 
@@ -32,10 +37,25 @@ class CpuMappings(Handler):
         #: How many each process has made beyond what the journal says.
         self._more: dict[int, int] = {}
 
+    def _made(self, pid: int) -> int:
+        return self._shared.table.cpu_mappings.get(pid, 0) + self._more.get(pid, 0)
+
+    def before_look(self, pod_call: PodCall) -> None:
+        """Wait before the kernel has RM look for a mapping, if there may be many. Raises OSError if it may not.
+
+        RM tells its address to whoever has the number of the process that made it, on any file.
+        """
+        owner, tells = self._client_of(pod_call), abi.NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO
+        if pod_call.call.request & 0xFF == tells and owner is not None and owner.pod != self._pod:
+            self._count(of_others(escapes.name(tells)))
+            raise OSError(errno.EPERM, "another pod's client")
+        if (made := self._made(pod_call.pid)) >= _MANY and self._ctx.limited():
+            self._ctx.rare.wait()
+            self._ctx.rare.expect(made * _LOOK_NS)
+
     def count(self, pid: int) -> None:
         """Count a mapping that a process is about to make. Raises OSError if it has made the most."""
-        known = self._shared.table.cpu_mappings
-        made = known.get(pid, 0) + self._more.get(pid, 0)
+        made = self._made(pid)
         if made >= _MOST and self._ctx.limited():
             self._count(TOO_MANY)
             raise OSError(errno.ENOMEM, TOO_MANY)
@@ -47,20 +67,22 @@ class CpuMappings(Handler):
             del self._more[pid]
             self._shared.note({"fact": "cpu_mappings", "pid": pid, "count": made + 1})
 
-    def is_made_here(self, client: int) -> bool:
+    def _is_made_here(self, entry: RmClientEntry | None) -> bool:
         """Tell whether the guardian made a client, for this pod."""
-        entry = self._shared.table.clients.get(client)
         return entry is not None and entry.pod == self._pod and entry.made_here
+
+    def _client_of(self, pod_call: PodCall) -> RmClientEntry | None:
+        data = self._proxy.memory.read(pod_call.call.tid, pod_call.call.argument, 4)
+        return self._shared.table.clients.get(int.from_bytes(data, "little")) if data is not None else None
 
     def concerns(self, pod_call: PodCall) -> bool:
         """Tell whether a mapping call names a client that the guardian made; the kernel performs all others."""
-        data = self._proxy.memory.read(pod_call.call.tid, pod_call.call.argument, 4)
-        return data is not None and self.is_made_here(int.from_bytes(data, "little"))
+        return self._is_made_here(self._client_of(pod_call))
 
     def handle(self, pod_call: PodCall, block: IoctlBuffer) -> int:
         """Perform a mapping call on the pod's own file."""
         client = block.u32()
-        if not self.is_made_here(client):
+        if not self._is_made_here(self._shared.table.clients.get(client)):
             return errno.EBUSY  # another thread has changed it
         if pod_call.escape.number == abi.NV_ESC_RM_MAP_MEMORY:
             block.view("NVOS33_PARAMETERS_WITH_FD")
@@ -73,4 +95,6 @@ class CpuMappings(Handler):
             if (status := block.status) != abi.NV_OK:
                 self._count(f"mapping by the driver, status {status:#x}")
             return error
-        return self._ctx.perform(pod_call, block)
+        self._ctx.rare.wait()
+        with self._ctx.rare.worked(_MANY * _LOOK_NS):
+            return self._ctx.perform(pod_call, block)

@@ -206,6 +206,8 @@ class Dispatcher:
             if rm_call & 0xFF == abi.NV_ESC_RM_MAP_MEMORY:
                 self._cpu_mappings.count(pid)
                 self._passthrough_memory.before_cpu_mapping(pod_call)
+            else:
+                self._cpu_mappings.before_look(pod_call)
             return PROCEED
         pod_call.file = self._ctx.take_fd(pod_call, call.fd)
         pod_call.device = proc.device_of(pod_call.file)

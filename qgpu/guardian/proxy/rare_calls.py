@@ -43,5 +43,9 @@ class RareCalls:
             if (took_ns := time.thread_time_ns() - before_ns) >= least_ns:
                 self._count(begun_ns, min(_PARTS * took_ns, _MOST_REST_NS))
 
+    def expect(self, ns: int) -> None:
+        """Count a call that the kernel is about to make, and that may take so long."""
+        self._count(time.monotonic_ns(), min(_PARTS * ns, _MOST_REST_NS))
+
     def _count(self, begun_ns: int, rest_ns: int) -> None:
         self._due_ns = max(self._due_ns, begun_ns) + rest_ns

@@ -30,7 +30,7 @@ from qgpu.nvidia import uvm
 NUMBER_AND_SIZE = 0x3FFF00FF
 
 #: UVM's calls that are watched by all their bits: of one the low byte is that of FIONREAD, which programs call often.
-_EXACT = frozenset({uvm.INITIALIZE, uvm.REGISTER_GPU_VASPACE, uvm.REGISTER_CHANNEL})
+_EXACT = frozenset({uvm.INITIALIZE, uvm.REGISTER_GPU_VASPACE, uvm.REGISTER_CHANNEL, *uvm.TRACKERS})
 #: Parts of requests, as (mask, value), that together cover all watched ones, for filters that a runtime assembles.
 WATCHED_PREFIXES = (
     *sorted((0xFF, number) for number in {each for each, _ in WATCHED} | WATCHED_NUMBERS | uvm.WATCHED - _EXACT),

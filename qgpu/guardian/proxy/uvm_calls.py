@@ -14,6 +14,7 @@ from collections.abc import Callable, Set
 
 from qgpu.guardian.accounting.rm_object import Key
 from qgpu.guardian.proxy.client_registry import of_others
+from qgpu.guardian.proxy.control_files import mark_of
 from qgpu.guardian.proxy.freed_memory import FreedMemory
 from qgpu.guardian.proxy.handler_context import ANSWERED, PROCEED, Handler, HandlerContext, PodCall
 from qgpu.guardian.proxy.ioctl_proxy import IoctlBuffer
@@ -23,10 +24,15 @@ from qgpu.linux import fd_budget, kcmp
 from qgpu.linux.seccomp_notify import Notification
 from qgpu.nvidia import abi, mig, uvm
 
-TOO_MANY_FILES = "too many UVM files"
+TOO_MANY_FILES, OTHERS_FILE = "too many UVM files", "UVM file that its process has not initialised"
 _OTHERS_RUN = "call while other threads run"
 #: How long a process's first UVM file waits for mappings and registrations that other processes have in progress.
 _FILE_PATIENCE_S = 1.0
+#: How many files a pod may have on which UVM records events; a profiled process has one or two. When a fault of any
+#: program on any card is over, UVM goes through all of them with a lock that other faults need (uvm_tools.c).
+_MOST_RECORDERS, TOO_MANY_RECORDERS = 256, "too many records of UVM's events"
+#: What follows the pod's name where they are counted; no name has a space.
+_RECORDERS = " records"
 #: Stands for an object's handles: no object.
 NOTHING = (0, 0)
 #: How many mappings, one behind the other, are looked through for the end of a range.
@@ -55,9 +61,11 @@ class UvmHandler(Handler):
             case uvm.REGISTER_CHANNEL:
                 return self._continue_on(pod_call, self._passthrough.begin_on)
             case uvm.INITIALIZE:
-                return self._initialize(call, pid)
+                return self._initialize(pod_call)
             case uvm.ALLOC_DEVICE_P2P:  # it keeps memory in a way that is not tracked
                 return errno.EOPNOTSUPP if limited else PROCEED
+            case request if request in uvm.TRACKERS:
+                return self._begin_to_record(pod_call)
         if not limited and call.request in {uvm.MAP_EXTERNAL_ALLOCATION, uvm.REGISTER_GPU_VASPACE, *uvm.TABLES_ALONE}:
             return PROCEED  # only a limit needs a record of mappings and files
         layout = self._shared.uvm_layouts.get(call.request)
@@ -101,16 +109,30 @@ class UvmHandler(Handler):
             block.store_changes()
         return error
 
-    def _initialize(self, call: Notification, pid: int) -> int:
+    def _begin_to_record(self, pod_call: PodCall) -> int:
+        """Let UVM record events for a profiler, on a file of its own; such files are counted like control files."""
+        mine = f"{self._pod}{_RECORDERS}"
+        if not self._shared.control_files.has_room(mine, _MOST_RECORDERS):
+            self._count(TOO_MANY_RECORDERS)
+            return errno.ENOSPC
+        if not self._shared.files.makers.claim(pod_call.file, pod_call.pid, mark_of(mine)):
+            return errno.EBUSY
+        return self._continue_on(pod_call, self._passthrough.continue_on)
+
+    def _initialize(self, pod_call: PodCall) -> int:
         """Let UVM be initialised; under a limit, without HMM, which uses memory that no call shows.
 
-        The process can change the flag after our check. Registering a card reveals that.
+        The process can change flag and file after our check. Registering a card reveals that.
         """
+        call, pid = pod_call.call, pod_call.pid
         self._shared.quota.will_use_uvm(pid)
         if not self._ctx.limited():
             return PROCEED
         if (block := self._proxy.read(call.tid, call.argument, uvm.INITIALIZE_BYTES)) is None:
             return errno.EFAULT
+        if not self._shared.pod_uvm_files.initialise(pid, call.tid, call.fd, pod_call.file):
+            block.status_at = uvm.STATUS_AT_INITIALIZE
+            return self._refuse(block, abi.NV_ERR_INSUFFICIENT_RESOURCES, TOO_MANY_FILES)
         block.patch_u64(0, uvm.INIT_FLAGS_DISABLE_HMM)
         block.store()
         return PROCEED
@@ -155,6 +177,9 @@ class UvmHandler(Handler):
             return abi.NV_ERR_INSUFFICIENT_PERMISSIONS
         if not self._ctx.limited():
             return abi.NV_OK
+        if not self._shared.uvm_files.was_initialised(pid, file):
+            self._count(OTHERS_FILE)
+            return abi.NV_ERR_INVALID_STATE
         self._shared.clients.forget_previous_program(self._pod, pid)
         self._shared.quota.will_use_uvm(pid)  # it is then charged itself for what it maps
         if not self._others_are_done(pid) or not self._mmap.charge_made():

@@ -26,8 +26,10 @@ _CLIENT, _OBJECT = (Handle(0),), (Handle(4, scope=NAMED),)
 #: A semaphore surface makes an event for each engine of a channel bound to it; the last handle is the channel's.
 BIND_CHANNEL, UNBIND_CHANNEL = 0x00DA0002, 0x00DA0006
 DETACH_MEM, EXPORT_INFO, ALLOC_STREAM, RESET_CHANNEL = 0x00FD0105, 0x00003D08, 0xB0CC0105, 0x906F0102
-#: What undoes what the guardian counts, or resets an engine: the guardian does more with them than their rows tell.
-HANDLED = frozenset({UNBIND_CHANNEL, DETACH_MEM, RESET_CHANNEL})
+REGISTER_VIDMEM = 0x503C0104
+#: What undoes what the guardian counts, resets an engine, or shows memory to network cards: the guardian does more with
+#: them than their rows tell.
+HANDLED = frozenset({UNBIND_CHANNEL, DETACH_MEM, RESET_CHANNEL, REGISTER_VIDMEM})
 
 #: Those about which there is nothing more to say, listed as ``table`` says.
 _BY_REASON = {
@@ -269,7 +271,7 @@ _OTHERS = (
     Control(0x0080170D, "NV0080_CTRL_CMD_FIFO_GET_CHANNELLIST", SEEN, pointers=(Pointer(8, 4), Pointer(16, 4))),
     Control(0x00801806, "NV0080_CTRL_CMD_DMA_ADV_SCHED_GET_VA_CAPS", SEEN, handles=(Handle(164),)),
     Control(0x00801B01, "NV0080_CTRL_CMD_MSENC_GET_CAPS", LIBRARY, pointers=(Pointer(8, 1),)),
-    Control(0x00801C01, "NV0080_CTRL_CMD_BSP_GET_CAPS", GETTER, pointers=(Pointer(8, 1),)),
+    Control(0x00801C01, "NV0080_CTRL_CMD_BSP_GET_CAPS", GETTER, pointers=(Pointer(8, 1),), least=24),
     Control(
         BIND_CHANNEL,
         "NV_SEMAPHORE_SURFACE_CTRL_CMD_BIND_CHANNEL",
@@ -318,7 +320,7 @@ _OTHERS = (
     Control(0x20803125, "NV2080_CTRL_CMD_FLCN_GET_CTX_BUFFER_SIZE", LIBRARY, handles=(Handle(0),)),
     Control(0x503C0102, "NV503C_CTRL_CMD_REGISTER_VA_SPACE", SEEN, handles=(Handle(0),)),
     Control(0x503C0103, "NV503C_CTRL_CMD_UNREGISTER_VA_SPACE", LIBRARY, handles=(Handle(0),), unregisters=True),
-    Control(0x503C0104, "NV503C_CTRL_CMD_REGISTER_VIDMEM", SEEN, handles=(Handle(0),)),
+    Control(REGISTER_VIDMEM, "NV503C_CTRL_CMD_REGISTER_VIDMEM", SEEN, handles=(Handle(0),)),
     Control(0x503C0105, "NV503C_CTRL_CMD_UNREGISTER_VIDMEM", SEEN, handles=(Handle(0),), unregisters=True),
     Control(0x83DE030C, "NV83DE_CTRL_CMD_DEBUG_READ_ALL_SM_ERROR_STATES", LIBRARY, handles=_IN_FIRMWARE),
     Control(0x83DE0310, "NV83DE_CTRL_CMD_DEBUG_CLEAR_ALL_SM_ERROR_STATES", LIBRARY, handles=_IN_FIRMWARE),

@@ -649,10 +649,20 @@ def test_queue_of_a_memory_mapper_is_short(on_card, entries, made):
     assert answer == (abi.NV_OK if made else abi.NV_ERR_INVALID_ARGUMENT)
 
 
-@pytest.mark.parametrize(("index", "made"), [(0, True), (3, True), (1, False), (2, False), (4, False)])
-def test_address_space_of_the_whole_card_is_refused(on_card, index, made):
+#: IS_FLA in the flags of an address space, and libcuda's flags: owned by UVM, with page faults.
+_FABRIC, _CUDA = 0x200, 0x48
+
+
+@pytest.mark.parametrize(
+    ("index", "flags", "made"),
+    [
+        *((0, 0, True), (0, _CUDA, True), (3, 0, True), (1, 0, False), (2, 0, False), (4, 0, False)),
+        *((0, _FABRIC, False), (3, _FABRIC, False), (0, _FABRIC | _CUDA, False)),
+    ],
+)
+def test_address_space_of_card_or_fabric_is_refused(on_card, index, flags, made):
     on_card.limits.clear()
-    params = struct.pack("<I", index) + bytes(60)
+    params = struct.pack("<II", index, flags) + bytes(56)
     answer = alloc_status(on_card.call(abi.NV_ESC_RM_ALLOC, alloc(30, 2, abi.FERMI_VASPACE_A), params)[2])
 
     assert answer == (abi.NV_OK if made else abi.NV_ERR_INVALID_ARGUMENT)

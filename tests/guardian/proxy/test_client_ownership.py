@@ -132,15 +132,25 @@ def test_an_object_that_names_anothers_client_is_refused(with_client, rm_class, 
 
 
 @pytest.mark.parametrize("at", [4, 8], ids=["address space shared", "target"])
-def test_a_device_shares_no_address_space_with_a_neighbour(pod, at):
-    """RM attaches it to the other client's, whoever that is (device_share.c)."""
-    argument = alloc(2, 7, abi.NV01_DEVICE_0)
+@pytest.mark.parametrize("other", [NEIGHBOURS, OWN])
+def test_a_device_shares_no_other_clients_address_space(with_client, at, other):
+    """RM looks for the client at the first use: the handle may be a neighbour's, and two may name each other."""
+    before = dict(with_client.shared.table.objects)
+    argument = alloc(40, 7, abi.NV01_DEVICE_0)
 
-    assert alloc_status(pod.call(abi.NV_ESC_RM_ALLOC, argument, put(at, NEIGHBOURS))[2]) == (
+    assert alloc_status(with_client.call(abi.NV_ESC_RM_ALLOC, argument, put(at, other))[2]) == (
         abi.NV_ERR_INVALID_OBJECT_HANDLE
     )
-    assert pod.shared.refusals.counts["web", "NV01_DEVICE_0 on another pod's client"] == 1
-    assert not pod.shared.table.objects
+    assert with_client.shared.refusals.counts["web", "NV01_DEVICE_0 on another pod's client"] == 1
+    assert with_client.shared.table.objects == before
+
+
+@pytest.mark.parametrize("own", [0, 7])
+def test_a_device_may_have_its_own_clients_address_space(with_client, own):
+    answer = with_client.call(abi.NV_ESC_RM_ALLOC, alloc(40, 7, abi.NV01_DEVICE_0), put(4, own))
+
+    assert alloc_status(answer[2]) == abi.NV_OK
+    assert (7, 40) in with_client.shared.table.objects
 
 
 def test_a_key_of_confidential_compute_keeps_its_memory(with_client):

@@ -146,15 +146,15 @@ def test_a_control_whose_parameters_hold_pointers_finds_them(pod):
     assert answer == b"answered"
 
 
-@pytest.mark.parametrize(
-    ("size", "answer"), [(32, abi.NV_ERR_INVALID_ADDRESS), (39, abi.NV_ERR_INVALID_ADDRESS), (40, 0)]
-)
-def test_parameters_are_as_long_as_rm_takes_them_for(pod, size, answer):
-    """GET_BUILD_VERSION: RM writes 40 bytes, whatever size the call gives, so the guardian's memory behind fewer."""
-    asked = control(0x101, 7, size)
+@pytest.mark.parametrize(("command", "least"), [(0x101, 40), (0x801C01, 24)], ids=["BUILD_VERSION", "BSP_GET_CAPS"])
+@pytest.mark.parametrize("less", [8, 1, 0])
+def test_parameters_are_as_long_as_rm_takes_them_for(pod, command, least, less):
+    """RM writes so many bytes, whatever size the call gives, so the guardian's memory behind fewer."""
+    asked = control(command, 7, least - less)
 
+    answer = abi.NV_ERR_INVALID_ADDRESS if less else abi.NV_OK
     assert status(pod.call(abi.NV_ESC_RM_CONTROL, asked, bytes(40))[2]) == answer
-    assert len(pod.rm.seen) == (answer == 0)
+    assert len(pod.rm.seen) == (answer == abi.NV_OK)
 
 
 def test_a_profiler_streams_nothing_into_the_shared_page(on_card):

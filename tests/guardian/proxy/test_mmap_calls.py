@@ -16,6 +16,7 @@ import time
 import pytest
 
 from qgpu.guardian.accounting import managed_memory
+from qgpu.guardian.proxy.held_uvm_files import UvmFile
 from qgpu.guardian.proxy.mmap_calls import MmapHandler
 from qgpu.guardian.proxy.seccomp_filter import install
 from qgpu.nvidia import abi, uvm
@@ -33,6 +34,7 @@ def mapping(on_card, monkeypatch):
     on_card.mapped = 0
     on_card.of_uvm = True
     monkeypatch.setattr(managed_memory, "mapped", lambda pid: on_card.mapped if pid == on_card.process.pid else 0)
+    monkeypatch.setattr(UvmFile, "mapped", lambda file: managed_memory.mapped(file.pid))
     monkeypatch.setattr(MmapHandler, "_is_uvm", lambda self, pid, fd: on_card.of_uvm)
 
     def map_(size, offset=4096):
@@ -180,8 +182,8 @@ def test_charge_of_a_process_that_shows_no_mappings_stays(mapping):
     mapping.mapped = LARGE // 4
     mapping.shared.quota.rescan_mappings(pid)
     mapping.mapped = None
+    mapping.shared.quota.rescan_mappings(pid)
 
-    assert not mapping.shared.quota.rescan_mappings(pid)
     assert held(mapping) == LARGE // 4
 
 
@@ -238,7 +240,7 @@ def test_uvm_gets_no_card_beside_a_mapping_in_the_making(on_card):
     answer = on_card.uvm(uvm.REGISTER_GPU, bytes(40))
 
     assert struct.unpack_from("<I", answer[2], 36)[0] == abi.NV_ERR_BUSY_RETRY
-    assert on_card.shared.uvm_files.take(on_card.process.pid) == []
+    assert on_card.shared.uvm_files.has_none(on_card.process.pid)
 
 
 @pytest.mark.parametrize(("limits", "answer"), [({0: LARGE}, errno.EOPNOTSUPP), ({}, errno.EINVAL)])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import struct
 from types import SimpleNamespace
 
 import pytest
 
 from qgpu.guardian.proxy import rare_calls
+from qgpu.guardian.rules import escapes
 from qgpu.nvidia import abi, uvm
 from tests.guardian.asked import alloc, free, uvm_mapping, uvm_range
 from tests.guardian.fake_rm import PAGE
@@ -17,6 +19,8 @@ SLOW_NS = 20_000_000
 #: What is left of a wait after one call of SLOW_NS.
 REST_NS = 20 * SLOW_NS - 20_000_000
 PAGE_OF_FIGURES, MEMORY = 30, 40
+UNMAP, UPDATE = abi.NV_ESC_RM_UNMAP_MEMORY, abi.NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO
+_SLOW = (abi.NV_ESC_RM_ALLOC, abi.NV_ESC_RM_FREE, abi.NV_ESC_RM_UNMAP_MEMORY_DMA, UNMAP, UPDATE)
 
 
 @pytest.fixture
@@ -38,7 +42,7 @@ def clock(on_card, monkeypatch):
         clock.now_ns += clock.took_ns
 
     def slow(fd, request, argument):
-        if request & 0xFF in (abi.NV_ESC_RM_ALLOC, abi.NV_ESC_RM_FREE):
+        if request & 0xFF in _SLOW:
             look()
         return perform(fd, request, argument)
 
@@ -106,3 +110,49 @@ def test_slow_questions_about_freed_memory_are_rare(on_card, clock, act, took_ns
     first, second = (waited(clock, lambda: act(on_card)) for _ in range(2))
 
     assert (first, second > 0) == (0, rests)
+
+
+def look_for_mapping(pod, number, client=7):
+    """Have RM look for a mapping for the CPU; return the errno. The kernel performs that for client 7."""
+    size = next(size for each, size in escapes.WATCHED if each == number)
+    return pod.call(number, struct.pack("<III", client, 3, 30) + bytes(size - 12))[1]
+
+
+@pytest.mark.parametrize("number", [UNMAP, UPDATE])
+@pytest.mark.parametrize(("limited", "mappings"), [(True, 1 << 12), (True, (1 << 12) - 1), (False, 1 << 16)])
+def test_looks_of_the_kernels_for_mappings_are_rare(on_card, clock, number, limited, mappings):
+    """Nobody can time them. Without a limit the number says little: a program may map the same over and over."""
+    if not limited:
+        on_card.limits.clear()
+    on_card.shared.note({"fact": "cpu_mappings", "pid": on_card.process.pid, "count": mappings})
+    for _ in range(20):
+        first = waited(clock, lambda: look_for_mapping(on_card, number))
+
+    assert (first > 0) is (limited and mappings == 1 << 12)
+
+
+@pytest.mark.parametrize("number", [UNMAP, UPDATE])
+def test_slow_looks_of_the_guardians_for_mappings_are_rare(on_card, clock, number):
+    client = struct.unpack_from("<I", on_card.call(abi.NV_ESC_RM_ALLOC, alloc(0, 0, 0, client=0))[2], 8)[0]
+    rests = [waited(clock, lambda: look_for_mapping(on_card, number, client)) for _ in range(2)]
+
+    assert rests == [0, REST_NS]
+
+
+def test_slow_looks_for_mappings_of_the_card_are_rare(on_card, clock):
+    call = struct.pack("<IIIIQQQQ", 7, 2, 9, 0, 0, 1 << 20, 0, 0)
+    rests = [waited(clock, lambda: on_card.call(abi.NV_ESC_RM_UNMAP_MEMORY_DMA, call)) for _ in range(2)]
+
+    assert rests == [0, REST_NS]
+
+
+def test_no_look_is_for_another_pods_mapping(on_card):
+    """RM goes by the number of the process that made it, and looks at no file."""
+    on_card.shared.note({"fact": "pod", "name": "neighbour", "grants": {}})
+    with on_card.shared.lock:
+        on_card.shared.table.clients[7].pod = "neighbour"
+
+    assert look_for_mapping(on_card, UPDATE) == errno.EPERM
+    assert look_for_mapping(on_card, UNMAP) != errno.EPERM
+    what = "NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO on another pod's client"
+    assert on_card.shared.refusals.counts["web", what] == 1

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from qgpu.guardian.accounting.object_table import ObjectTable
+from qgpu.guardian.proxy import control_calls
 from qgpu.guardian.proxy.handler_context import PodCall
 from qgpu.guardian.rules import allowed_controls
 from qgpu.linux.seccomp_notify import UnansweredCall
@@ -209,3 +210,18 @@ def test_no_export_tells_of_another_card(both, handle, device, answer):
     both.call(abi.NV_ESC_RM_DUP_OBJECT, dup(12, 10, FIRST))
 
     assert export(both, handle, device) == answer
+
+
+@pytest.mark.parametrize(("handle", "answer"), [(10, abi.NV_OK), (12, abi.NV_ERR_INVALID_ARGUMENT), (99, abi.NV_OK)])
+@pytest.mark.parametrize("limited", [True, False])
+def test_network_cards_get_memory_of_its_handles_card(both, handle, answer, limited):
+    """RM takes the memory for that of the card that its handle lies below; it looks for unknown memory itself."""
+    if not limited:
+        both.limits.clear()
+    allocate(both, 10, SIZE, SECOND)
+    both.call(abi.NV_ESC_RM_DUP_OBJECT, dup(12, 10, FIRST))
+    params = struct.pack("<IIQQQ", handle, 0, 1 << 16, SIZE, 0)
+
+    assert status(both.call(abi.NV_ESC_RM_CONTROL, control(0x503C0104, 30, len(params)), params)[2]) == answer
+    refused = both.shared.refusals.counts["web", control_calls.OTHER_CARD]
+    assert refused == (answer != abi.NV_OK)
