@@ -399,14 +399,14 @@ static long alloc_locked(struct qgpu_call *call, struct qgpu_client *client, con
 		return qgpu_refuse_memory(call, max(qgpu_object_gpu(client, request->parent), 0), 0,
 					  request->status_at);
 	if (request->flags & QGPU_HOLDS_MEMORY)	/* RM holds another handle on it: treat it as exported */
-		qgpu_objects_export(client);
+		qgpu_objects_export(client, false);
 	ret = forward(call, client, request);
 	handle = handle_of(call, request);
 	if (request->flags & QGPU_ON_COMPUTE_ENGINE && may_be_made(call, answered(call, request)) &&
 	    !qgpu_make_preemptible(client, request->parent))
 		return free_compute(call, client, request) ?: ret;
 	if (request->memory_at && !call->sealed)	/* RM may have read another handle than this module */
-		qgpu_objects_export(client);
+		qgpu_objects_export(client, false);
 	if (call->sealed && !qgpu_is_registered(request->class) && !request->memory_at) {
 		note(call, client, request);
 		return delivered(call, ret);
@@ -437,9 +437,8 @@ static bool asks_for_figures(const struct qgpu_call *call, u32 class)
 
 static long alloc_paid(struct qgpu_call *call, struct qgpu_client *client, const struct request *request)
 {
-	long ret = qgpu_gate_penalty_begin(call->pod);
+	long ret = qgpu_call_begin(call);
 
-	call->owes = ret == -EAGAIN;
 	if (ret)
 		return ret;
 	ret = alloc_locked(call, client, request);
@@ -478,9 +477,8 @@ static long alloc_shared_page(struct qgpu_call *call, const struct request *requ
 	long ret;
 
 	do {
-		call->owes = false;
 		ret = alloc_object(call, request);
-	} while (call->owes && !(ret = qgpu_gate_penalty_pay(call->pod)));
+	} while (qgpu_call_pay(call, &ret));
 	return ret;
 }
 
@@ -524,10 +522,18 @@ static bool is_looked_at(u32 class)
 	       NV_IS_DMA_COPY(class);
 }
 
-/* RM has such address spaces for a whole card. Processes that name no address space of their own share them. */
-static bool is_whole_cards(u32 class, u32 index)
+/*
+ * RM has such address spaces for a whole card. Processes that name no address space of their own share them. One of the
+ * NVLink fabric RM frees never, or with it the card's own (vaspaceapiDestruct_IMPL, _gvaspaceFlaVaspaceDestruct).
+ */
+static bool is_whole_cards(const struct qgpu_call *call, u32 class)
 {
-	return class == FERMI_VASPACE_A && index != NV_VASPACE_NEW && index != NV_VASPACE_OF_DEVICE;
+	u32 index = param_u32(call, NV_VASPACE_PARAMS_INDEX_AT);
+
+	if (class != FERMI_VASPACE_A)
+		return false;
+	return (index != NV_VASPACE_NEW && index != NV_VASPACE_OF_DEVICE) ||
+	       (param_u32(call, NV_VASPACE_PARAMS_FLAGS_AT) & NV_VASPACE_FLAG_IS_FLA);
 }
 
 /* Allocations that use an unknown amount of the card: refused under a limit. */
@@ -568,7 +574,7 @@ long qgpu_alloc(struct qgpu_call *call)
 		request.number = param_u32(call, NV_DEVICE_PARAMS_NUMBER_AT);
 	if (!READ_ONCE(call->pod->gone) && qgpu_call_names_foreign(call, request.root, rule->clients))
 		return qgpu_refuse_alloc(call, request.status_at, NV_ERR_INVALID_OBJECT_HANDLE);
-	if (!READ_ONCE(call->pod->gone) && is_whole_cards(request.class, param_u32(call, NV_VASPACE_PARAMS_INDEX_AT)))
+	if (!READ_ONCE(call->pod->gone) && is_whole_cards(call, request.class))
 		return qgpu_refuse_alloc(call, request.status_at, NV_ERR_INVALID_ARGUMENT);
 	if (is_uncountable(call, request.class) && qgpu_pod_limited(call->pod))
 		return qgpu_refuse_alloc(call, request.status_at, NV_ERR_NOT_SUPPORTED);

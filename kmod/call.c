@@ -10,6 +10,7 @@
 #include <linux/uaccess.h>
 
 #include "call.h"
+#include "gate_penalty.h"
 #include "toctou.h"
 
 void qgpu_call_look(struct qgpu_call *call, u64 params_at, void *params, u32 size)
@@ -44,6 +45,8 @@ long qgpu_call_forward(struct qgpu_call *call)
 		.params_at = call->params_at,
 		.params_size = call->params_size,
 		.params = call->params,
+		.pod = call->pod,
+		.nr_exports = call->nr_exports,
 		.exports = call->exports,
 	};
 	long ret;
@@ -54,6 +57,7 @@ long qgpu_call_forward(struct qgpu_call *call)
 	call->sealed = seal.answered;
 	call->failed = seal.failed;
 	call->carried = seal.carried;
+	call->noted = seal.noted;
 	if (!ret && !seal.answered && qgpu_toctou_sealed())
 		qgpu_pod_flag(call->pod, QGPU_POD_UNCHECKED, QGPU_EVENT_POD_CHANGED);
 	if (seal.tampered)
@@ -103,6 +107,23 @@ bool qgpu_call_deliver(struct qgpu_call *call, long *ret)
 	if (!call->failed && !copy_to_user(call->user, &call->out, call->size))
 		*ret = 0;
 	return true;
+}
+
+long qgpu_call_begin(struct qgpu_call *call)
+{
+	long ret = qgpu_gate_penalty_begin(call->pod);
+
+	call->owes = ret == -EAGAIN;
+	return ret;
+}
+
+bool qgpu_call_pay(struct qgpu_call *call, long *ret)
+{
+	if (!call->owes)
+		return false;
+	call->owes = false;
+	*ret = qgpu_gate_penalty_pay(call->pod);
+	return !*ret;
 }
 
 long qgpu_call_answer(struct qgpu_call *call, size_t status_at, u32 status)

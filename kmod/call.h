@@ -25,8 +25,10 @@ struct qgpu_call {
 	u32 nr, size;
 	bool sealed;		/* out is RM's own answer, not the content of user memory */
 	bool failed;		/* RM refused the call without processing it; but see alloc.c */
-	bool owes;		/* not made yet: the pod has to pay first, without locks */
-	u32 exports;		/* pGPUs of memory that it puts into a file by a descriptor */
+	bool owes;		/* not made yet, or not in full: the pod has to pay first, without locks */
+	u32 nr_exports;		/* objects that it puts into a file by a descriptor */
+	u32 exports;		/* pGPUs of memory among them */
+	bool noted;		/* that file's release ends these exports */
 	u32 carried;		/* ... that was in the file which it names by one, as far as it is known */
 	u64 params_at;		/* in user memory */
 	u32 params_size;
@@ -45,6 +47,7 @@ struct qgpu_call {
 		struct nvos47 unmap_dma;
 		struct nvos54 control;
 		struct nvos55 dup;
+		struct nvos56 remap;
 		struct nvos57 share;
 		struct nv_os_event os_event;
 		u32 ctl_fd;	/* NV_ESC_REGISTER_FD */
@@ -76,6 +79,10 @@ void qgpu_call_fault_in(const struct qgpu_call *call, u64 params_at);
  */
 bool qgpu_call_deliver(struct qgpu_call *call, long *ret);
 #define QGPU_CALL_TRIES	3	/* of a call whose pages are evicted each time */
+/* As qgpu_gate_penalty_begin(), but what the pod owes is noted, for: */
+long qgpu_call_begin(struct qgpu_call *call);
+/* Whether to make the call again: the pod owed something, and has paid it. Needs no lock, for it waits long. */
+bool qgpu_call_pay(struct qgpu_call *call, long *ret);
 /* Answer with an RM status instead of the driver's. */
 long qgpu_call_answer(struct qgpu_call *call, size_t status_at, u32 status);
 

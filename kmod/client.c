@@ -16,6 +16,12 @@
 #include "tsg.h"
 #include "untracked_object.h"
 
+/*
+ * Of a pod. RM looks through the clients of all processes for some calls, and when a file is closed frees all of its
+ * clients with its lock held. The guardian has the same bound.
+ */
+#define CLIENTS_MAX (1 << 12)
+
 atomic_t qgpu_nr_clients = ATOMIC_INIT(0);
 
 static const struct rhashtable_params client_params = {
@@ -278,11 +284,20 @@ static int publish(struct qgpu_client *client, bool sure)
 	return rhashtable_lookup_insert_fast(&clients, &client->node, client_params);
 }
 
+/* Calls that make clients at the same time may make a few more. A removed pod may have any number. */
+static bool may_have_another(struct qgpu_pod *pod)
+{
+	if (atomic_read(&pod->nr_clients) < CLIENTS_MAX || READ_ONCE(pod->gone))
+		return true;
+	atomic64_inc(&pod->refused_objects);
+	return false;
+}
+
 struct qgpu_client *qgpu_client_new(struct qgpu_pod *pod)
 {
 	struct qgpu_client *client;
 
-	if (!qgpu_pod_enter(&pod->nr_entries))
+	if (!may_have_another(pod) || !qgpu_pod_enter(&pod->nr_entries))
 		return NULL;
 	client = kzalloc(sizeof(*client), GFP_KERNEL_ACCOUNT);
 	if (!client || down_read_killable(&pod->making)) {

@@ -149,6 +149,13 @@ bool qgpu_may_run_on(struct qgpu_client *client, u32 channel, u32 engine)
 	return is_for_copies(client, device, own, true) == is_for_copies(client, device, engine, true);
 }
 
+bool qgpu_may_reset(struct qgpu_client *client, u32 channel, u32 engine)
+{
+	const struct qgpu_object *object = qgpu_object_find(client, channel);
+
+	return !engine || (object && object->tsg && engine == (object->tsg->engine ?: NV2080_ENGINE_TYPE_GR0));
+}
+
 /* The TSG that the object is, or (handle 0) the one that RM makes for the object. */
 static struct qgpu_tsg *add(struct qgpu_client *client, const struct qgpu_object *object, u32 handle, u32 engine,
 			    bool sealed)

@@ -25,6 +25,8 @@ bool qgpu_is_in_compute_tsg(struct qgpu_client *client, u32 channel);
  * engine it was made for, and must be gated and have its timeslices as the others there.
  */
 bool qgpu_may_run_on(struct qgpu_client *client, u32 channel, u32 engine);
+/* Whether a channel may be reset together with an engine: only with its TSG's, or (0) with none. */
+bool qgpu_may_reset(struct qgpu_client *client, u32 channel, u32 engine);
 /*
  * The channel runs compute now: set it to preemption at any instruction, even if its program did not ask for that.
  * False: RM did not do it, though the card may be able to.

@@ -172,17 +172,30 @@ static long preempt(struct qgpu_call *call)
 	return forward_paid(call);
 }
 
-/* A program may start its own channels; if the gate is closed, it is closed again before the call returns. */
+/*
+ * A program may start and reset its own channels, and RM may put them on the card; if the gate is closed, it is closed
+ * again before the call returns.
+ */
 static long start_open(struct qgpu_call *call, struct qgpu_client *client)
 {
-	long ret = qgpu_gate_penalty_begin(call->pod);
+	long ret = qgpu_call_begin(call);
 
-	call->owes = ret == -EAGAIN;
 	if (ret)
 		return ret;
 	ret = qgpu_call_forward_open(call);
 	qgpu_gate_penalty_end(call->pod, qgpu_objects_reclose(client) ? QGPU_GATES_OPENED : QGPU_GATES_UNTOUCHED);
 	return ret;
+}
+
+/* Neighbours may run on the engine that is reset with a channel. Without a seal another thread could name it later. */
+static bool resets_other_engine(struct qgpu_call *call, struct qgpu_client *client)
+{
+	struct nv906f_reset_channel *reset = (struct nv906f_reset_channel *)call->room;
+
+	if (call->in.control.cmd != NV906F_RESET_CHANNEL)
+		return false;
+	qgpu_call_look(call, call->in.control.params, reset, sizeof(*reset));
+	return !qgpu_toctou_sealed() || !qgpu_may_reset(client, call->in.control.object, reset->engine);
 }
 
 static long try_to_start(struct qgpu_call *call)
@@ -197,6 +210,10 @@ static long try_to_start(struct qgpu_call *call)
 		return PTR_ERR(client);
 	if (!client)
 		return qgpu_call_forward(call);
+	if (resets_other_engine(call, client)) {
+		qgpu_client_unlock(client);
+		return refuse(call, NV_ERR_INVALID_ARGUMENT);
+	}
 	do {
 		/* faults the pages in; if that fails, RM reports it */
 		if (copy_from_user(present, params, min_t(size_t, call->in.control.params_size, sizeof(present))))
@@ -212,9 +229,8 @@ static long start_channels(struct qgpu_call *call)
 	long ret;
 
 	do {
-		call->owes = false;
 		ret = try_to_start(call);
-	} while (call->owes && !(ret = qgpu_gate_penalty_pay(call->pod)));
+	} while (qgpu_call_pay(call, &ret));
 	return ret;
 }
 
@@ -371,6 +387,8 @@ static long handle_counted(struct qgpu_call *call, const struct qgpu_control_rul
 		return count(call, rule, QGPU_PART_PIECE, true);
 	case NV00FD_DETACH_MEM:
 		return count(call, rule, QGPU_PART_PIECE, false);
+	case NV906F_RESET_CHANNEL:
+		return start_channels(call);
 	}
 	return handle(call, rule);
 }

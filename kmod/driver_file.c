@@ -55,8 +55,24 @@ struct qgpu_file *qgpu_file_find(struct file *filp)
 	return rhashtable_lookup_fast(&files, &filp, file_params);
 }
 
+/* The caller has a reference on the file and one on the pod. May be called by probes' handlers. */
+bool qgpu_file_exports(struct qgpu_file *file, struct qgpu_pod *pod, u32 nr)
+{
+	struct qgpu_pod *exporter = cmpxchg(&file->exporter, NULL, pod);
+
+	if (!exporter)
+		qgpu_pod_get(pod);
+	else if (exporter != pod)
+		return false;
+	atomic_add(nr, &file->nr_exports);
+	return true;
+}
+
 static void file_free(struct qgpu_file *file)
 {
+	if (file->exporter)
+		atomic_sub(atomic_read(&file->nr_exports), &file->exporter->nr_exports);
+	qgpu_pod_put(file->exporter);
 	qgpu_pod_put(file->pod);
 	kfree_rcu(file, rcu);
 }

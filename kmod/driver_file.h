@@ -18,6 +18,8 @@ struct qgpu_file {
 	bool shared;			/* ... that other processes use too */
 	bool made_os_events;		/* they may be gone by now */
 	atomic_t carries;		/* pGPUs of memory that pods have exported by it: toctou.c */
+	struct qgpu_pod *exporter;	/* a reference: the first of them; NULL: none */
+	atomic_t nr_exports;		/* how many of its nr_exports end with this file */
 	u64 gated_ns;			/* how long the pod's gates had been due closed when its release began; before: all ones */
 	u64 starved_ns;			/* ... and its task had waited for a CPU */
 	struct rcu_head rcu;
@@ -30,6 +32,9 @@ void qgpu_files_uninit(void);
 struct qgpu_file *qgpu_file_of(struct file *filp);
 /* The entry as it is; NULL: there is none. */
 struct qgpu_file *qgpu_file_find(struct file *filp);
+
+/* A pod exports so many objects by this file, whose release ends that. False: another pod has exported by it before. */
+bool qgpu_file_exports(struct qgpu_file *file, struct qgpu_pod *pod, u32 nr);
 
 /* Around the driver's open: a pod's file is registered before, and forgotten if the driver does not open it. */
 struct qgpu_file *qgpu_file_add(struct file *filp, struct qgpu_pod *pod);

@@ -123,7 +123,8 @@ static u32 book(struct qgpu_arrival *arrival, bool sealed, qgpu_finder find, voi
 		return share_tsg(arrival, sealed);
 	if (class == NV_MEMORY_FABRIC)
 		return share_fabric(arrival, sealed, find, about);
-	if (qgpu_is_registered(class))	/* objects below it would have no gate, or go unseen */
+	/* objects below it would have no gate, or go unseen; a graphics context keeps buffers of a TSG */
+	if (qgpu_is_registered(class) || class == KERNEL_GRAPHICS_CONTEXT)
 		return NV_ERR_NOT_SUPPORTED;
 	if (class != NV01_MEMORY_LOCAL_USER)
 		return note(arrival, class, sealed);

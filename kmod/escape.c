@@ -73,6 +73,8 @@ static long (*handler_of(u32 nr, u32 size))(struct qgpu_call *call)
 		return size == 56 || size == 64 ? qgpu_map_dma : NULL;
 	case NV_ESC_RM_UNMAP_MEMORY_DMA:
 		return size == NVOS47_BYTES_BEFORE_550 || size == sizeof(struct nvos47) ? qgpu_unmap_dma : NULL;
+	case NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO:
+		return size == sizeof(struct nvos56) ? qgpu_update_mapping : NULL;
 	case NV_ESC_ALLOC_OS_EVENT:
 	case NV_ESC_FREE_OS_EVENT:
 		return size == sizeof(struct nv_os_event) ? qgpu_os_event : NULL;
@@ -156,6 +158,8 @@ long qgpu_escape(struct qgpu_file *file, unsigned int cmd, unsigned long arg, qg
 	call.user = (void __user *)arg;
 	call.nr = _IOC_NR(cmd);
 	call.size = _IOC_SIZE(cmd);
+	call.owes = false;
+	call.nr_exports = 0;
 	call.exports = 0;
 	call.params_at = 0;
 	call.params_size = 0;

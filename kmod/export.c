@@ -4,13 +4,14 @@
  * descriptor.
  *
  * Exported memory outlives its handle and its client, and the module does not see when it is freed. So it stays charged
- * until the pod has no open file of the driver. While calls are not sealed, all memory of the client does. rules.h says
- * which controls export, and where they name the memory.
+ * until the pod has no open file of the driver. While calls are not sealed, all that is charged for the client does.
+ * rules.h says which controls export, and where they name the memory.
  *
  * An import is compared with what the pod itself has exported; RM can tell whether two handles are the same memory. The
  * same memory is charged once. An import without a match (another pod exported it, or the exporter freed its handle) is
  * charged as the pod's own. Otherwise it would be charged to no pod after the other pod ends.
  */
+#include <linux/sched.h>
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
@@ -23,25 +24,96 @@
 #include "toctou.h"
 #include "vram_heap.h"
 
+/*
+ * RM duplicates an object of any class that can be duplicated, into a client of its own. So a TSG would keep its context
+ * buffers, and an address space its page tables, when the handle that is charged for them has gone.
+ */
+static bool may_be_exported(u32 class)
+{
+	switch (class) {
+	case NV01_MEMORY_LOCAL_USER:
+	case NV01_MEMORY_SYSTEM:
+	case NV01_MEMORY_SYSTEM_OS_DESCRIPTOR:
+	case NV_MEMORY_FABRIC:
+	case NV_MEMORY_MULTICAST_FABRIC:
+		return true;
+	}
+	return false;
+}
+
+static bool names_only_memory(struct qgpu_client *client, const u32 *handles, u32 nr)
+{
+	u32 i, class, status;
+
+	for (i = 0; i < nr; i++) {
+		if (!handles[i])
+			continue;	/* RM skips it, or refuses it */
+		status = qgpu_rm_class(client->handle, handles[i], &class);
+		if (status == NV_OK ? !may_be_exported(class) : !qgpu_rm_says_gone(status))
+			return false;
+		cond_resched();
+	}
+	return true;
+}
+
+static bool is_by_descriptor(const struct qgpu_call *call)
+{
+	u32 cmd = call->in.control.cmd;
+
+	return cmd == NV0000_OS_UNIX_EXPORT_OBJECT_TO_FD || cmd == NV0000_OS_UNIX_EXPORT_OBJECTS_TO_FD;
+}
+
+/*
+ * RM keeps what all processes of the host export in one table of 524,287 places, and goes through all of them if none is
+ * free. When a file is closed, RM frees all that was exported by it with its lock held. The guardian has the same bound.
+ */
+#define EXPORTS_MAX (1 << 14)
+
+/* What stood in a place of the file before counts until the file is closed, too. A removed pod may export any number. */
+static bool take_places(struct qgpu_call *call, const u32 *handles, u32 nr)
+{
+	atomic_t *taken = &call->pod->nr_exports;
+	u32 i;
+
+	for (i = 0; i < nr && is_by_descriptor(call); i++)
+		call->nr_exports += !!handles[i];
+	if (atomic_add_return(call->nr_exports, taken) <= EXPORTS_MAX || READ_ONCE(call->pod->gone))
+		return true;
+	atomic_sub(call->nr_exports, taken);
+	return false;
+}
+
+/* Without a seal it is not known whether RM has exported anything, nor by which file: the places stay taken. */
+static void give_back_places(struct qgpu_call *call)
+{
+	if (call->sealed && call->out.control.status != NV_OK && !call->noted)
+		atomic_sub(call->nr_exports, &call->pod->nr_exports);
+}
+
 /* handles: what the call names. */
 static long export_locked(struct qgpu_call *call, struct qgpu_client *client, const u32 *handles, u32 nr)
 {
 	struct qgpu_object *object;
 	u32 i, gpus = 0;
+	long ret;
 
-	for (i = 0; i < nr; i++) {
-		if (qgpu_rm_is_shared_page(client->handle, handles[i]))
-			return qgpu_refuse_alloc(call, offsetof(struct nvos54, status), NV_ERR_NOT_SUPPORTED);
+	if (!names_only_memory(client, handles, nr))
+		return qgpu_refuse_alloc(call, offsetof(struct nvos54, status), NV_ERR_NOT_SUPPORTED);
+	if (!take_places(call, handles, nr)) {
+		atomic64_inc(&call->pod->refused_objects);
+		return qgpu_call_answer(call, offsetof(struct nvos54, status), NV_ERR_INSUFFICIENT_RESOURCES);
 	}
 	if (!qgpu_toctou_sealed())
-		qgpu_objects_export(client);
+		qgpu_objects_export(client, true);
 	for (i = 0; i < nr; i++) {
 		object = qgpu_object_find(client, handles[i]);
 		if (object && qgpu_is_memory(object->class))
 			gpus |= qgpu_mem_export(client, object);
 	}
 	call->exports = gpus;
-	return qgpu_call_forward(call);
+	ret = qgpu_call_forward(call);
+	give_back_places(call);
+	return ret;
 }
 
 long qgpu_export(struct qgpu_call *call, u32 memory_at)

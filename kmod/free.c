@@ -59,8 +59,7 @@ static long free_open(struct qgpu_call *call, struct qgpu_client *client, const 
 	bool used = object && (object->class == FERMI_VASPACE_A || object->class == FERMI_CONTEXT_SHARE_A);
 	long ret;
 
-	ret = qgpu_gate_penalty_begin(call->pod);
-	call->owes = ret == -EAGAIN;
+	ret = qgpu_call_begin(call);
 	if (ret)
 		return ret;
 	held = open_gates(client, freeing->handle);
@@ -103,9 +102,8 @@ static long free_untracked(struct qgpu_call *call, struct qgpu_client *client, c
 /* RM looks through all objects of all clients (gpushareddataDestruct), and gates and neighbours wait. */
 static long free_shared_page(struct qgpu_call *call, struct qgpu_client *client, const struct qgpu_freeing *freeing)
 {
-	long ret = qgpu_gate_penalty_begin(call->pod);
+	long ret = qgpu_call_begin(call);
 
-	call->owes = ret == -EAGAIN;
 	if (ret)
 		return ret;
 	ret = free_untracked(call, client, freeing);
@@ -119,18 +117,16 @@ static long free_shared_page(struct qgpu_call *call, struct qgpu_client *client,
  */
 static long free_writer(struct qgpu_call *call, struct qgpu_client *client, u32 parent, u32 handle, size_t status_at)
 {
-	long ret = qgpu_gate_penalty_begin(call->pod);
+	long ret = qgpu_call_begin(call);
 	bool held;
 
-	call->owes = !ret || ret == -EAGAIN;
 	if (ret)
 		return ret;
 	held = open_gates(client, handle);
 	qgpu_rm_free(client->handle, parent, handle);
-	if (qgpu_rm_gone(client->handle, handle))
+	call->owes = qgpu_rm_gone(client->handle, handle);
+	if (call->owes)
 		qgpu_objects_remove(client, handle);
-	else
-		call->owes = false;
 	qgpu_objects_unhold(client);
 	qgpu_gate_penalty_end(call->pod, held ? QGPU_GATES_HELD : QGPU_GATES_UNTOUCHED);
 	return call->owes ? 0 : qgpu_call_answer(call, status_at, NV_ERR_STATE_IN_USE);
@@ -182,9 +178,8 @@ long qgpu_free(struct qgpu_call *call, const struct qgpu_freeing *freeing)
 	long ret;
 
 	do {
-		call->owes = false;
 		ret = try_free(call, freeing);
-	} while (call->owes && !(ret = qgpu_gate_penalty_pay(call->pod)));
+	} while (qgpu_call_pay(call, &ret));
 	return ret;
 }
 

@@ -6,17 +6,62 @@
  *
  * RM maps for the device that a call names, and takes the memory's address for one on that device's card. It compares
  * the two cards nowhere (memMap_IMPL, dmaAllocMapping_GM107).
+ *
+ * To find a mapping, RM looks through a list of them, in some calls with the card's lock held. So a pod pays for these
+ * where the list may be long, also if it names a mapping that is not there.
  */
 #include <linux/slab.h>
 
 #include "call.h"
 #include "client.h"
 #include "dma_mapping.h"
+#include "gate_penalty.h"
 #include "map.h"
 #include "rm.h"
 #include "toctou.h"
 #include "untracked_object.h"
 #include "vram_heap.h"
+
+/* A program has few mappings of an object for the CPU, and hundreds for the card at most. */
+#define LONG_LIST 1024
+
+typedef long (*locked_t)(struct qgpu_call *call, struct qgpu_client *client);
+
+/* kind: what the call may make one more of; QGPU_UNTRACKED_KINDS: nothing. */
+static long with_client(struct qgpu_call *call, enum qgpu_untracked_kind kind, locked_t make)
+{
+	u32 handle = call->in.free.root;	/* the first member of every struct */
+	struct qgpu_client *client;
+	long ret;
+
+	do {
+		if (kind == QGPU_UNTRACKED_KINDS)
+			client = qgpu_client_lock(handle, call->pod);
+		else
+			client = qgpu_client_lock_to_make(handle, call->pod, kind);
+		if (IS_ERR(client))
+			return PTR_ERR(client);
+		if (!client)
+			return qgpu_call_forward(call);
+		ret = make(call, client);
+		qgpu_client_unlock(client);
+	} while (qgpu_call_pay(call, &ret));
+	return ret;
+}
+
+static long paid(struct qgpu_call *call, struct qgpu_client *client, u32 list, locked_t make)
+{
+	long ret;
+
+	if (list <= LONG_LIST)
+		return make(call, client);
+	ret = qgpu_call_begin(call);
+	if (ret)
+		return ret;
+	ret = make(call, client);
+	qgpu_gate_penalty_end(call->pod, QGPU_GATES_OPENED);
+	return ret;
+}
 
 static long refuse(struct qgpu_call *call, size_t status_at, u32 status)
 {
@@ -55,32 +100,44 @@ static long map_locked(struct qgpu_call *call, struct qgpu_client *client)
 
 long qgpu_map_memory(struct qgpu_call *call)
 {
-	struct qgpu_client *client = qgpu_client_lock_to_make(call->in.map.client, call->pod, QGPU_UNTRACKED_MAPPING);
-	long ret;
+	return with_client(call, QGPU_UNTRACKED_MAPPING, map_locked);
+}
 
-	if (IS_ERR(client))
-		return PTR_ERR(client);
-	if (!client)
-		return qgpu_call_forward(call);
-	ret = map_locked(call, client);
-	qgpu_client_unlock(client);
+static long unmap_locked(struct qgpu_call *call, struct qgpu_client *client)
+{
+	long ret = qgpu_call_forward(call);
+
+	if (call->sealed && call->out.unmap.status == NV_OK)
+		qgpu_mapping_remove(client, call->in.unmap.memory);
 	return ret;
 }
 
 long qgpu_unmap_memory(struct qgpu_call *call)
 {
-	struct qgpu_client *client = qgpu_client_lock(call->in.unmap.client, call->pod);
-	long ret;
+	return with_client(call, QGPU_UNTRACKED_KINDS, unmap_locked);
+}
 
-	if (IS_ERR(client))
-		return PTR_ERR(client);
-	ret = qgpu_call_forward(call);
-	if (!client)
-		return ret;
-	if (call->sealed && call->out.unmap.status == NV_OK)
-		qgpu_mapping_remove(client, call->in.unmap.memory);
-	qgpu_client_unlock(client);
-	return ret;
+static long forward(struct qgpu_call *call, struct qgpu_client *client)
+{
+	return qgpu_call_forward(call);
+}
+
+static long update_locked(struct qgpu_call *call, struct qgpu_client *client)
+{
+	return paid(call, client, qgpu_mappings_of(client, call->in.remap.memory), forward);
+}
+
+/*
+ * RM looks at no file: any process could have it take another pod's client, and one that has got the number of the
+ * process that made a mapping could change it (RmUpdateDeviceMappingInfo).
+ */
+long qgpu_update_mapping(struct qgpu_call *call)
+{
+	u64 pod = qgpu_client_pod(call->in.remap.client);
+
+	if (pod && pod != call->pod->id && !READ_ONCE(call->pod->gone))
+		return qgpu_refuse_alloc(call, offsetof(struct nvos56, status), NV_ERR_INVALID_CLIENT);
+	return with_client(call, QGPU_UNTRACKED_KINDS, update_locked);
 }
 
 /* An address on the fabric is of no card. Of host memory RM takes the address that the card has (memdescCreateSubMem). */
@@ -148,17 +205,7 @@ static long map_dma_locked(struct qgpu_call *call, struct qgpu_client *client)
 
 long qgpu_map_dma(struct qgpu_call *call)
 {
-	struct qgpu_client *client =
-		qgpu_client_lock_to_make(call->in.map_dma.client, call->pod, QGPU_UNTRACKED_DMA_MAPPING);
-	long ret;
-
-	if (IS_ERR(client))
-		return PTR_ERR(client);
-	if (!client)
-		return qgpu_call_forward(call);
-	ret = map_dma_locked(call, client);
-	qgpu_client_unlock(client);
-	return ret;
+	return with_client(call, QGPU_UNTRACKED_DMA_MAPPING, map_dma_locked);
 }
 
 /*
@@ -191,7 +238,7 @@ static long unmap_range(struct qgpu_call *call, struct qgpu_client *client, cons
 	return ret;
 }
 
-static long unmap_dma_locked(struct qgpu_call *call, struct qgpu_client *client)
+static long unmap_from_card(struct qgpu_call *call, struct qgpu_client *client)
 {
 	size_t status_at = call->size - NVOS47_STATUS_BEFORE_END;
 	const struct nvos47 *in = &call->in.unmap_dma;
@@ -210,17 +257,13 @@ static long unmap_dma_locked(struct qgpu_call *call, struct qgpu_client *client)
 	return ret;
 }
 
+/* From 550 on RM holds the card's lock meanwhile (serverInterUnmapInternal). */
+static long unmap_dma_locked(struct qgpu_call *call, struct qgpu_client *client)
+{
+	return paid(call, client, client->nr_untracked[QGPU_UNTRACKED_DMA_MAPPING], unmap_from_card);
+}
+
 long qgpu_unmap_dma(struct qgpu_call *call)
 {
-	struct qgpu_client *client =
-		qgpu_client_lock_to_make(call->in.unmap_dma.client, call->pod, QGPU_UNTRACKED_DMA_MAPPING);
-	long ret;
-
-	if (IS_ERR(client))
-		return PTR_ERR(client);
-	if (!client)
-		return qgpu_call_forward(call);
-	ret = unmap_dma_locked(call, client);
-	qgpu_client_unlock(client);
-	return ret;
+	return with_client(call, QGPU_UNTRACKED_DMA_MAPPING, unmap_dma_locked);
 }

@@ -29,6 +29,7 @@
 #define NV_ESC_RM_UNMAP_MEMORY		0x4f
 #define NV_ESC_RM_MAP_MEMORY_DMA	0x57
 #define NV_ESC_RM_UNMAP_MEMORY_DMA	0x58
+#define NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO	0x5e
 #define NV_ESC_REGISTER_FD		201
 #define NV_ESC_ALLOC_OS_EVENT		206
 #define NV_ESC_FREE_OS_EVENT		207
@@ -136,6 +137,12 @@ struct nvos55 {			/* RM_DUP_OBJECT */
 	u32 client, parent, object, client_src, object_src, flags, status;
 };
 
+struct nvos56 {			/* RM_UPDATE_DEVICE_MAPPING_INFO: where a process has a mapping for the CPU */
+	u32 client, device, memory, pad0;
+	u64 was, is;
+	u32 status, pad1;
+};
+
 #define RS_SHARE_TYPE_CLIENT	3	/* in the lower half of the word "how" */
 struct rs_share_policy {
 	u32 target, access, how;
@@ -236,6 +243,7 @@ static_assert(sizeof(struct nvos34) == 32);
 static_assert(sizeof(struct nvos47) == 48);
 static_assert(sizeof(struct nvos54) == 32);
 static_assert(sizeof(struct nvos55) == 28);
+static_assert(sizeof(struct nvos56) == 40);
 static_assert(sizeof(struct nvos57) == 24);
 static_assert(sizeof(struct nv_os_event) == 16);
 static_assert(sizeof(struct nvos02_fd) == 56);
@@ -249,6 +257,8 @@ static_assert(sizeof(struct nvos32) == 184);
 #define NV_VASPACE_PARAMS_INDEX_AT	0
 #define NV_VASPACE_NEW			0
 #define NV_VASPACE_OF_DEVICE		3
+#define NV_VASPACE_PARAMS_FLAGS_AT	4
+#define NV_VASPACE_FLAG_IS_FLA		BIT(9)
 #define NV_MEMORY_PARAMS_FLAGS_AT	8
 #define NV_MEMORY_PARAMS_ATTR2_AT	28
 #define NV_MEMORY_PARAMS_SIZE_AT	64
@@ -435,6 +445,13 @@ struct nva06c_preempt {
 
 #define NVA06F_GPFIFO_SCHEDULE		0xa06f0103
 #define NVA06F_BIND			0xa06f0104
+
+/* SDK/ctrl/ctrl906f.h */
+#define NV906F_RESET_CHANNEL		0x906f0102
+struct nv906f_reset_channel {
+	u32 engine, subdevice, reason;
+	u8 pending, pad[3];
+};
 
 /* SDK/ctrl/ctrl00da.h, ctrl00fd.h */
 #define NV_SEMAPHORE_SURFACE_BIND_CHANNEL	0xda0002

@@ -429,14 +429,14 @@ void qgpu_object_note(struct qgpu_client *client, u32 handle, u32 class, int gpu
 		qgpu_untracked_forget(client, handle);
 }
 
-void qgpu_objects_export(struct qgpu_client *client)
+void qgpu_objects_export(struct qgpu_client *client, bool any)
 {
 	struct qgpu_object *object;
 	unsigned long index;
 
 	lockdep_assert_held(&client->lock);
 	for_each_object(client, index, object) {
-		if (qgpu_is_memory(object->class))
+		if (any || qgpu_is_memory(object->class))
 			qgpu_mem_export(client, object);
 	}
 }

@@ -55,8 +55,11 @@ bool qgpu_objects_reclose(struct qgpu_client *client);
 bool qgpu_object_fits(struct qgpu_client *client, u32 parent, u32 class, u32 number);
 void qgpu_object_note(struct qgpu_client *client, u32 handle, u32 class, int gpu, bool sure);
 
-/* Treat all memory that the client has handles on as exported, as far as it is known. */
-void qgpu_objects_export(struct qgpu_client *client);
+/*
+ * Treat all memory that the client has handles on as exported, as far as it is known; any: and what RM took of the card
+ * for its other objects.
+ */
+void qgpu_objects_export(struct qgpu_client *client, bool any);
 
 extern atomic_t qgpu_nr_objects;
 

@@ -88,6 +88,7 @@ struct qgpu_pod {
 	atomic_t nr_entries;	/* clients and objects in the object table */
 	atomic_t nr_held;	/* uvm_mem.c: what UVM holds of its clients */
 	atomic_t nr_devices;	/* of them */
+	atomic_t nr_exports;	/* objects that RM keeps for its exports by descriptors: export.c */
 	atomic64_t refused_allocs;
 	atomic64_t refused_controls;
 	atomic64_t refused_objects;

@@ -168,8 +168,11 @@ static int found_file(struct kretprobe_instance *instance, struct pt_regs *regs)
 	if (!seal || !regs_return_value(regs))
 		return 0;
 	file = qgpu_file_find(**(struct file ***)instance->data);	/* RM has a reference */
-	if (file)
-		seal->carried |= atomic_fetch_or(seal->exports, &file->carries);
+	if (!file)
+		return 0;
+	seal->carried |= atomic_fetch_or(seal->exports, &file->carries);
+	if (seal->nr_exports && !seal->noted)
+		seal->noted = qgpu_file_exports(file, seal->pod, seal->nr_exports);
 	return 0;
 }
 NOKPROBE_SYMBOL(found_file);

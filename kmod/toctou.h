@@ -5,6 +5,7 @@
 #include <linux/list.h>
 #include <linux/types.h>
 
+struct qgpu_pod;
 struct task_struct;
 
 /* One call of the current task: what was admitted, and room for RM's answer. */
@@ -18,8 +19,11 @@ struct qgpu_toctou {
 	u32 params_size;	/* 0: none */
 	void *params;		/* the parameters, overwritten by RM's answer */
 	void *data;		/* the driver's kernel copy while RM works on it */
-	u32 exports;		/* pGPUs of memory that the call puts into a file by a descriptor */
+	struct qgpu_pod *pod;
+	u32 nr_exports;		/* objects that the call puts into a file by a descriptor */
+	u32 exports;		/* pGPUs of memory among them */
 	u32 carried;		/* ... that were in such a file before */
+	bool noted;		/* that file's release ends these exports */
 	bool tampered;		/* this copy, or RM's copy of the parameters, was changed and has been restored */
 	bool answered;		/* out holds RM's own answer */
 	bool failed;		/* RM did not process the call: the status inside is the caller's */

@@ -121,6 +121,11 @@ bool qgpu_dma_mapping_fits(struct qgpu_client *client)
 	return fits(client, QGPU_UNTRACKED_DMA_MAPPING);
 }
 
+u32 qgpu_mappings_of(struct qgpu_client *client, u32 handle)
+{
+	return xa_to_value(xa_load(&client->mappings, handle));
+}
+
 int qgpu_mapping_add(struct qgpu_client *client, u32 handle)
 {
 	unsigned long times;

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from qgpu.guardian.accounting import memory_quota
 from qgpu.guardian.proxy import alloc_checks, client_registry, dma_mappings, untracked_objects
 from qgpu.guardian.rules import classes, controls, escapes, kernel_header, scheduling
 from qgpu.guardian.rules.rows import InModule, Why
@@ -192,6 +193,19 @@ def test_module_and_guardian_bound_devices_alike():
 
     assert {True: found["DEVICES_MAX_LIMITED"], False: found["DEVICES_MAX"]} == alloc_checks._MOST_DEVICES
     assert found["SUBDEVICES_MAX"] == alloc_checks._MOST_SUBDEVICES
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "most"),
+    [
+        ("export.c", "EXPORTS_MAX", memory_quota._MOST_CARRIED),
+        ("client.c", "CLIENTS_MAX", client_registry._MOST_CLIENTS),
+    ],
+)
+def test_module_and_guardian_have_the_same_bound(file, name, most):
+    found = re.search(rf"^#define {name} \(1 << (\d+)\)$", (KMOD / file).read_text(), re.M)
+
+    assert 1 << int(found[1]) == most
 
 
 def test_module_and_guardian_know_the_same_system_memory():

@@ -170,7 +170,7 @@ class DupHandler(Handler):
             return self._discard(pod_call, key, SHARED_PAGE)
         # Its page tables are charged by handle. Nobody knows the card of one that another program made.
         space = about[0] == abi.FERMI_VASPACE_A and (self._ctx.limited() or source not in self._shared.table.objects)
-        if space or about[0] in classes.GATED | classes.PHYSICAL:
+        if space or about[0] in classes.MADE_FOR_CHANNELS | classes.PHYSICAL:
             return self._discard(pod_call, key, _SECOND_HANDLE)
         if self._keeps_memory(about[0]) and is_import and self._ctx.limited():
             return self._discard(pod_call, key, MULTICAST)
@@ -245,16 +245,20 @@ class DupHandler(Handler):
         """Raise OSError if a handle is an object of the fabric over a part of memory, or if RM does not say.
 
         Also if it is a multicast object that stays in the pod's clients, or of the page that RM shares with all, or if
-        RM would tell importers of another card than the memory's: that of the ``device``, or of what it lies below.
+        RM would tell importers of another card than the memory's: that of the ``device``, or of what it lies below. RM
+        keeps a duplicate of what is exported. So a TSG would keep its buffers, uncharged, and a space its page tables.
         """
         table, free = self._shared.table, self._shared.clients.owns(self._pod, client) and not self._ctx.limited()
         for handle in handles:
-            if self._rm_share.is_shared_page((client, handle), file):
+            about = self._gpu_ops.object_info(file, client, handle)
+            rm_class = about[0] if about is not None else None  # None: RM refuses it
+            if rm_class == abi.RM_USER_SHARED_DATA:
                 raise OSError(errno.ENOTSUP, SHARED_PAGE)
-            rm = table.objects.get((client, handle))
-            if rm is not None and rm.rm_class == abi.FERMI_VASPACE_A:
+            if rm_class == abi.FERMI_VASPACE_A:
                 raise OSError(errno.ENOTSUP, OTHER_SPACE)
-            if rm is not None and self._keeps_memory(rm.rm_class) and not free:
+            if rm_class in classes.MADE_FOR_CHANNELS:
+                raise OSError(errno.ENOTSUP, _SECOND_HANDLE)
+            if rm_class is not None and self._keeps_memory(rm_class) and not free:
                 raise OSError(errno.ENOTSUP, MULTICAST)
             with self._shared.lock:
                 memory = table.allocations.by_handle.get((client, handle))

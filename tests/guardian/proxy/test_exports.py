@@ -14,11 +14,13 @@ from qgpu.guardian.accounting.object_table import ObjectTable
 from qgpu.guardian.failover.journal import Journal
 from qgpu.guardian.proxy import control_calls
 from qgpu.nvidia import abi
-from tests.guardian.asked import control, dup, free, status
+from tests.guardian.asked import control, dup, dup_status, free, status
 from tests.guardian.charges import charged
 from tests.guardian.pod import allocate, device_of, held
 
 SIZE = 1 << 20
+#: RM makes it for a TSG (KERNEL_GRAPHICS_CONTEXT).
+GRAPHICS_CONTEXT = 0x90
 POD = {"fact": "pod", "name": "web", "grants": {}}
 
 
@@ -47,6 +49,24 @@ def take_in_all(pod, *handles, count=None):
     params = struct.pack("<iI", device_of(pod), 2) + places + bytes(128) + struct.pack("<HH", count, 0)
     answer = pod.call(abi.NV_ESC_RM_CONTROL, control(abi.NV0000_OS_UNIX_IMPORT_OBJECTS_FROM_FD, 7, len(params)), params)
     return status(answer[2])
+
+
+@pytest.mark.parametrize("limited", [False, True])
+@pytest.mark.parametrize("rm_class", [abi.KEPLER_CHANNEL_GROUP_A, abi.FERMI_CONTEXT_SHARE_A, GRAPHICS_CONTEXT])
+def test_what_holds_a_contexts_buffers_is_not_exported(sharing, rm_class, limited):
+    """RM would keep a duplicate, and its buffers uncharged, when the TSG is gone."""
+    sharing.limits = {0: 1 << 30} if limited else {}
+    sharing.rm.objects[7, 40] = (rm_class, 2)
+
+    assert status(export(sharing, 40)[2]) == abi.NV_ERR_INSUFFICIENT_RESOURCES
+    assert sharing.shared.refusals.counts["web", "second handle"] == 1
+
+
+def test_a_graphics_context_gets_no_second_handle(sharing):
+    sharing.rm.objects[7, 40] = (GRAPHICS_CONTEXT, 2)
+
+    assert dup_status(sharing.call(abi.NV_ESC_RM_DUP_OBJECT, dup(41, 40))[2]) == abi.NV_ERR_NOT_SUPPORTED
+    assert (7, 41) not in sharing.rm.objects
 
 
 def test_an_import_of_nothing_frees_nothing(sharing):

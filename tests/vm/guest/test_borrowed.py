@@ -240,6 +240,24 @@ def event(state, client):
     return 0
 
 
+def move_mapping(state, client):
+    """Tell RM that a mapping of a client's memory is elsewhere now; RM's status."""
+    p = state["p"]
+    data = bytearray(struct.pack("4I2Q2I", client, p.device, p.device, 0, 0x1000, 0x2000, 0, 0))
+    nv.call(p.ctl, 0x5E, data)
+    return struct.unpack_from("I", data, 32)[0]
+
+
+def test_mappings_of_another_pod_are_not_changed(two):
+    """RM asks for no file: by the number of the process alone."""
+    has, wants = two
+    (owner,), (thief,) = has.processes, wants.processes
+    client = owner.run(client_of)
+
+    assert thief.run(move_mapping, client) == nv.BAD_CLIENT
+    assert (owner.run(move_mapping, client), thief.run(move_mapping, thief.run(client_of))) == (0, 0)
+
+
 def test_parameters_name_no_client_that_could_be_exchanged(two, linger, parameter):
     """The call waits in the driver; meanwhile another pod's client takes the handle of the one that it names."""
     has, wants = two

@@ -19,7 +19,7 @@ from tests.contract.test_backend import MEASURE_NS, SETTLE_NS, drive, near, open
 MS = qg.MS
 YIELD = qg.N["QGPU_WINDOW_YIELD"]
 BUSY, INVALID_STATE = 0x03, 0x40
-BIND, COPIES = 0xA06F0104, 0xC8B5
+BIND, RESET, COPIES = 0xA06F0104, 0x906F0102, 0xC8B5
 #: COPY2, which CUDA uses.
 COPY = 11
 #: COPY0 and COPY1, which are on the compute engine's runlist, as on an H200.
@@ -445,3 +445,60 @@ def test_where_copies_run_unknown_a_compute_tsg_may_copy(pod):
         assert pod("a").process().run(moved, 1, "type", COPY) == 0
     finally:
         cleared()
+
+
+def reset(state, own, engine):
+    """Reset a TSG's only channel together with an engine; RM's status."""
+    p = state["p"] = nv.Program()
+    state["channel"] = p.channel(p.tsg(own))
+    return reset_again(state, engine)
+
+
+def reset_again(state, engine):
+    return status_of(state, "control", state["channel"], RESET, struct.pack("III4x", engine, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("own", "engine", "status"),
+    [
+        (1, 1, 0),
+        (0, 1, 0),
+        (1, 0, 0),
+        (COPY, COPY, 0),
+        (1, COPY, nv.BAD_ARGUMENT),
+        (COPY, 1, nv.BAD_ARGUMENT),
+        (COPY, COPY + 1, nv.BAD_ARGUMENT),
+        (1, 0x7FFFFFFF, nv.BAD_ARGUMENT),
+    ],
+)
+def test_a_channel_is_reset_with_its_own_engine_only(pod, own, engine, status):
+    """Neighbours may run on another one."""
+    assert pod("a").process().run(reset, own, engine) == status
+
+
+def test_no_channel_is_reset_while_calls_are_not_sealed(pod):
+    """Another thread could name another engine after the check."""
+    process = pod("a").process()
+    assert process.run(reset, 1, 1) == 0
+    with qg.switched_off(qg.KPROBES):
+        qg.until(lambda: process.run(reset_again, 1) == nv.BAD_ARGUMENT)
+
+    qg.until(lambda: process.run(reset_again, 1) == 0)
+
+
+def resets(state, seconds):
+    until, times = time.monotonic() + seconds, 0
+    while time.monotonic() < until:
+        times += not reset_again(state, 1)
+    return times
+
+
+def test_a_reset_behind_a_closed_gate_costs_as_a_start(qgpu, pod, linger):
+    """A call of 20 ms: three of them in a second, with what they cost. RM may put the channel on the card."""
+    made = pod("a")
+    process = made.process()
+    process.run(reset, 1, 1)
+    qgpu.plan((made.id, 5000, []))
+    linger(20000)
+
+    assert process.run(resets, 1) <= 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 from pathlib import Path
 
 import nv
@@ -69,6 +70,27 @@ def test_a_client_has_so_many_mappings_for_the_card_at_most(process, qgpu):
     assert process.run(map_at, 1 << 24, 2) == (1, nv.NO_RESOURCES)
     process.run(free_memory)  # RM undoes them, and no call says so
     assert process.run(map_at, 0, 10) == (10, 0)
+
+
+def unmap_often(state, seconds):
+    """Have RM look for a mapping that is not there; how often it did."""
+    until, times = time.monotonic() + seconds, 0
+    while time.monotonic() < until:
+        unmap_at(state, 1 << 24)
+        times += 1
+    return times
+
+
+def test_looking_through_many_mappings_costs_the_pod_time(process, linger):
+    """RM holds the card's lock meanwhile. A call of 20 ms: three of them in a second, with what they cost."""
+    assert process.run(map_at, 0, 1024) == (1024, 0)
+    linger(20000)
+    assert process.run(unmap_often, 1) > 8
+    linger(0)
+    assert process.run(map_at, 1024, 1) == (1, 0)
+    linger(20000)
+
+    assert process.run(unmap_often, 1) <= 4
 
 
 def test_a_pod_has_so_many_mappings_for_the_card_at_most(pod):

@@ -12,7 +12,7 @@ from pathlib import Path
 import nv
 import pytest
 import qg
-from programs import MIB, ROOM, program, take
+from programs import MIB, ROOM, program, status_of, take
 
 
 def test_memory_is_not_exported_as_a_dma_buf_under_a_limit(web):
@@ -251,6 +251,175 @@ def test_another_pods_descriptor_is_no_way_past_the_limit(web, pod, plural):
     first.stop()
     second.stop()
     assert qg.used() == 0
+
+
+def put_into_file(state, what, plural):
+    """Export what is no memory, after memory if one call may name both, and free it; RM's status."""
+    p, state["file"] = state["p"], os.open(nv.CTL, os.O_RDWR)
+    handle = p.alloc(p.device, nv.VASPACE, bytes(48)) if what == "space" else p.compute()[0]
+    named = p.alloc(p.subdevice, 0x2081, handle=0) - 1 if what == "graphics context" else handle
+    if plural:
+        objects = [p.memory(MIB), named]
+        params = struct.pack("iIH66x512IHH", state["file"], p.device, 2, *objects, *bytes(510), 2, 0)
+        status = status_of(state, "control", p.client, 0x3D0B, params)
+        p.free(objects[0])
+    else:
+        params = struct.pack("IIIIiI", 1, p.device, p.device, named, state["file"], 0)
+        status = status_of(state, "control", p.client, 0x3D05, params)
+    p.free(handle)
+    return status
+
+
+@pytest.mark.parametrize("plural", [False, True])
+@pytest.mark.parametrize("what", ["tsg", "space", "graphics context"])
+def test_what_is_no_memory_is_not_exported(web, parameter, what, plural):
+    """RM would keep what it took of the card for a TSG or an address space, and nobody would be charged."""
+    parameter("contexts", "Y")
+    before = qg.used()
+
+    assert web.processes[0].run(put_into_file, what, plural) == nv.NOT_SUPPORTED
+    assert (web.held(), qg.used()) == (0, before)
+
+
+EXPORTS_OF_POD, EXPORTS_OF_CALL = 1 << 14, 512
+#: Each handle is a call of RM's.
+quick = pytest.mark.skipif(
+    Path("/proc/lockdep_stats").exists(), reason="too many calls for a kernel that watches every lock"
+)
+
+
+def export_often(state, count, handle=0):
+    """Export memory as often by each of so many files; how many files, and RM's first other status."""
+    p, files = state["p"], state.setdefault("files", [])
+    if not handle:
+        handle = state.setdefault("memory", state.get("memory") or p.memory(MIB))
+    for done in range(count):
+        fd = os.open(nv.CTL, os.O_RDWR)
+        files.append(fd)
+        objects = [handle] * EXPORTS_OF_CALL
+        params = struct.pack("iIH66x512IHH", fd, p.device, EXPORTS_OF_CALL, *objects, EXPORTS_OF_CALL, 0)
+        if status := status_of(state, "control", p.client, 0x3D0B, params):
+            return done, status
+    return count, 0
+
+
+def close_files(state, count):
+    for _ in range(count):
+        os.close(state["files"].pop())
+
+
+@quick
+def test_a_pod_has_so_many_exports_until_files_close(web, pod):
+    """RM has places for so many on the whole host, and frees all of a file's with its lock held."""
+    (process,) = web.processes
+    most = EXPORTS_OF_POD // EXPORTS_OF_CALL
+    assert process.run(export_often, most + 1) == (most, nv.NO_RESOURCES)
+    assert web.info().refused_objects == 1
+    other = pod("other").process()
+    other.run(program)
+    assert other.run(export_often, 1) == (1, 0)
+
+    process.run(close_files, 3)  # the last one carries nothing
+    assert process.run(export_often, 3) == (2, nv.NO_RESOURCES)
+
+
+@quick
+def test_exports_that_rm_refuses_make_room_again(web):
+    def without_a_file(state):
+        p = state["p"]
+        return status_of(state, "control", p.client, 0x3D05, struct.pack("IIIIiI", 1, 0, 0, state["memory"], -1, 0))
+
+    (process,) = web.processes
+    most = EXPORTS_OF_POD // EXPORTS_OF_CALL
+    assert process.run(export_often, most - 1) == (most - 1, 0)
+    assert process.run(without_a_file)
+    for _ in range(3):  # RM refuses them as soon as it has the file
+        done, status = process.run(export_often, 1, 0x5EADBEEF)
+        assert (done, status != nv.NO_RESOURCES) == (0, True)
+        process.run(close_files, 1)
+
+    assert process.run(export_often, 2) == (1, nv.NO_RESOURCES)
+
+
+@quick
+def test_failed_exports_by_a_file_count_until_it_closes(web):
+    """RM may have exported some of what a call names, which stays with the file."""
+
+    def by_one_file(state, count):
+        p, fd = state["p"], os.open(nv.CTL, os.O_RDWR)
+        state["memory"], state["files"] = p.memory(MIB), [fd]
+        params = struct.pack("IIIIiI", 1, p.device, p.device, state["memory"], fd, 0)
+        return [status_of(state, "control", p.client, 0x3D05, params) for _ in range(count)]
+
+    (process,) = web.processes
+    most = EXPORTS_OF_POD // EXPORTS_OF_CALL
+    assert set(process.run(by_one_file, EXPORTS_OF_CALL + 16)[16:]) == {nv.NO_MEMORY}
+    assert process.run(export_often, most) == (most - 2, nv.NO_RESOURCES)
+    process.run(close_files, most)
+
+    assert process.run(export_often, most + 1) == (most, nv.NO_RESOURCES)
+
+
+@quick
+def test_exports_by_another_pods_file_count_for_good(web, pod):
+    """Whoever closes it would have room for more."""
+
+    def by_file_of(state, pid, fd, count):
+        taken = qg.take_descriptor(pid, fd)
+        params = struct.pack("iIH66x512IHH", taken, state["p"].device, 512, *[state["memory"]] * 512, 512, 0)
+        state["files"].append(taken)
+        return [status_of(state, "control", state["p"].client, 0x3D0B, params) for _ in range(count)]
+
+    (process,), friend = web.processes, pod("friend")
+    first, second = friend.process(), friend.process()
+    for each in (first, second):
+        each.run(program)
+    first.run(export_often, 1)
+    (fd,) = first.run(lambda state: state["files"])
+    assert process.run(export_often, 1) == (1, 0)
+    assert process.run(by_file_of, first.pid, fd, 2) == [0, 0]
+    process.run(close_files, 2)
+    first.stop()
+
+    most = EXPORTS_OF_POD // EXPORTS_OF_CALL
+    assert process.run(export_often, most) == (most - 2, nv.NO_RESOURCES)
+    assert second.run(export_often, most + 1) == (most, nv.NO_RESOURCES)
+
+
+def test_unsealed_exports_keep_what_any_object_took(qgpu, web):
+    """Another thread may name a TSG after the check."""
+
+    def make(state):
+        state["memory"], (state["tsg"], _) = state["p"].memory(MIB), state["p"].compute()
+
+    def export_and_free(state):
+        state["file"] = state["p"].export(state["memory"])
+        state["p"].free(state["tsg"])
+
+    (process,) = web.processes
+    process.run(make)
+    held = web.held()
+    with qg.switched_off(qg.KPROBES):
+        assert qgpu.info().missing
+        process.run(export_and_free)
+    qg.until(lambda: not qgpu.info().missing)
+
+    assert web.held() == held
+
+
+def test_a_graphics_context_has_no_second_handle(web, parameter):
+    """It would keep buffers of a TSG that has gone."""
+
+    def duplicate_context(state):
+        p = state["p"]
+        p.compute()
+        context = p.alloc(p.subdevice, 0x2081, handle=0) - 1
+        before = qg.sim()["objects"]
+        return status_of(state, "dup", p.client, context), qg.sim()["objects"] - before
+
+    parameter("contexts", "Y")
+
+    assert web.processes[0].run(duplicate_context) == (nv.NOT_SUPPORTED, 0)
 
 
 def export_on_both_cards(state):

@@ -20,6 +20,7 @@ TSGS_MAX = 512
 #: Of a client: on one card, without a memory limit and with one, and on all cards.
 DEVICES_MAX, LIMITED_DEVICES_MAX, ALL_DEVICES_MAX = 16, 4, 128
 SUBDEVICES_MAX = 8
+CLIENTS_MAX = 1 << 12
 
 
 def make_tsgs(state, count):
@@ -37,6 +38,38 @@ def test_a_pod_has_so_many_tsgs_at_most(pod):
     process.run(lambda state: state["p"].free(state["p"].last - 1))
 
     assert [process.run(make_tsgs, 1) for _ in range(2)] == [0, nv.NO_MEMORY]
+
+
+def make_clients(state, count):
+    """So many further clients of the program's file; how many RM made, and its first other status."""
+    p, made = state["p"], state.setdefault("clients", [])
+    for done in range(count):
+        try:
+            made.append(p.alloc(0, nv.ROOT, handle=0))
+        except nv.RmError as error:
+            return done, error.status
+    return count, 0
+
+
+def free_a_client(state):
+    p, client = state["p"], state["clients"].pop()
+    data = bytearray(struct.pack("IIII", client, 0, client, 0xFFFF))
+    nv.call(p.ctl, 0x29, data)
+    return struct.unpack("IIII", data)[3]
+
+
+@pytest.mark.skipif(Path("/proc/lockdep_stats").exists(), reason="too many for a kernel that watches every lock")
+def test_a_pod_has_so_many_clients_at_most(pod):
+    """RM goes through the clients of all pods, and frees a file's with its lock held."""
+    web, other = pod("web"), pod("other")
+    process = web.process()
+    process.run(program)  # has one
+
+    assert process.run(make_clients, CLIENTS_MAX) == (CLIENTS_MAX - 1, nv.NO_MEMORY)
+    assert (web.info().nr_clients, web.info().refused_objects) == (CLIENTS_MAX, 1)
+    other.process().run(program)
+    assert process.run(free_a_client) == 0
+    assert process.run(make_clients, 2) == (1, nv.NO_MEMORY)
 
 
 def make_devices(state, count, card=0):

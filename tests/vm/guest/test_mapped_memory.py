@@ -137,9 +137,18 @@ def test_host_memory_is_mapped_for_any_card(pair, named):
     assert [process.run(map_for_the_card, name, name, memory) for name in ("device", "second")] == [0, 0]
 
 
-def test_an_import_of_unknown_card_is_not_mapped_for_the_card(pair):
+def imported_below(state, name, memory):
+    p = state["p"]
+    p.last += 1
+    p.control(p.client, 0x3D06, struct.pack("iIIII", p.export(memory), 1, p.device, getattr(p, name), p.last))
+    return p.last
+
+
+@pytest.mark.parametrize("below", ["device", "unlearned"])
+def test_an_import_of_unknown_card_is_not_mapped_for_the_card(pair, below):
+    """Whether the card is known that its handle lies below, or not."""
     (process,) = pair.processes
-    memory = process.run(memory_of, "second", nv.MEM, "import")
+    memory = process.run(imported_below, below, process.run(memory_of, "second", nv.MEM))
 
     for flags in (0, FROM_PEER):
         answers = [process.run(map_for_the_card, name, name, memory, flags) for name in ("device", "second")]

@@ -70,3 +70,13 @@ def test_memory_to_map_may_name_no_address_space(web):
     """RM knows this name for none."""
     assert web.processes[0].run(use, "mapped memory", DYNAMIC) == 0
     assert web.processes[0].run(use, "TSG", 0) == 0
+
+
+@pytest.mark.parametrize(("flags", "status"), [(1 << 9, nv.BAD_ARGUMENT), (1 << 8, 0)], ids=["fabric", "other"])
+def test_an_address_space_of_the_fabric_is_not_made(web, flags, status):
+    """RM never frees one, or frees the card's own with it."""
+
+    def make(state, flags):
+        return status_of(state, "alloc", state["p"].device, nv.VASPACE, struct.pack("II40x", 0, flags))
+
+    assert web.processes[0].run(make, flags) == status

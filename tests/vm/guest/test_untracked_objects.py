@@ -7,6 +7,7 @@ import os
 import random
 import struct
 import threading
+import time
 from pathlib import Path
 
 import nv
@@ -400,6 +401,27 @@ def test_mappings_of_memory_freed_with_its_device_are_forgotten(web):
     process.run(remake_device)
 
     assert process.run(map_by_rm, process.run(system), 1) == (1, 0)
+
+
+def update(state, handle, seconds):
+    """Have RM look for a mapping that is not there; how often it did."""
+    p, until, times = state["p"], time.monotonic() + seconds, 0
+    while time.monotonic() < until:
+        nv.call(p.ctl, 0x5E, bytearray(struct.pack("4I2Q2I", p.client, p.device, handle, 0, 0x1000, 0x2000, 0, 0)))
+        times += 1
+    return times
+
+
+def test_looking_through_many_mappings_costs_the_pod_time(web, linger):
+    """RM holds the card's lock meanwhile. A call of 20 ms: three of them in a second, with what they cost."""
+    (process,) = web.processes
+    few, many = process.run(system), process.run(system)
+    assert process.run(map_by_rm, few, 2) == (2, 0)
+    assert process.run(map_by_rm, many, 1025) == (1025, 0)
+    linger(20000)
+
+    assert process.run(update, few, 1) > 8
+    assert process.run(update, many, 1) <= 4
 
 
 def test_a_mapping_that_rm_refuses_does_not_count(web):
