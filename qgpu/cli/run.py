@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Iterable, Mapping
@@ -86,7 +85,7 @@ def run(
     context: Context = click_context.obj
     if name == "":
         raise click.UsageError("--name is empty: leave it out for a generated name")
-    if command[0] and shutil.which(command[0]) is None and not os.path.exists(command[0]):
+    if command[0] and not _may_exist(command[0]):
         click.echo(f"qgpuctl: {command[0]}: {os.strerror(errno.ENOENT)}", err=True)
         sys.exit(_NO_SUCH_COMMAND)
     if group is not None:
@@ -107,6 +106,19 @@ def run(
         with suppress(QgpuError):  # a pod with processes left lives on
             client.call("pod.remove", name=pod["name"])
     sys.exit(code)
+
+
+def _may_exist(program: str) -> bool:
+    """Tell whether exec may find a program, by its path or in PATH; what it may not look at may exist."""
+    for directory in [""] if "/" in program else os.get_exec_path():
+        try:
+            os.stat(os.path.join(directory, program))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError):
+            return True
+        return True
+    return False
 
 
 def _wait_for_room(client: Client, pod: dict[str, Any]) -> None:

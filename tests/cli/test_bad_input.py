@@ -73,6 +73,7 @@ def state(daemon: Daemon) -> tuple[Any, Any]:
         (("run", "--", "no-such-program"), 127, "no-such-program: No such file or directory"),
         (("run", "--", ""), 127, "'': no command"),
         (("run", "--", "/etc/passwd"), 126, "/etc/passwd: Permission denied"),
+        (("run", "--", "/etc/passwd/x"), 126, "/etc/passwd/x: Not a directory"),
         (("events", "-n", "all"), ExitCode.USAGE, "'all' is not a valid integer"),
         (("simulate", f"{SCENARIO}", "--plot", "x.foo"), ExitCode.USAGE, "x.foo: no format of plots; end its name in"),
         (("simulate", "no-such-file"), ExitCode.USAGE, "no-such-file: No such file or directory"),

@@ -146,9 +146,7 @@ class Pod:
             self.shared.reconciler.run_due(time.monotonic_ns() + second * 10**9)
 
     def uvm(self, request, argument):
-        """Make a call of UVM's on a file that is taken for UVM's meanwhile; it is initialised before it gets a card."""
-        if request == uvm.REGISTER_GPU:
-            self.uvm(uvm.INITIALIZE, bytes(uvm.INITIALIZE_BYTES))
+        """Make a call of UVM's on a file that is taken for UVM's meanwhile."""
         self.shared.major, self.shared.uvm_major = None, MAJOR
         self.child.ask(request, argument)
         try:

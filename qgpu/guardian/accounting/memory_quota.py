@@ -80,8 +80,6 @@ class MemoryQuota:
     _uvm_files: Callable[[str], int]
     #: Files that carry exported memory.
     _carriers: FileSet
-    #: Returns the charge for what a process maps of managed memory, None if that is unknown.
-    _shown: Callable[[int], int | None] = lambda pid: managed_memory.mapped(pid)
     #: Mappings in progress, in bytes by process and by pod: charged until /proc shows the result.
     _mapping: Counts[int] = field(default_factory=Counts)
     _mapping_of: Counts[str] = field(default_factory=Counts)
@@ -206,7 +204,7 @@ class MemoryQuota:
             self._note({"fact": "managed_left", "pod": pod, "bytes": size})
 
     def _mapped(self, pid: int) -> int | None:
-        return fd_budget.retry_on_emfile(lambda: self._shown(pid))
+        return fd_budget.retry_on_emfile(lambda: managed_memory.mapped(pid))
 
     def _note_managed(self, pid: int, size: int) -> None:
         if size != self._table.allocations.managed.get(pid, 0):

@@ -156,7 +156,7 @@ class ObjectTable(ObjectTree):
         self._add_user(client, fact["pid"], fact["fd"])
 
     def _unrestorable(self, fact: Fact) -> None:
-        if (entry := self.clients.get(fact["client"])) is not None:
+        if (entry := self.clients.get(fact["client"])) is not None and fact["what"] in self.unrestorable:
             self.unrestorable[fact["what"]].add(entry.pod, fact["client"], ALL_OBJECTS)
 
     def _add_client(self, client: int, pod: str, maker: int) -> None:

@@ -58,9 +58,7 @@ class PodUvmFiles(SharedPart):
                 self.moved.setdefault(pod, set()).add(pid)
             return False
         try:
-            held = self.hold(pid, fd, file)
-            self._shared.uvm_files.show_again(pid, file)
-            return held
+            return self.hold(pid, fd, file)
         finally:
             self._gpu_ops.closer.close(pod, file)
 
@@ -79,24 +77,6 @@ class PodUvmFiles(SharedPart):
                     self._note({"fact": "uvm_file", "pid": pid, "fd": known, "there": True})
                 return True
         self._shared.uvm_files.release(self._shared.uvm_files.take(pid))  # the process ended before its file was held
-        return False
-
-    def initialise(self, pid: int, tid: int, fd: int, file: int) -> bool:
-        """Hold a UVM file that a thread is about to initialise; False if there are too many or its process has ended.
-
-        A successor has it, too. It does not know the memory map, if the process has executed another program since.
-        """
-        pod, files = self._table.processes.get(pid, ""), self._shared.uvm_files
-        if (known := files.initialise(pod, pid, tid, fd, file, len(self._table.processes))) is None:
-            return False
-        with self._lock:
-            if pid in self._table.processes:
-                old = [each for each in self._table.uvm_fds.of(pid) if not files.has_at(pid, each)]
-                for each, there in (*((each, False) for each in old), (known, True)):
-                    if there is not (each in self._table.uvm_fds.of(pid)):
-                        self._note({"fact": "uvm_file", "pid": pid, "fd": each, "there": there})
-                return True
-        files.release(files.take(pid))
         return False
 
     def has_only(self, pid: int, file: int) -> bool:

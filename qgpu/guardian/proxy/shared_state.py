@@ -56,8 +56,7 @@ class SharedState(SharedTable):
         allowance, look = (lambda pod: self.allowance(pod)), self.clients.recheck
         uuids, uvm_files = (lambda: self.uuids), self.uvm_files.count
         self.quota = MemoryQuota(
-            *(self.table, self.lock, self.note, allowance, look, uuids, uvm_files, self.files.carriers),
-            self.uvm_files.mapped,
+            self.table, self.lock, self.note, allowance, look, uuids, uvm_files, self.files.carriers
         )
         forget, wake = self.clients.forget_at_once, (lambda: self.wake())
         self.reconciler = Reconciler(self.table, self.gpu_ops, self.note, forget, self.clock, wake)

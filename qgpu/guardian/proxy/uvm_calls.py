@@ -24,7 +24,7 @@ from qgpu.linux import fd_budget, kcmp
 from qgpu.linux.seccomp_notify import Notification
 from qgpu.nvidia import abi, mig, uvm
 
-TOO_MANY_FILES, OTHERS_FILE = "too many UVM files", "UVM file that its process has not initialised"
+TOO_MANY_FILES = "too many UVM files"
 _OTHERS_RUN = "call while other threads run"
 #: How long a process's first UVM file waits for mappings and registrations that other processes have in progress.
 _FILE_PATIENCE_S = 1.0
@@ -61,7 +61,7 @@ class UvmHandler(Handler):
             case uvm.REGISTER_CHANNEL:
                 return self._continue_on(pod_call, self._passthrough.begin_on)
             case uvm.INITIALIZE:
-                return self._initialize(pod_call)
+                return self._initialize(call, pid)
             case uvm.ALLOC_DEVICE_P2P:  # it keeps memory in a way that is not tracked
                 return errno.EOPNOTSUPP if limited else PROCEED
             case request if request in uvm.TRACKERS:
@@ -119,20 +119,16 @@ class UvmHandler(Handler):
             return errno.EBUSY
         return self._continue_on(pod_call, self._passthrough.continue_on)
 
-    def _initialize(self, pod_call: PodCall) -> int:
+    def _initialize(self, call: Notification, pid: int) -> int:
         """Let UVM be initialised; under a limit, without HMM, which uses memory that no call shows.
 
-        The process can change flag and file after our check. Registering a card reveals that.
+        The process can change the flag after our check. Registering a card reveals that.
         """
-        call, pid = pod_call.call, pod_call.pid
         self._shared.quota.will_use_uvm(pid)
         if not self._ctx.limited():
             return PROCEED
         if (block := self._proxy.read(call.tid, call.argument, uvm.INITIALIZE_BYTES)) is None:
             return errno.EFAULT
-        if not self._shared.pod_uvm_files.initialise(pid, call.tid, call.fd, pod_call.file):
-            block.status_at = uvm.STATUS_AT_INITIALIZE
-            return self._refuse(block, abi.NV_ERR_INSUFFICIENT_RESOURCES, TOO_MANY_FILES)
         block.patch_u64(0, uvm.INIT_FLAGS_DISABLE_HMM)
         block.store()
         return PROCEED
@@ -177,9 +173,6 @@ class UvmHandler(Handler):
             return abi.NV_ERR_INSUFFICIENT_PERMISSIONS
         if not self._ctx.limited():
             return abi.NV_OK
-        if not self._shared.uvm_files.was_initialised(pid, file):
-            self._count(OTHERS_FILE)
-            return abi.NV_ERR_INVALID_STATE
         self._shared.clients.forget_previous_program(self._pod, pid)
         self._shared.quota.will_use_uvm(pid)  # it is then charged itself for what it maps
         if not self._others_are_done(pid) or not self._mmap.charge_made():

@@ -16,7 +16,6 @@ import time
 import pytest
 
 from qgpu.guardian.accounting import managed_memory
-from qgpu.guardian.proxy.held_uvm_files import UvmFile
 from qgpu.guardian.proxy.mmap_calls import MmapHandler
 from qgpu.guardian.proxy.seccomp_filter import install
 from qgpu.nvidia import abi, uvm
@@ -34,7 +33,6 @@ def mapping(on_card, monkeypatch):
     on_card.mapped = 0
     on_card.of_uvm = True
     monkeypatch.setattr(managed_memory, "mapped", lambda pid: on_card.mapped if pid == on_card.process.pid else 0)
-    monkeypatch.setattr(UvmFile, "mapped", lambda file: managed_memory.mapped(file.pid))
     monkeypatch.setattr(MmapHandler, "_is_uvm", lambda self, pid, fd: on_card.of_uvm)
 
     def map_(size, offset=4096):
