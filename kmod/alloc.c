@@ -523,17 +523,17 @@ static bool is_looked_at(u32 class)
 }
 
 /*
- * RM has such address spaces for a whole card. Processes that name no address space of their own share them. One of the
- * NVLink fabric RM frees never, or with it the card's own (vaspaceapiDestruct_IMPL, _gvaspaceFlaVaspaceDestruct).
+ * Address spaces that RM has for a whole card: processes that name none of their own share them. And those of the NVLink
+ * fabric: RM never frees one, or frees the card's own with it (vaspaceapiDestruct_IMPL, _gvaspaceFlaVaspaceDestruct).
  */
-static bool is_whole_cards(const struct qgpu_call *call, u32 class)
+static bool is_refused_space(const struct qgpu_call *call, u32 class)
 {
 	u32 index = param_u32(call, NV_VASPACE_PARAMS_INDEX_AT);
 
 	if (class != FERMI_VASPACE_A)
 		return false;
 	return (index != NV_VASPACE_NEW && index != NV_VASPACE_OF_DEVICE) ||
-	       (param_u32(call, NV_VASPACE_PARAMS_FLAGS_AT) & NV_VASPACE_FLAG_IS_FLA);
+	       (param_u32(call, NV_VASPACE_PARAMS_FLAGS_AT) & NV_VASPACE_ALLOCATION_FLAGS_IS_FLA);
 }
 
 /* Allocations that use an unknown amount of the card: refused under a limit. */
@@ -574,7 +574,7 @@ long qgpu_alloc(struct qgpu_call *call)
 		request.number = param_u32(call, NV_DEVICE_PARAMS_NUMBER_AT);
 	if (!READ_ONCE(call->pod->gone) && qgpu_call_names_foreign(call, request.root, rule->clients))
 		return qgpu_refuse_alloc(call, request.status_at, NV_ERR_INVALID_OBJECT_HANDLE);
-	if (!READ_ONCE(call->pod->gone) && is_whole_cards(call, request.class))
+	if (!READ_ONCE(call->pod->gone) && is_refused_space(call, request.class))
 		return qgpu_refuse_alloc(call, request.status_at, NV_ERR_INVALID_ARGUMENT);
 	if (is_uncountable(call, request.class) && qgpu_pod_limited(call->pod))
 		return qgpu_refuse_alloc(call, request.status_at, NV_ERR_NOT_SUPPORTED);

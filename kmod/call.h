@@ -81,7 +81,7 @@ bool qgpu_call_deliver(struct qgpu_call *call, long *ret);
 #define QGPU_CALL_TRIES	3	/* of a call whose pages are evicted each time */
 /* As qgpu_gate_penalty_begin(), but what the pod owes is noted, for: */
 long qgpu_call_begin(struct qgpu_call *call);
-/* Whether to make the call again: the pod owed something, and has paid it. Needs no lock, for it waits long. */
+/* Pay what the pod owes; true: make the call again. The caller holds no lock, because paying takes long. */
 bool qgpu_call_pay(struct qgpu_call *call, long *ret);
 /* Answer with an RM status instead of the driver's. */
 long qgpu_call_answer(struct qgpu_call *call, size_t status_at, u32 status);

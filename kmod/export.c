@@ -69,7 +69,10 @@ static bool is_by_descriptor(const struct qgpu_call *call)
  */
 #define EXPORTS_MAX (1 << 14)
 
-/* What stood in a place of the file before counts until the file is closed, too. A removed pod may export any number. */
+/*
+ * An export that replaces another one of the file counts beside it until the file is closed. A removed pod may export
+ * any number.
+ */
 static bool take_places(struct qgpu_call *call, const u32 *handles, u32 nr)
 {
 	atomic_t *taken = &call->pod->nr_exports;

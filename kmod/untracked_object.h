@@ -26,9 +26,9 @@ void qgpu_untracked_forget(struct qgpu_client *client, u32 handle);
 bool qgpu_mapping_fits(struct qgpu_client *client);
 /* The same for the card. */
 bool qgpu_dma_mapping_fits(struct qgpu_client *client);
-/* Count one more, or one less, of the object with this handle. -ENOMEM: no kernel memory. */
 /* How many mappings of an object for the CPU there are, at most. */
 u32 qgpu_mappings_of(struct qgpu_client *client, u32 handle);
+/* Count one more, or one less, of the object with this handle. -ENOMEM: no kernel memory. */
 int qgpu_mapping_add(struct qgpu_client *client, u32 handle);
 void qgpu_mapping_remove(struct qgpu_client *client, u32 handle);
 /* All of them: the client ends. */

@@ -599,7 +599,7 @@ MUTATIONS = (
     ),
     _m(
         "alloc.c",
-        "NV_VASPACE_FLAG_IS_FLA);",
+        "NV_VASPACE_ALLOCATION_FLAGS_IS_FLA);",
         "0);",
         "a pod makes address spaces of the fabric, which RM never frees",
         "spaces",
