@@ -39,7 +39,7 @@ class DevicePlugin:
 
     @property
     def registration(self) -> Any:
-        """What the kubelet is told."""
+        """Return the message by which the plugin registers with the kubelet."""
         return _MESSAGES.RegisterRequest(
             version=VERSION, endpoint=self.endpoint, resource_name=self._resource.name, options=self._options()
         )

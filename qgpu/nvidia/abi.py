@@ -210,6 +210,8 @@ NVOS33_FLAGS_ACCESS_READ_ONLY = 1
 # Address spaces by their index (SDK/nvos.h): a new one, and that of the device above.
 NV_VASPACE_ALLOCATION_INDEX_GPU_NEW = 0
 NV_VASPACE_ALLOCATION_INDEX_GPU_DEVICE = 3
+NV_VASPACE_PARAMS_FLAGS_AT = 4
+NV_VASPACE_ALLOCATION_FLAGS_IS_FLA = 1 << 9
 
 # Who may duplicate an object (SDK/rs_access.h).
 RS_ACCESS_DUP_OBJECT = 1 << 0

@@ -27,7 +27,8 @@ KERNEL_MAPPINGS = frozenset({MAP_EXTERNAL_ALLOCATION, ALLOC_DEVICE_P2P})
 #: Calls that map no card memory, but take page tables on the card.
 TABLES_ALONE = frozenset({MAP_DYNAMIC_PARALLELISM_REGION, ALLOC_SEMAPHORE_POOL, MAP_EXTERNAL_SPARSE})
 #: By these UVM begins to record events, on a file of /dev/nvidia-uvm-tools; the second one is new in branch 555.
-TRACKERS = frozenset({56, 76})
+TOOLS_INIT_EVENT_TRACKER, TOOLS_INIT_EVENT_TRACKER_V2 = 56, 76
+TRACKERS = frozenset({TOOLS_INIT_EVENT_TRACKER, TOOLS_INIT_EVENT_TRACKER_V2})
 #: Calls that decide which cards hold which memory, or whom UVM tells of events.
 WATCHED = frozenset(
     {

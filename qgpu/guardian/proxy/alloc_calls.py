@@ -37,8 +37,8 @@ _PATIENCE_S = 1.0
 PAGE_TABLES, CHOSEN_PLACE = "address space with its page tables", "memory at an address of the card"
 #: All processes that map into none of their own share it.
 WHOLE_CARDS = "the whole card's address space"
-#: RM frees such a space never, or with it the card's own (vaspaceapiDestruct_IMPL, _gvaspaceFlaVaspaceDestruct).
-FABRIC_SPACE, _IS_FLA, _SPACE_FLAGS_AT = "address space of the NVLink fabric", 1 << 9, 4
+#: RM never frees such a space, or frees the card's own with it (vaspaceapiDestruct_IMPL, _gvaspaceFlaVaspaceDestruct).
+FABRIC_SPACE = "address space of the NVLink fabric"
 #: RM cannot take it off the card in the middle of a kernel.
 NOT_PREEMPTIBLE = "compute that cannot be preempted"
 #: The card would write what a pod may not free, and into memory of others.
@@ -120,10 +120,8 @@ class AllocHandler(Handler):
             elsewhere = area.hSubDevice and self._checks.lies_elsewhere(request.rm, area.hSubDevice)
             if elsewhere or not rm_calls.holds_notifier(area.offset, area.limit):
                 return self._refuse(block, abi.NV_ERR_INVALID_ARGUMENT, BEYOND_MEMORY)
-        if asked.rm_class == abi.FERMI_VASPACE_A and params is not None and params.u32() not in _OWN_SPACES:
-            return self._refuse(block, abi.NV_ERR_INVALID_ARGUMENT, WHOLE_CARDS)
-        if asked.rm_class == abi.FERMI_VASPACE_A and params is not None and params.u32(_SPACE_FLAGS_AT) & _IS_FLA:
-            return self._refuse(block, abi.NV_ERR_INVALID_ARGUMENT, FABRIC_SPACE)
+        if asked.rm_class == abi.FERMI_VASPACE_A and params is not None and (kind := _refused_space(params)):
+            return self._refuse(block, abi.NV_ERR_INVALID_ARGUMENT, kind)
         self._free_handler.undo_interrupted(pod_call, request.rm.key)
         if (memory := self._uncounted_memory(request)) is not None:
             return self._refuse(block, abi.NV_ERR_NOT_SUPPORTED, memory)
@@ -383,3 +381,11 @@ class AllocHandler(Handler):
         self._shared.claims.freed(device.key)
         self._count(what)
         return status
+
+
+def _refused_space(params: IoctlBuffer) -> str:
+    """Return what kind of address space no pod may make, as parameters ask for it; empty if a pod may."""
+    if params.u32() not in _OWN_SPACES:
+        return WHOLE_CARDS
+    on_fabric = params.u32(abi.NV_VASPACE_PARAMS_FLAGS_AT) & abi.NV_VASPACE_ALLOCATION_FLAGS_IS_FLA
+    return FABRIC_SPACE if on_fabric else ""

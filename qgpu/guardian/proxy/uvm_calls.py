@@ -31,7 +31,7 @@ _FILE_PATIENCE_S = 1.0
 #: How many files a pod may have on which UVM records events; a profiled process has one or two. When a fault of any
 #: program on any card is over, UVM goes through all of them with a lock that other faults need (uvm_tools.c).
 _MOST_RECORDERS, TOO_MANY_RECORDERS = 256, "too many records of UVM's events"
-#: What follows the pod's name where they are counted; no name has a space.
+#: They count under the pod's name with this suffix. A pod's name has no space, so no pod is called that.
 _RECORDERS = " records"
 #: Stands for an object's handles: no object.
 NOTHING = (0, 0)

@@ -649,8 +649,8 @@ def test_queue_of_a_memory_mapper_is_short(on_card, entries, made):
     assert answer == (abi.NV_OK if made else abi.NV_ERR_INVALID_ARGUMENT)
 
 
-#: IS_FLA in the flags of an address space, and libcuda's flags: owned by UVM, with page faults.
-_FABRIC, _CUDA = 0x200, 0x48
+#: Flags of an address space of the fabric, and libcuda's: owned by UVM, with page faults.
+_FABRIC, _CUDA = abi.NV_VASPACE_ALLOCATION_FLAGS_IS_FLA, 0x48
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def look_for_mapping(pod, number, client=7):
 @pytest.mark.parametrize("number", [UNMAP, UPDATE])
 @pytest.mark.parametrize(("limited", "mappings"), [(True, 1 << 12), (True, (1 << 12) - 1), (False, 1 << 16)])
 def test_looks_of_the_kernels_for_mappings_are_rare(on_card, clock, number, limited, mappings):
-    """Nobody can time them. Without a limit the number says little: a program may map the same over and over."""
+    """The guardian cannot time them. It counts ended mappings too, so without a limit it lets them pass at once."""
     if not limited:
         on_card.limits.clear()
     on_card.shared.note({"fact": "cpu_mappings", "pid": on_card.process.pid, "count": mappings})
